@@ -17,7 +17,7 @@ _HOMES = {
     "DeepSpeedMPU": "determined_ds.trial.mpu",
     "SequenceGroup": "determined_ds.trial.ulysses",
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
-    "DeepSpeedTrialContext": "determined_ds.runtime.context",
+    "DeepSpeedTrialContext": "determined_ds.train.context",
     "DeterminedDSError": "determined_ds.errors",
     "Experiment": "determined_ds.experiment.experiment",
     "PipelineTrial": "determined_ds.trial.pipeline",
@@ -28,24 +28,24 @@ _HOMES = {
     "Session": "determined_ds.sessions.session",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
-    "Trainer": "determined_ds.runtime.loop.fit",
+    "Trainer": "determined_ds.train.loop.fit",
     "TrainingError": "determined_ds.errors",
     "TrainingResult": "determined_ds.tune.whole_run",
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
     "create_performance_visualizations": "determined_ds.report.written",
-    "get_gpu_memory_stats": "determined_ds.runtime.gpu_memory",
-    "init": "determined_ds.runtime.opening",
+    "get_gpu_memory_stats": "determined_ds.train.gpu_memory",
+    "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
     "load_experiment": "determined_ds.experiment.experiment",
-    "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
+    "load_model_from_checkpoint_path": "determined_ds.train.load_model",
     "load_results": "determined_ds.report.results",
-    "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
-    "measure_throughput": "determined_ds.runtime.loop.measured_loop",
-    "open_context": "determined_ds.runtime.opening",
+    "load_state_dict_from_checkpoint_path": "determined_ds.train.load_model",
+    "measure_throughput": "determined_ds.train.loop.measured_loop",
+    "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
-    "report_to_tools": "determined_ds.runtime.logs.attached",
+    "report_to_tools": "determined_ds.train.logs.attached",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
@@ -89,17 +89,17 @@ if TYPE_CHECKING:
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results
     from determined_ds.report.written import create_performance_visualizations
-    from determined_ds.runtime.context import DeepSpeedTrialContext
-    from determined_ds.runtime.gpu_memory import get_gpu_memory_stats
-    from determined_ds.runtime.load_model import (
+    from determined_ds.sessions.session import Session, session
+    from determined_ds.train.context import DeepSpeedTrialContext
+    from determined_ds.train.gpu_memory import get_gpu_memory_stats
+    from determined_ds.train.load_model import (
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
-    from determined_ds.runtime.logs.attached import report_to_tools
-    from determined_ds.runtime.loop.fit import Trainer
-    from determined_ds.runtime.loop.measured_loop import measure_throughput
-    from determined_ds.runtime.opening import init, open_context
-    from determined_ds.sessions.session import Session, session
+    from determined_ds.train.logs.attached import report_to_tools
+    from determined_ds.train.loop.fit import Trainer
+    from determined_ds.train.loop.measured_loop import measure_throughput
+    from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
     from determined_ds.trial.mpu import DeepSpeedMPU

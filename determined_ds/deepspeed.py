@@ -25,9 +25,9 @@ from determined.pytorch.deepspeed import (
 
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
-from determined_ds.runtime.context import DeepSpeedTrialContext
-from determined_ds.runtime.loop.fit import Trainer
-from determined_ds.runtime.opening import init
+from determined_ds.train.context import DeepSpeedTrialContext
+from determined_ds.train.loop.fit import Trainer
+from determined_ds.train.opening import init
 from determined_ds.trial.mpu import DeepSpeedMPU
 
 # What trials that were written before ``make_deepspeed_mpu`` call it.

@@ -11,14 +11,14 @@ from typing import Any
 
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
-from determined_ds.protocol.best import as_number
-from determined_ds.protocol.checkpoint_files import Checkpoint
-from determined_ds.protocol.conclusion import COMPLETED, FAILED, STOPPED, RunResult
-from determined_ds.protocol.kept_warnings import KeptWarning, counted
-from determined_ds.protocol.launches import RESTART, RESUME, START, Launch
-from determined_ds.protocol.metrics_file import NOT_FINITE, Record
-from determined_ds.protocol.recorded_run import RecordedRun
-from determined_ds.runtime.master.client import master_client
+from determined_ds.rundir.best import as_number
+from determined_ds.rundir.checkpoint_files import Checkpoint
+from determined_ds.rundir.conclusion import COMPLETED, FAILED, STOPPED, RunResult
+from determined_ds.rundir.kept_warnings import KeptWarning, counted
+from determined_ds.rundir.launches import RESTART, RESUME, START, Launch
+from determined_ds.rundir.metrics_file import NOT_FINITE, Record
+from determined_ds.rundir.recorded_run import RecordedRun
+from determined_ds.train.master.client import master_client
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries

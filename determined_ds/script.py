@@ -19,12 +19,12 @@ from determined_ds.check.trial import without_library
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
-from determined_ds.protocol.handed_on import LAUNCHED_BY
-from determined_ds.protocol.links import relink
-from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
-from determined_ds.protocol.signals import TRAINED
-from determined_ds.runtime.rank_process import RankProcess, end_process
-from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun, begin
+from determined_ds.rundir.handed_on import LAUNCHED_BY
+from determined_ds.rundir.links import relink
+from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
+from determined_ds.rundir.signals import TRAINED
+from determined_ds.train.rank_process import RankProcess, end_process
+from determined_ds.train.scripts.given_run import Measurement, ScriptRun, begin
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,9 +88,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
     from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.group.peers import leave_peers
-    from determined_ds.runtime.scripts.as_on_cluster import surrounded
-    from determined_ds.runtime.upstream import debugging
+    from determined_ds.train.group.peers import leave_peers
+    from determined_ds.train.scripts.as_on_cluster import surrounded
+    from determined_ds.train.upstream import debugging
 
     begin(run)
     accelerator = detect_accelerator(run.accelerator)

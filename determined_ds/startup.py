@@ -182,7 +182,7 @@ def _drop(error: ConfigError) -> None:
     from determined.common import util
     from determined.common.api import authentication, certs, errors
 
-    from determined_ds.runtime.master.core_context import RETRIES
+    from determined_ds.train.master.core_context import RETRIES
 
     for problem in error.problems:
         print(warning_line(f"this point cannot run, and is dropped: {problem}"), file=sys.stderr, flush=True)

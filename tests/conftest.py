@@ -176,7 +176,7 @@ FIRST = (
     "tests/gpu/",
     "tests/interrupted/",
     "tests/cluster/test_follow.py",
-    "tests/runtime/loop/test_stopping.py",
+    "tests/train/loop/test_stopping.py",
     "tests/cli/test_run_as_rank.py",
     "tests/memory/",
     "tests/experiments/test_templates.py",
@@ -186,12 +186,12 @@ FIRST = (
     "tests/launch/",
     "tests/trial/",
     "tests/checkpoints/",
-    "tests/runtime/",
+    "tests/train/",
     "tests/cli/",
     "tests/search/",
     "tests/tune/",
     "tests/doctor/",
-    "tests/protocol/",
+    "tests/rundir/",
     "tests/test_readme.py",
 )
 

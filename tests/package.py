@@ -31,7 +31,7 @@ from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.space import points_of
 from determined_ds.launch.external.placement import placement_of
-from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
+from determined_ds.rundir.checkpoint_files import checkpoints_in, damage_of
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*.yaml"))
@@ -264,7 +264,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def reseal(checkpoint: Path) -> None:
     """Have the list of its files be that of a checkpoint which a test has changed: it is intact again."""
-    from determined_ds.protocol.checkpoint_files import files_of, fingerprint, write_manifest
+    from determined_ds.rundir.checkpoint_files import files_of, fingerprint, write_manifest
 
     marks = {name: fingerprint(checkpoint / name) for name in files_of(checkpoint)}
     write_manifest(checkpoint, marks, json.loads((checkpoint / "metadata.json").read_text()))
@@ -360,7 +360,7 @@ def training_data(
     from types import SimpleNamespace
 
     from determined_ds.config.layout import Batch
-    from determined_ds.runtime.data import loaders, samples
+    from determined_ds.train.data import loaders, samples
 
     method = "build_training_data_loader"
     trial = type("Trial", (), {"training_loader": None, method: lambda self: loader})()
@@ -381,8 +381,8 @@ def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int)
 
 def ending_of(error: BaseException, *, trained: bool = False) -> tuple[int, str]:
     """How a rank ends after an error, before its first batch or ``trained``: exit code, cause in ``result.json``."""
-    from determined_ds.protocol.signals import TRAINED
-    from determined_ds.runtime.master.ending import cause_of, exit_code_of
+    from determined_ds.rundir.signals import TRAINED
+    from determined_ds.train.master.ending import cause_of, exit_code_of
 
     with mock.patch.object(TRAINED, "is_set", return_value=trained):
         return exit_code_of(error), cause_of(error)
@@ -395,7 +395,7 @@ def train_in_fp16_on_cpus() -> None:
     from deepspeed.accelerator import get_accelerator
 
     from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime import opening
+    from determined_ds.train import opening
 
     cpu = replace(detect_accelerator("cpu"), fp16=True)
     mock.patch.object(type(get_accelerator()), "is_fp16_supported", return_value=True).start()
@@ -405,7 +405,7 @@ def train_in_fp16_on_cpus() -> None:
 def profile_of(folder: Path) -> dict[str, Any]:
     """What ``det-ds profile FOLDER --json`` prints, of the traces in a folder or a run directory."""
     from determined_ds.profile.profile import analyse, as_json
-    from determined_ds.protocol.profile_files import traces_in
+    from determined_ds.rundir.profile_files import traces_in
 
     return json.loads(json.dumps(as_json(analyse(traces_in(folder)))))
 
@@ -518,7 +518,7 @@ def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) 
 
     from determined_ds.launch import trial_process
     from determined_ds.launch.ranks import process
-    from determined_ds.protocol.signals import die_with_parent
+    from determined_ds.rundir.signals import die_with_parent
 
     die_with_parent()
     mock.patch.object(process, "start_process", fork_rank).start()
@@ -528,7 +528,7 @@ def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) 
 
 def load_as_a_rank_does() -> None:
     """Load everything of the package that a rank on CPU loads."""
-    from determined_ds.runtime.upstream import load_muon
+    from determined_ds.train.upstream import load_muon
 
     load_muon("cpu")
 
@@ -537,7 +537,7 @@ def moved(batch: Any, device: str) -> Any:
     """A batch as it is moved to a device."""
     import torch
 
-    from determined_ds.runtime.data.moving import Mover
+    from determined_ds.train.data.moving import Mover
 
     return Mover(torch.device(device)).move(batch)
 

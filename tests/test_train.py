@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from determined_ds.errors import EntrypointError, TrialError
-from determined_ds.train import load_trial
+from determined_ds.train.__main__ import load_trial
 
 SOURCE = """
 from determined_ds import DataParallelTrial

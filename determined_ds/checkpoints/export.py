@@ -25,17 +25,17 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
 from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.memory.units import format_bytes
-from determined_ds.protocol.checkpoint_files import (
+from determined_ds.rundir.checkpoint_files import (
     PARTIAL,
     damages_of,
     is_sealed,
     sync_to_disk,
     unverified,
 )
-from determined_ds.protocol.exhausted import room_in
-from determined_ds.protocol.run_dir import existing
-from determined_ds.runtime.load_model import trial_of
-from determined_ds.runtime.upstream import only_errors
+from determined_ds.rundir.exhausted import room_in
+from determined_ds.rundir.run_dir import existing
+from determined_ds.train.load_model import trial_of
+from determined_ds.train.upstream import only_errors
 from determined_ds.trial.author import method_of
 
 logger = logging.getLogger("determined_ds")

@@ -14,8 +14,8 @@ from determined.errors import CheckpointNotFound
 from determined_ds.checkpoints.rank_state import STATE, read_state
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.pipe.partition import NAME
-from determined_ds.protocol.run_dir import RunDir
-from determined_ds.runtime.local_core import AtomicStorage
+from determined_ds.rundir.run_dir import RunDir
+from determined_ds.train.local_core import AtomicStorage
 
 
 def determineds_folder() -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 from determined_ds.checkpoints.index import MASTER, WEIGHT, EngineIndex, StoredState, read_index
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.checkpoint_files import (
+from determined_ds.rundir.checkpoint_files import (
     MANIFEST,
     METADATA,
     Checkpoint,

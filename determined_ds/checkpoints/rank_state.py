@@ -29,7 +29,7 @@ from determined_ds.checkpoints.settings import Record, misfit, union_of
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
-from determined_ds.protocol.elastic import (
+from determined_ds.rundir.elastic import (
     DATA_FIX,
     LOAD_DATA,
     WRITTEN_BY,
@@ -37,9 +37,9 @@ from determined_ds.protocol.elastic import (
     elastic_refusal,
     written_by,
 )
-from determined_ds.protocol.handed_on import count
-from determined_ds.runtime.data.samples import APART
-from determined_ds.runtime.data.seeds import SEED, mixed_seed
+from determined_ds.rundir.handed_on import count
+from determined_ds.train.data.samples import APART
+from determined_ds.train.data.seeds import SEED, mixed_seed
 from determined_ds.trial.author import method_of
 from determined_ds.trial.tensor_parallel import degree_of
 
@@ -123,7 +123,7 @@ def state_files(trial: Any, context: Any, state: TrialState, by: Mapping[str, An
         trial: The trial.
         context: Its context.
         state: Where training stands.
-        by: The ranks, see :func:`~determined_ds.protocol.elastic.written_by`.
+        by: The ranks, see :func:`~determined_ds.rundir.elastic.written_by`.
     """
 
     def stated(getter: Callable[[], Any]) -> Any:
@@ -237,7 +237,7 @@ class RankParts:
         return self._here
 
     def written_by(self, own_layout: str, data: Any) -> dict[str, Any]:
-        """Who writes a checkpoint, see :func:`~determined_ds.protocol.elastic.written_by`.
+        """Who writes a checkpoint, see :func:`~determined_ds.rundir.elastic.written_by`.
 
         Args:
             own_layout: Why only the ranks that write the engines can read them; "" where others can, too.

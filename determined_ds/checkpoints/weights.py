@@ -21,7 +21,7 @@ from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine,
 from determined_ds.checkpoints.safe_load import runs_code
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.elastic import LOAD_DATA
+from determined_ds.rundir.elastic import LOAD_DATA
 
 CHUNK = 2**20  # elements that are read at once
 

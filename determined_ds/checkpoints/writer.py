@@ -62,14 +62,14 @@ from determined_ds.checkpoints.safe_load import engines_load_only_data, explaine
 from determined_ds.checkpoints.settings import put_into_effect, records_of, schedule_of, settings_kept
 from determined_ds.checkpoints.upload_process import all_but, upload
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.checkpoint_files import MANIFEST, damage_in_share, is_sealed, unverified
-from determined_ds.protocol.exhausted import exhausted
-from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.metrics_file import put_on_disk
-from determined_ds.runtime.data.seeds import rng_state
-from determined_ds.runtime.local_core import AtomicStorage
-from determined_ds.runtime.master.ending import exit_code_of
-from determined_ds.runtime.scripts.given_run import cluster_info
+from determined_ds.rundir.checkpoint_files import MANIFEST, damage_in_share, is_sealed, unverified
+from determined_ds.rundir.exhausted import exhausted
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.metrics_file import put_on_disk
+from determined_ds.train.data.seeds import rng_state
+from determined_ds.train.local_core import AtomicStorage
+from determined_ds.train.master.ending import exit_code_of
+from determined_ds.train.scripts.given_run import cluster_info
 from determined_ds.trial.author import method_of
 
 logger = logging.getLogger("determined_ds")

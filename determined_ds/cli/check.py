@@ -178,7 +178,7 @@ def _gpu_memory(size: str) -> GpuMemory:
     def shape_of(
         experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
     ) -> ModelShape:
-        from determined_ds.runtime.shapes.of_experiment import shape_of_experiment  # loads torch
+        from determined_ds.train.shapes.of_experiment import shape_of_experiment  # loads torch
 
         return shape_of_experiment(experiment, resolved, context_dir, hyperparameters=hyperparameters)
 

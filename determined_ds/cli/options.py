@@ -113,8 +113,8 @@ def show_results(results: Results, run_dir: Path, *, best: str = "") -> None:
     """Print the table and the files that were written."""
     from rich.console import Console
 
-    from determined_ds.protocol.run_dir import short
     from determined_ds.report.table import results_table
+    from determined_ds.rundir.run_dir import short
 
     click.echo()
     Console().print(results_table(results))
@@ -126,7 +126,7 @@ def show_results(results: Results, run_dir: Path, *, best: str = "") -> None:
 
 def exit_if_interrupted(interrupts: Interrupts, run_dir: Path) -> None:
     """End the command where it was interrupted, with what to type to resume."""
-    from determined_ds.protocol.run_dir import short
+    from determined_ds.rundir.run_dir import short
 
     if interrupts.requested:
         click.echo(f"interrupted; to resume: the same command with --run-dir {short(run_dir)}", err=True)

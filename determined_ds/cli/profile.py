@@ -55,7 +55,7 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.options import RunOptions
     from determined_ds.launch.prepare import prepare_run
-    from determined_ds.protocol.terminal import outlive_readers
+    from determined_ds.rundir.terminal import outlive_readers
 
     placed = placement_here()
     if placed is not None:
@@ -83,9 +83,9 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     from determined_ds.profile.in_text import parts_table
     from determined_ds.profile.profile import analyse, write_profile
     from determined_ds.profile.profile import as_json as content_of
-    from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
-    from determined_ds.protocol.run_dir import RunDir, short
     from determined_ds.report.profile_text import findings_lines
+    from determined_ds.rundir.profile_files import PROFILE_JSON, traces_in
+    from determined_ds.rundir.run_dir import RunDir, short
 
     traces = traces_in(folder)
     if not traces:
@@ -120,8 +120,8 @@ def _schedule_picture(step: Path, folder: Path) -> list[Path]:
     """The picture of a pipeline's recorded step, where there is one and matplotlib."""
     import importlib.util
 
-    from determined_ds.protocol.profile_files import SCHEDULE_PNG
-    from determined_ds.protocol.recorded_step import read_step
+    from determined_ds.rundir.profile_files import SCHEDULE_PNG
+    from determined_ds.rundir.recorded_step import read_step
 
     if not step.is_file() or importlib.util.find_spec("matplotlib") is None:
         return []
@@ -141,7 +141,7 @@ def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, as programs read it, where matplotlib is there."""
     import importlib.util
 
-    from determined_ds.protocol.profile_files import PROFILE_PNG
+    from determined_ds.rundir.profile_files import PROFILE_PNG
 
     if importlib.util.find_spec("matplotlib") is None:
         return []

@@ -55,10 +55,10 @@ def report(
     """
     import json
 
-    from determined_ds.protocol.run_dir import short
     from determined_ds.report.runs.as_json import runs_as_json
     from determined_ds.report.runs.located_runs import find_runs, read_runs
     from determined_ds.report.runs.saved_page import page_path, save_page
+    from determined_ds.rundir.run_dir import short
 
     on_cluster = trials or experiments
     if not folders and not on_cluster:

@@ -14,7 +14,7 @@ import click
 from determined_ds.cli.options import GivenPath
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.launch.options import RunOptions, click_options
-from determined_ds.protocol.handed_on import LAST
+from determined_ds.rundir.handed_on import LAST
 
 if TYPE_CHECKING:
     from determined_ds.launch.local_run import LocalRun
@@ -41,7 +41,7 @@ class _Run(click.Command):
 
 def _is_of_experiment(word: str) -> bool:
     """Whether a word is a CONFIG or a CONTEXT_DIR, and names no checkpoint."""
-    from determined_ds.protocol.named_checkpoint import names_checkpoints
+    from determined_ds.rundir.named_checkpoint import names_checkpoints
 
     path = Path(word)
     if path.is_dir():
@@ -62,9 +62,9 @@ def run(**given: Any) -> None:
     from determined_ds.launch.external.as_rank import be_rank
     from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
-    from determined_ds.protocol.handed_on import REPORT
-    from determined_ds.protocol.signals import end_with
-    from determined_ds.protocol.terminal import outlive_readers
+    from determined_ds.rundir.handed_on import REPORT
+    from determined_ds.rundir.signals import end_with
+    from determined_ds.rundir.terminal import outlive_readers
 
     options = RunOptions(**given)
     placed = None if options.parent is not None else placement_here()
@@ -105,7 +105,8 @@ run.params += click_options()
 
 def _be_rank(words: list[str]) -> int:
     """Do what ``python3 -m WORDS`` does, in this process."""
-    from determined_ds import script, train
+    from determined_ds import script
+    from determined_ds.train import __main__ as train
 
     module, *arguments = words
     return {"determined_ds.train": train.main, "determined_ds.script": script.main}[module](arguments)
@@ -118,9 +119,9 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
         yield
     except DeterminedDSError as error:
         if options.parent is not None and options.run_dir is not None:
-            from determined_ds.protocol.conclusion import CONFIGURATION, ERROR, status_of, write_result
-            from determined_ds.protocol.handed_on import shortened
-            from determined_ds.protocol.run_dir import RunDir
+            from determined_ds.rundir.conclusion import CONFIGURATION, ERROR, status_of, write_result
+            from determined_ds.rundir.handed_on import shortened
+            from determined_ds.rundir.run_dir import RunDir
 
             cause = CONFIGURATION if isinstance(error, ConfigError) else ERROR
             status = status_of(error.exit_code)

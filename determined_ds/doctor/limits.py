@@ -12,9 +12,9 @@ import psutil
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import GIB, MIB, format_bytes
-from determined_ds.protocol.exhausted import room_in
-from determined_ds.protocol.handed_on import count
-from determined_ds.protocol.run_dir import existing
+from determined_ds.rundir.exhausted import room_in
+from determined_ds.rundir.handed_on import count
+from determined_ds.rundir.run_dir import existing
 
 # Docker's default of /dev/shm is 64 MiB, for all processes together; with less than 8 MiB each, ranks end at once.
 SHARED_EACH, SHARED_LEAST = 64 * MIB, 8 * MIB

@@ -31,9 +31,9 @@ from determined_ds.launch.ranks.failures import show_failure
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.run_ranks import environment_of_ranks
 from determined_ds.memory.units import format_bytes
-from determined_ds.protocol.handed_on import LAUNCHED_BY, count
-from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.fitted import terminal_width
+from determined_ds.rundir.handed_on import LAUNCHED_BY, count
+from determined_ds.rundir.run_dir import RunDir
 
 CPU_SLOTS = 2
 FIGURES = "figures.json"  # of rank 0, in the folder of the ranks

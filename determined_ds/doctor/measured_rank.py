@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from determined_ds.devices import detect_accelerator
 from determined_ds.doctor.measure import FIGURES
-from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.group.distributed import join_process_group
-from determined_ds.runtime.profiling.peak_flops import peak_flops_by_precision
-from determined_ds.runtime.rank_process import RankProcess, end_process
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.group.distributed import join_process_group
+from determined_ds.train.profiling.peak_flops import peak_flops_by_precision
+from determined_ds.train.rank_process import RankProcess, end_process
 
 SMALLEST_BYTES, STEP = 2**10, 8  # each size is so many times the one before
 LARGEST_BYTES = {"cpu": 2**25, "cuda": 2**30}

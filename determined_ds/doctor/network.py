@@ -9,7 +9,7 @@ import psutil
 
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.surroundings import Host
-from determined_ds.runtime.group.addresses import interface_to
+from determined_ds.train.group.addresses import interface_to
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # An unused address, of a block for documentation (RFC 5737): a route to it is the default route.

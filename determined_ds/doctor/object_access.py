@@ -15,7 +15,7 @@ from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, Diagnosis
 from determined_ds.doctor.surroundings import Host
 
 STORAGE_S = 60.0
-PROBE = "determined_ds.runtime.master.probe"
+PROBE = "determined_ds.train.master.probe"
 # For messages: none of these is a secret.
 SHOWN = (
     "bucket",

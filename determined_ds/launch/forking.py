@@ -7,11 +7,11 @@ from pathlib import Path
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.protocol.checkpoint_files import Checkpoint, num_writers
-from determined_ds.protocol.elastic import elastic_refusal
-from determined_ds.protocol.handed_on import count
-from determined_ds.protocol.named_checkpoint import NotFound, candidates, intact
-from determined_ds.protocol.run_dir import RUNS, RunDir
+from determined_ds.rundir.checkpoint_files import Checkpoint, num_writers
+from determined_ds.rundir.elastic import elastic_refusal
+from determined_ds.rundir.handed_on import count
+from determined_ds.rundir.named_checkpoint import NotFound, candidates, intact
+from determined_ds.rundir.run_dir import RUNS, RunDir
 
 CHECKPOINT: KeyPath = ("searcher", "source_checkpoint_uuid")
 TRIAL: KeyPath = ("searcher", "source_trial_id")

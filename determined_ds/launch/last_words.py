@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 
 from determined_ds.launch.options import RunOptions
-from determined_ds.protocol.recorded_run import read_run
-from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.terminal.closing import closing_block
+from determined_ds.rundir.recorded_run import read_run
+from determined_ds.rundir.run_dir import RunDir
 
 
 def closing_lines(options: RunOptions, run_dir: Path) -> list[str]:

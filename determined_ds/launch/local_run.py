@@ -24,11 +24,11 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed
-from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
-from determined_ds.protocol.exhausted import exhausted
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
-from determined_ds.protocol.header import decided, undecided
-from determined_ds.protocol.launches import (
+from determined_ds.rundir.conclusion import COMPLETED, read_result, write_result
+from determined_ds.rundir.exhausted import exhausted
+from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
+from determined_ds.rundir.header import decided, undecided
+from determined_ds.rundir.launches import (
     FORK,
     RESTART,
     RESUME,
@@ -37,10 +37,10 @@ from determined_ds.protocol.launches import (
     launch_of,
     read_launches,
 )
-from determined_ds.protocol.links import relink
-from determined_ds.protocol.metrics_file import kept_until
-from determined_ds.protocol.run_dir import RunDir, short, unwritable
-from determined_ds.protocol.run_lock import RunLock
+from determined_ds.rundir.links import relink
+from determined_ds.rundir.metrics_file import kept_until
+from determined_ds.rundir.run_dir import RunDir, short, unwritable
+from determined_ds.rundir.run_lock import RunLock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from determined_ds.config.params import AUTO
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, LAST
+from determined_ds.rundir.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, LAST
 
 
 class Slots(click.ParamType):

@@ -32,9 +32,9 @@ from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.resuming import Start, keeping_seed, start_in
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
-from determined_ds.protocol.handed_on import BEST, LAST, count
-from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
-from determined_ds.protocol.run_lock import check_run_dir
+from determined_ds.rundir.handed_on import BEST, LAST, count
+from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
+from determined_ds.rundir.run_lock import check_run_dir
 
 SLOTS = ("resources", "slots_per_trial")
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"

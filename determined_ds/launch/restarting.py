@@ -8,8 +8,8 @@ from pathlib import Path
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.resuming import Start
-from determined_ds.protocol.checkpoint_files import newest_good_checkpoint
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.rundir.checkpoint_files import newest_good_checkpoint
+from determined_ds.rundir.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Restarts:
         """Another launch after a crash; None where none is left, or where it could not get further.
 
         It may where nothing moved, where the process was killed, e.g. for want of memory, or where the rank says so:
-        see :func:`~determined_ds.runtime.master.ending.exit_code_of`, which decides it on a cluster too. What a rank
+        see :func:`~determined_ds.train.master.ending.exit_code_of`, which decides it on a cluster too. What a rank
         has diagnosed would be the same again: a configuration that cannot run, a loss that is not finite.
         """
         first = outcome.failures[0] if outcome.failures else None

@@ -17,16 +17,16 @@ from determined_ds.experiment.changes import Changes, changes_since, settings_be
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.forking import check_writers, fork_of
-from determined_ds.protocol.checkpoint_files import (
+from determined_ds.rundir.checkpoint_files import (
     Checkpoint,
     checkpoints_in,
     newest_good_checkpoint,
 )
-from determined_ds.protocol.elastic import DATA_FIX, data_refusal, elastic_refusal
-from determined_ds.protocol.handed_on import LAST
-from determined_ds.protocol.named_checkpoint import FORM, Found, NotFound, find
-from determined_ds.protocol.run_dir import RunDir, run_dir_problem, short
-from determined_ds.protocol.run_lock import check_run_dir
+from determined_ds.rundir.elastic import DATA_FIX, data_refusal, elastic_refusal
+from determined_ds.rundir.handed_on import LAST
+from determined_ds.rundir.named_checkpoint import FORM, Found, NotFound, find
+from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
+from determined_ds.rundir.run_lock import check_run_dir
 
 NO_CHECKPOINT = "no checkpoint found; starting from step 0"
 BEGUN = "the run that continues {} has begun already, and resumes from its own newest checkpoint"

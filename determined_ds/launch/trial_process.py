@@ -14,10 +14,10 @@ from typing import Any
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
-from determined_ds.protocol.conclusion import CRASH, FAILED, KILLED, RunResult, read_result, status_of
-from determined_ds.protocol.handed_on import shortened
-from determined_ds.protocol.metrics_file import MetricsReader
-from determined_ds.protocol.run_dir import RunDir, make_private
+from determined_ds.rundir.conclusion import CRASH, FAILED, KILLED, RunResult, read_result, status_of
+from determined_ds.rundir.handed_on import shortened
+from determined_ds.rundir.metrics_file import MetricsReader
+from determined_ds.rundir.run_dir import RunDir, make_private
 
 
 class TrialProcess:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from determined_ds.profile.trace_file import BACKENDS, Trace
-from determined_ds.protocol.profile_files import (
+from determined_ds.rundir.profile_files import (
     BACKWARD,
     COMMUNICATION,
     DATA,

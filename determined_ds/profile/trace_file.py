@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.profile_files import META, STEP, CaptureRecord
+from determined_ds.rundir.profile_files import META, STEP, CaptureRecord
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host

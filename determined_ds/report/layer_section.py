@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from determined_ds.documents.files import write_whole
 from determined_ds.pipe.partition import Partition, in_words, read_partition
-from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.layer_bars import partition_picture
 from determined_ds.report.style import png_of, svg_of
 from determined_ds.report.texts import printable
+from determined_ds.rundir.run_dir import RunDir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

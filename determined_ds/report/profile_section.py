@@ -13,15 +13,15 @@ from markupsafe import Markup
 
 from determined_ds.errors import ConfigError
 from determined_ds.pipe.recording import RecordedStep
-from determined_ds.protocol.profile_files import PROFILE_DIR, PROFILE_JSON
-from determined_ds.protocol.recorded_step import read_step
-from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.formatting import number, percent
 from determined_ds.report.gantt import step_picture
 from determined_ds.report.profile_text import milliseconds
 from determined_ds.report.rank_bars import rank_bars_picture
 from determined_ds.report.style import svg_of
 from determined_ds.report.texts import printable
+from determined_ds.rundir.profile_files import PROFILE_DIR, PROFILE_JSON
+from determined_ds.rundir.recorded_step import read_step
+from determined_ds.rundir.run_dir import RunDir
 
 PICTURES = {
     "The parts by rank": rank_bars_picture,

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from determined_ds.pipe.recording import RecordedStep
-from determined_ds.protocol.strict_json import Integer, Real, one_of
+from determined_ds.rundir.strict_json import Integer, Real, one_of
 
 # What a step's time goes into, in the order of pictures; as profile.step_parts has them.
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other")

@@ -17,8 +17,8 @@ from typing import Annotated
 from pydantic import Field
 
 from determined_ds.documents.files import write_files
-from determined_ds.protocol.strict_json import Integer, from_json, json_text, one_of
 from determined_ds.report.repetition import KNOWN_KEYS, PARTS, Count, Number, Repetition
+from determined_ds.rundir.strict_json import Integer, from_json, json_text, one_of
 
 FORMAT = 2  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"

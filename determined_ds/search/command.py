@@ -10,8 +10,8 @@ from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING, brackets, rungs
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import RunDir, short
-from determined_ds.protocol.run_lock import RunLock
+from determined_ds.rundir.run_dir import RunDir, short
+from determined_ds.rundir.run_lock import RunLock
 from determined_ds.search.display import make_display
 from determined_ds.search.local_search import LocalSearch
 from determined_ds.search.outcome import (

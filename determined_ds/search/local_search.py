@@ -14,11 +14,11 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.space import HALVING, rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.conclusion import COMPLETED as RUN_COMPLETED
-from determined_ds.protocol.conclusion import INVALID
-from determined_ds.protocol.metrics_file import read_records
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.rundir.checkpoint_files import checkpoints_in
+from determined_ds.rundir.conclusion import COMPLETED as RUN_COMPLETED
+from determined_ds.rundir.conclusion import INVALID
+from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.run_dir import RunDir
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
 from determined_ds.search.display import LineDisplay, SearchView, TrialView, in_words
 from determined_ds.search.methods import Reason

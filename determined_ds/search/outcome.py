@@ -12,7 +12,7 @@ from pathlib import Path
 
 from determined_ds.documents.files import write_files
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.protocol.run_dir import RunDir, short
+from determined_ds.rundir.run_dir import RunDir, short
 from determined_ds.search.course import Course
 from determined_ds.search.display import in_words
 from determined_ds.search.setup import SearchPlan

@@ -26,8 +26,8 @@ from determined_ds.experiment.secrets import masked
 from determined_ds.experiment.source import read_trial
 from determined_ds.launch.forking import CHECKPOINT, fork_of
 from determined_ds.launch.local_run import as_constants
-from determined_ds.protocol.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
-from determined_ds.protocol.run_lock import check_run_dir
+from determined_ds.rundir.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
+from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.search.machine_slots import Machine, machine_accelerator, machine_of, machine_warnings
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
 from determined_ds.search.study import STUDY

@@ -11,10 +11,10 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.data.samples import drawn_for, with_batch_sampler
-from determined_ds.runtime.data.shares import validation_share
-from determined_ds.runtime.loop.validation import evaluating
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.data.samples import drawn_for, with_batch_sampler
+from determined_ds.train.data.shares import validation_share
+from determined_ds.train.loop.validation import evaluating
 from determined_ds.trial.stream_loader import StreamLoader
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from determined_ds.runtime.loop.measured_loop import Measuring, check_strategy
-from determined_ds.runtime.loop.step_measure import keep_row
-from determined_ds.runtime.scripts.given_run import ScriptRun
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
+from determined_ds.train.loop.measured_loop import Measuring, check_strategy
+from determined_ds.train.loop.step_measure import keep_row
+from determined_ds.train.scripts.given_run import ScriptRun
 
 
 class MeasuredSteps(Measuring, SteppedLoop):

@@ -32,16 +32,16 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.resuming import keeping_seed, start_in
-from determined_ds.protocol.checkpoint_files import remove_partial
-from determined_ds.protocol.handed_on import LAST, shortened
-from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, short, slug
-from determined_ds.protocol.run_lock import RunLock
-from determined_ds.protocol.signals import STOP
-from determined_ds.runtime.group.collectives import as_chief
-from determined_ds.runtime.group.distributed import join_process_group
-from determined_ds.runtime.master.ending import cause_of, exit_code_of, reason_of
-from determined_ds.runtime.opening import open_context
-from determined_ds.runtime.warning_keeper import KEEPER
+from determined_ds.rundir.checkpoint_files import remove_partial
+from determined_ds.rundir.handed_on import LAST, shortened
+from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
+from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.signals import STOP
+from determined_ds.train.group.collectives import as_chief
+from determined_ds.train.group.distributed import join_process_group
+from determined_ds.train.master.ending import cause_of, exit_code_of, reason_of
+from determined_ds.train.opening import open_context
+from determined_ds.train.warning_keeper import KEEPER
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"

@@ -11,9 +11,9 @@ import deepspeed
 
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.adoption import MADE
-from determined_ds.runtime.data.passes import has_state
 from determined_ds.sessions.taking import Drive
+from determined_ds.train.adoption import MADE
+from determined_ds.train.data.passes import has_state
 from determined_ds.trial.author import described
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from determined import pytorch
 
-from determined_ds.runtime.loop.fit import fit_arguments, of_experiment
-from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
+from determined_ds.train.loop.fit import fit_arguments, of_experiment
+from determined_ds.train.loop.settings import LENGTHS, LoopOptions
 
 logger = logging.getLogger("determined_ds")
 # Where the configuration does not say it: as Trainer.fit has it.

@@ -15,15 +15,15 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import TrainingError
-from determined_ds.runtime.loop.chief_display import make_progress
-from determined_ds.runtime.opening import open_context
-from determined_ds.runtime.scripts.given_run import cluster_info, script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
 from determined_ds.sessions.measured_steps import MeasuredSteps
 from determined_ds.sessions.refusals import check_count, check_given, decided, driven, of_script, refused
 from determined_ds.sessions.requested import loop_options
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.sessions.taking import Drive
+from determined_ds.train.loop.chief_display import make_progress
+from determined_ds.train.opening import open_context
+from determined_ds.train.scripts.given_run import cluster_info, script_run
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
@@ -109,8 +109,8 @@ class Session:
                 yield context
         else:
             # What makes a run is not sent to a cluster.
-            from determined_ds.runtime.tracebacks import show_own_errors
             from determined_ds.sessions.own_run import OwnRun
+            from determined_ds.train.tracebacks import show_own_errors
 
             show_own_errors()
             own = OwnRun(

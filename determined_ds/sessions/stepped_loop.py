@@ -14,13 +14,13 @@ import torch
 from determined_ds.checkpoints.safe_load import check_state
 from determined_ds.checkpoints.settings import records_of
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
-from determined_ds.runtime.group.collectives import all_ranks_come
-from determined_ds.runtime.loop.boundaries import Due
-from determined_ds.runtime.loop.loop import TrainingLoop
-from determined_ds.runtime.loop.metric_sums import MetricSums
-from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.loop.proof import prove_checkpoint
-from determined_ds.runtime.loop.settings import LoopOptions
+from determined_ds.train.group.collectives import all_ranks_come
+from determined_ds.train.loop.boundaries import Due
+from determined_ds.train.loop.loop import TrainingLoop
+from determined_ds.train.loop.metric_sums import MetricSums
+from determined_ds.train.loop.progress import Progress
+from determined_ds.train.loop.proof import prove_checkpoint
+from determined_ds.train.loop.settings import LoopOptions
 from determined_ds.trial.base import ReconciledTrial
 
 # How long a rank that reports a validation waits for the others to report theirs, where nothing else says that one is

@@ -18,9 +18,9 @@ from determined import core
 from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
-from determined_ds.protocol.best import finite, is_better
-from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.rundir.best import finite, is_better
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.contradictions import (
     eval_strategy,

@@ -14,8 +14,8 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task
-from determined_ds.runtime.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
-from determined_ds.runtime.upstream import load_deepspeed
+from determined_ds.train.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
+from determined_ds.train.upstream import load_deepspeed
 
 
 @dataclass(frozen=True, kw_only=True)

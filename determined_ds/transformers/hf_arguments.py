@@ -22,7 +22,7 @@ from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document, dotted, get_path, plain_copy, unknown_key
 from determined_ds.documents.files import read_json
 from determined_ds.errors import ConfigError, Problem, shown
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.filling import ARGUMENTS, STATED_TWICE, Filled, Given, fill
 from determined_ds.transformers.here import (
     TrialHere,

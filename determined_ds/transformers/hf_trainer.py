@@ -10,8 +10,8 @@ import transformers
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.loop.proof import prove_checkpoint
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.train.loop.proof import prove_checkpoint
+from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.det_callback import DetCallback
 from determined_ds.transformers.here import is_chief
 

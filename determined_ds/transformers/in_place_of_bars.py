@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import transformers
 
-from determined_ds.runtime.loop.chief_display import make_progress, shows_panel
-from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.scripts.given_run import ScriptRun
+from determined_ds.train.loop.chief_display import make_progress, shows_panel
+from determined_ds.train.loop.progress import Progress
+from determined_ds.train.scripts.given_run import ScriptRun
 
 
 def panel_for_trainer(run: ScriptRun | None, *, is_chief: bool) -> Progress:

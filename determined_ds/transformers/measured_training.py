@@ -9,10 +9,10 @@ import torch
 from determined import core
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.runtime.loop.step_measure import StepMeasure, keep_row, reported, too_short
-from determined_ds.runtime.rank_memory import rank_memory
-from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun
+from determined_ds.rundir.run_dir import STEP_GROUP
+from determined_ds.train.loop.step_measure import StepMeasure, keep_row, reported, too_short
+from determined_ds.train.rank_memory import rank_memory
+from determined_ds.train.scripts.given_run import Measurement, ScriptRun
 from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.trial.ddp import DDP
 

@@ -8,12 +8,12 @@ from functools import partial
 
 from determined import core
 
-from determined_ds.runtime.data.seeds import seed_everything
-from determined_ds.runtime.group.distributed import join_process_group
-from determined_ds.runtime.group.peers import leave_peers
-from determined_ds.runtime.logs.attached import reported_to_tools
-from determined_ds.runtime.master.core_context import cluster_core_context
-from determined_ds.runtime.tensorboard_files import upload_files, upload_last
+from determined_ds.train.data.seeds import seed_everything
+from determined_ds.train.group.distributed import join_process_group
+from determined_ds.train.group.peers import leave_peers
+from determined_ds.train.logs.attached import reported_to_tools
+from determined_ds.train.master.core_context import cluster_core_context
+from determined_ds.train.tensorboard_files import upload_files, upload_last
 from determined_ds.transformers.here import accelerator_here, trial_here
 
 

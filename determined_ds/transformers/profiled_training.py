@@ -10,11 +10,11 @@ import torch
 from determined import core
 
 from determined_ds.config.params import ProfiledSteps
-from determined_ds.protocol.profile_files import DATA, CaptureRecord
-from determined_ds.runtime.profiling.capture import Capture, folder_of_traces, kept_in
-from determined_ds.runtime.profiling.flops import FlopCount
-from determined_ds.runtime.profiling.marks import marked
-from determined_ds.runtime.profiling.peak_flops import peak_flops
+from determined_ds.rundir.profile_files import DATA, CaptureRecord
+from determined_ds.train.profiling.capture import Capture, folder_of_traces, kept_in
+from determined_ds.train.profiling.flops import FlopCount
+from determined_ds.train.profiling.marks import marked
+from determined_ds.train.profiling.peak_flops import peak_flops
 
 
 class ProfiledTraining:

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from determined import core
 
-from determined_ds.runtime.group.distributed import TorchDistributedContext
+from determined_ds.train.group.distributed import TorchDistributedContext
 
 
 class StopQuestion:

@@ -10,9 +10,9 @@ from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import short
-from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import STOPPED, Results, Row
+from determined_ds.rundir.run_dir import short
+from determined_ds.rundir.run_lock import RunLock
 from determined_ds.tune.axes import AXES
 from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_rank, reference_of
 from determined_ds.tune.measurement import Watch

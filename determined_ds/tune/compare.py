@@ -13,8 +13,8 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.model import ModelShape
-from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
+from determined_ds.rundir.run_lock import RunLock
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
 from determined_ds.tune.variants import Variant, named_variants
 from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of

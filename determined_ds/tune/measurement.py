@@ -15,9 +15,6 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import model_states
-from determined_ds.protocol.conclusion import INVALID, RunResult
-from determined_ds.protocol.profile_files import traces_in
-from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
 from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import (
     CANNOT_RUN,
@@ -29,6 +26,9 @@ from determined_ds.report.results import (
     read_row,
     write_row,
 )
+from determined_ds.rundir.conclusion import INVALID, RunResult
+from determined_ds.rundir.profile_files import traces_in
+from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
 from determined_ds.tune.variants import Variant
 
 POLL_S = 0.25

@@ -18,10 +18,10 @@ from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.units import GIB
-from determined_ds.protocol.conclusion import INVALID
-from determined_ds.protocol.metrics_file import read_records
-from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
-from determined_ds.protocol.run_lock import check_run_dir
+from determined_ds.rundir.conclusion import INVALID
+from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
+from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base
 from determined_ds.tune.in_place_of_objects import experiments_only
 from determined_ds.tune.variants import Variant, decided, named_variants

@@ -17,10 +17,10 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.model import ModelShape
-from determined_ds.protocol.run_dir import RUNS, new_run_dir, slug
-from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.report.results import Results, Row
 from determined_ds.report.written import write_report
+from determined_ds.rundir.run_dir import RUNS, new_run_dir, slug
+from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.tune.choice import Base, read_base
 from determined_ds.tune.measurement import Watch, measure
 from determined_ds.tune.variants import Variant
@@ -216,7 +216,7 @@ def shape_of(base: Base, variant: Variant) -> ModelShape:
     Raises:
         ConfigError: it cannot be built, or is that of a script that does not state it.
     """
-    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
+    from determined_ds.train.shapes.of_experiment import shape_of_experiment
 
     assert variant.experiment is not None
     assert variant.resolved is not None

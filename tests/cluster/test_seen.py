@@ -13,7 +13,7 @@ from tests.cluster.fake import FakeCluster
 from tests.cluster.protocol import Cluster, Trial
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH
 from tests.harness.command import det_ds
-from tests.runtime.logs.reading import points_of, wandb_runs
+from tests.train.logs.reading import points_of, wandb_runs
 
 pytestmark = pytest.mark.long(
     "each is tested without a cluster: report, runtime/logs, profile; test_report has the page"

@@ -1,4 +1,4 @@
-"""DeepSpeed prints what it is asked for and its warnings. Its instruments: ``tests/runtime/profiling``."""
+"""DeepSpeed prints what it is asked for and its warnings. Its instruments: ``tests/train/profiling``."""
 
 from __future__ import annotations
 

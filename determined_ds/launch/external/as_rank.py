@@ -44,10 +44,10 @@ from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome, environment_of_ranks
 from determined_ds.launch.resuming import completed
-from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
-from determined_ds.protocol.conclusion import CRASH
-from determined_ds.protocol.exhausted import allow_open_files
-from determined_ds.protocol.handed_on import (
+from determined_ds.rundir.checkpoint_files import checkpoints_in, remove_partial
+from determined_ds.rundir.conclusion import CRASH
+from determined_ds.rundir.exhausted import allow_open_files
+from determined_ds.rundir.handed_on import (
     HANG_TIMEOUT,
     LAST,
     LAST_ACTS,
@@ -56,9 +56,9 @@ from determined_ds.protocol.handed_on import (
     REPORTED,
     TERMINAL,
 )
-from determined_ds.protocol.run_dir import RunDir, short
-from determined_ds.protocol.run_lock import RunLock
-from determined_ds.protocol.signals import STOP, stop_on_signal
+from determined_ds.rundir.run_dir import RunDir, short
+from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.signals import STOP, stop_on_signal
 
 # The others start about when rank 0 does; where they do not come, rank 0 has reported why it ends.
 DISMISS_WITHIN = timedelta(minutes=3)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT
+from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT
 
 Environment = Mapping[str, str]
 Hostnames = Callable[[str], list[str]]

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from determined_ds.errors import Problem
-from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
+from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 
 TOKEN = ".shared-"
 # NFS caches attributes up to 60 s (acregmax, acdirmax); a name that was never looked up is seen at once.

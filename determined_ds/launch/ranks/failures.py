@@ -9,9 +9,9 @@ import sys
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.ranks.hang import Hang
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.handed_on import in_words, since
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.rundir.checkpoint_files import checkpoints_in
+from determined_ds.rundir.handed_on import in_words, since
+from determined_ds.rundir.run_dir import RunDir
 
 MOST_STACKS = 8  # that are shown; all are in the logs
 

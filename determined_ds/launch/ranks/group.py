@@ -10,10 +10,10 @@ from pathlib import Path
 
 from determined_ds.launch.ranks.process import Failure, Rank
 from determined_ds.launch.ranks.shared_temp import SharedTemp
-from determined_ds.protocol.checkpoint_files import verified_here
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL, VERIFIED
-from determined_ds.protocol.heartbeat import HEARTBEATS, make_heartbeats
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.rundir.checkpoint_files import verified_here
+from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL, VERIFIED
+from determined_ds.rundir.heartbeat import HEARTBEATS, make_heartbeats
+from determined_ds.rundir.run_dir import RunDir
 
 # Seconds that the other ranks have to end by themselves when one has failed.
 GRACE_S = 5.0

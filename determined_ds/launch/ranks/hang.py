@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import psutil
 
 from determined_ds.launch.ranks.group import Ranks
-from determined_ds.protocol.handed_on import HANG_TIMEOUT_MINUTES
-from determined_ds.protocol.heartbeat import SHOWN_FRAMES, WAITS, Beat, read_heartbeats
+from determined_ds.rundir.handed_on import HANG_TIMEOUT_MINUTES
+from determined_ds.rundir.heartbeat import SHOWN_FRAMES, WAITS, Beat, read_heartbeats
 
 HANG_TIMEOUT_S = 60 * HANG_TIMEOUT_MINUTES
 # A longer time between two looks was spent by the launcher itself: asleep, or held by a debugger.

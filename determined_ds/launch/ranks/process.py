@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.conclusion import CRASH, KILLED
-from determined_ds.protocol.handed_on import ERROR_FD
+from determined_ds.rundir.conclusion import CRASH, KILLED
+from determined_ds.rundir.handed_on import ERROR_FD
 
 # A rank that reports nothing is found some time after it died; the others may have reported meanwhile.
 FOUND_LATE_S = 1.0
@@ -29,7 +29,7 @@ class Failure:
         code: Its process's exit code; minus the number of the signal that ended it.
         message: What it reported; "" for nothing.
         exit_code: What it wants the launcher to end with; None where it reported nothing.
-        cause: A cause of :mod:`determined_ds.protocol.conclusion`.
+        cause: A cause of :mod:`determined_ds.rundir.conclusion`.
         reason: The message in one sentence; "" where it reported nothing.
         time: When, in seconds since the epoch.
         ended_by_us: Whether the launcher ended it, because of another rank or the user.

@@ -17,11 +17,11 @@ from determined_ds.launch.ranks.failures import reason_of_failure, reason_of_han
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.hang import HANG_TIMEOUT_S, Hang, HangWatch
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
-from determined_ds.protocol.conclusion import HANG, status_of
-from determined_ds.protocol.exhausted import allow_open_files
-from determined_ds.protocol.handed_on import HANG_TIMEOUT
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.rundir.checkpoint_files import checkpoints_in, remove_partial
+from determined_ds.rundir.conclusion import HANG, status_of
+from determined_ds.rundir.exhausted import allow_open_files
+from determined_ds.rundir.handed_on import HANG_TIMEOUT
+from determined_ds.rundir.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

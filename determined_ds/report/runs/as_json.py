@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from determined_ds.protocol.metrics_file import jsonable
 from determined_ds.report.runs.final_figures import figure_columns
 from determined_ds.report.runs.given_values import configuration, differences, environment, with_sections
 from determined_ds.report.runs.run_view import RunView
+from determined_ds.rundir.metrics_file import jsonable
 
 
 def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:

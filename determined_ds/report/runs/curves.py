@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.protocol.best import as_number
-from determined_ds.protocol.launches import Launch
-from determined_ds.protocol.recorded_run import RecordedRun
+from determined_ds.rundir.best import as_number
+from determined_ds.rundir.launches import Launch
+from determined_ds.rundir.recorded_run import RecordedRun
 
 TRAINING, VALIDATION = "training", "validation"
 # How far training is, beside the metrics of a report.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from determined_ds.config.params import TRIAL_SEED
-from determined_ds.protocol.handed_on import count
 from determined_ds.report.runs.given_values import (
     DifferingKey,
     Settings,
@@ -18,6 +17,7 @@ from determined_ds.report.runs.given_values import (
     with_sections,
 )
 from determined_ds.report.runs.run_view import RunView
+from determined_ds.rundir.handed_on import count
 
 MISSING = "–"
 LONG = 10  # characters of a number

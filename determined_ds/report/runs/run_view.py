@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.best import finite, is_better
-from determined_ds.protocol.conclusion import COMPLETED
-from determined_ds.protocol.kept_warnings import KeptWarning
-from determined_ds.protocol.launches import Launch
-from determined_ds.protocol.recorded_run import RecordedRun
 from determined_ds.report.runs.curves import TRAINING, VALIDATION, Clock, Curve, clock_of, curves_of
+from determined_ds.rundir.best import finite, is_better
+from determined_ds.rundir.conclusion import COMPLETED
+from determined_ds.rundir.kept_warnings import KeptWarning
+from determined_ds.rundir.launches import Launch
+from determined_ds.rundir.recorded_run import RecordedRun
 
 RUNNING, UNFINISHED = "running", "not finished"
 LOSSES = ("loss", "train_loss", "training_loss")

@@ -10,8 +10,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from determined_ds.protocol.conclusion import COMPLETED
-from determined_ds.protocol.handed_on import count
 from determined_ds.report.formatting import loss_text
 from determined_ds.report.layer_section import partition_section
 from determined_ds.report.profile_section import profile_section
@@ -25,6 +23,8 @@ from determined_ds.report.self_contained import self_contained
 from determined_ds.report.style import PALETTE
 from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.texts import printable
+from determined_ds.rundir.conclusion import COMPLETED
+from determined_ds.rundir.handed_on import count
 
 SCRIPTS = ("runs/uPlot.iife.min.js", "page.js", "runs/runs.js")
 

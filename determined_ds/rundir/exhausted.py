@@ -1,0 +1,135 @@
+"""What a run ran out of, except memory: room on a disk, shared memory, open files. Loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from determined_ds.memory.units import format_bytes
+from determined_ds.rundir.checkpoint_files import checkpoints_in
+from determined_ds.rundir.run_dir import RunDir, existing
+
+SHARED_MEMORY = Path("/dev/shm")
+DISK = (errno.ENOSPC, errno.EDQUOT)
+FILES = (errno.EMFILE, errno.ENFILE)
+# Of torch, which does not say which error of the system it was; gloo, NCCL and torch's loaders share memory by files.
+IN_SHARED_MEMORY = re.compile(
+    r"</torch_|/dev/shm|out of shared memory|killed by signal: Bus error|shared memory segment", re.IGNORECASE
+)
+ON_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+OPEN_FILES = re.compile(r"Too many open files|received 0 items of ancdata", re.IGNORECASE)
+WRITES_FAIL = re.compile(r"PytorchStreamWriter failed|inline_container|file write failed|unexpected pos")
+# What torch's writers could not write was larger.
+FULL_BYTES = 2**20
+
+
+def exhausted(error: BaseException, run_dir: Path) -> str | None:
+    """Say what was used up, where, how much of it there is, and what to do; None where it was something else.
+
+    Args:
+        error: What was raised; what it was raised from counts too.
+        run_dir: Of the run.
+    """
+    for each in chain(error):
+        number = each.errno if isinstance(each, OSError) else None
+        text = str(each)
+        if number in FILES or OPEN_FILES.search(text):
+            return _open_files()
+        full = number in DISK or ON_DISK.search(text) or WRITES_FAIL.search(text)
+        if IN_SHARED_MEMORY.search(text) and (full or "hared memory" in text or "Bus error" in text):
+            return _shared_memory()
+        path = Path(str(each.filename)) if isinstance(each, OSError) and each.filename else None
+        if number in DISK or ON_DISK.search(text) or (full and _free(run_dir) < FULL_BYTES):
+            return disk_full(path or run_dir, run_dir)
+    return None
+
+
+def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
+    """Say that a disk is full.
+
+    Args:
+        path: What could not be written.
+        run_dir: Of the run.
+        needed: What there is no room for; "" where that is not known.
+    """
+    kept = checkpoints_in(RunDir(run_dir).checkpoints)
+    last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
+    return (
+        f"error: no space left on the disk of {path}: {room_in(existing(path))}{needed}; {last}\n"
+        "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then add --resume"
+    )
+
+
+def room_in(folder: Path) -> str:
+    """How much room a file system has, in words.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    usage = shutil.disk_usage(folder)
+    return f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
+
+
+def _shared_memory() -> str:
+    have = ""
+    with contextlib.suppress(OSError):
+        have = f": {room_in(SHARED_MEMORY)} now"
+    return (
+        f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers pass batches through it\n"
+        "  fix: use fewer workers (num_workers: 0 uses none), or make it larger: docker run --shm-size 8g, "
+        "resources.shm_size on a cluster"
+    )
+
+
+def _open_files() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"error: too many open files: a process may have {soft} here (at most {hard})\n"
+        "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
+    )
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process and its children as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def leave_reporting_to_main_thread(run_dir: Path) -> None:
+    """From now on a thread that finds something used up (TensorBoard's writer) prints no traceback.
+
+    The main thread meets the same error, and raises it.
+    """
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is None or exhausted(args.exc_value, run_dir) is None:
+            before(args)
+
+    threading.excepthook = hook
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or while."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return FULL_BYTES

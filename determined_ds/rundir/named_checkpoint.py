@@ -1,0 +1,187 @@
+"""Which checkpoint a word means: ``best``, ``last``, a uuid, a checkpoint's folder, a run directory. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from determined_ds.errors import ConfigError
+from determined_ds.rundir.checkpoint_files import (
+    MANIFEST,
+    METADATA,
+    THEIR_STATE,
+    Checkpoint,
+    checkpoint_at,
+    checkpoints_in,
+    damage_of,
+    newest_good_checkpoint,
+)
+from determined_ds.rundir.conclusion import read_result
+from determined_ds.rundir.handed_on import BEST, LAST
+from determined_ds.rundir.kept_checkpoints import best_of, rated_in
+from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
+
+# Files of which each checkpoint has one.
+MARKS = (MANIFEST, METADATA, THEIR_STATE, "trial_state.json")
+FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
+
+
+class NotFound(Exception):
+    """There is no such checkpoint, or it cannot be loaded; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint that was named.
+
+    Args:
+        checkpoint: It.
+        damages: What is wrong with newer ones, where the newest good one was meant.
+    """
+
+    checkpoint: Checkpoint
+    damages: tuple[str, ...] = ()
+
+
+def find(given: str, run: RunDir | None = None) -> Found:
+    """The intact checkpoint that a word means.
+
+    Args:
+        given: ``best`` or ``last`` of ``run``; a uuid in it, below ``runs`` or beside it; the path of a checkpoint, or
+            of a run directory, whose newest good one is meant.
+        run: The run directory that was stated, if any.
+
+    Raises:
+        NotFound: there is none, or it is damaged.
+    """
+    path = locate(given, run)
+    return intact(path)
+
+
+def locate(given: str, run: RunDir | None = None) -> Path:
+    """The folder that a word means: of a checkpoint, which may be damaged, or of a run.
+
+    Args:
+        given: As for :func:`find`.
+        run: The same.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if run is not None and given in (BEST, LAST):
+        if not checkpoints_in(run.checkpoints):
+            raise NotFound(f"there is no such checkpoint: {short(run.path)} has none")
+        return _best_of(run).path if given == BEST else run.path
+    path = next(candidates(given, run), None)
+    if path is None:
+        raise NotFound(_no_folder(given))
+    return path
+
+
+def _no_folder(given: str) -> str:
+    """Why there is no checkpoint of that name."""
+    try:
+        is_file = Path(given).is_file()
+    except (OSError, ValueError):  # too long, or a null byte in it
+        is_file = False
+    return "is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint"
+
+
+def intact(path: Path) -> Found:
+    """The checkpoint of a folder, or the newest good one of a run directory.
+
+    Raises:
+        NotFound: it is damaged, or there is none.
+    """
+    path = path.resolve()
+    if RunDir(path).checkpoints.is_dir() and not is_checkpoint(path):
+        return newest(RunDir(path))
+    if not is_checkpoint(path) and (other := _of_others(path)):
+        raise NotFound(other)
+    if damage := damage_of(path):
+        raise NotFound(f"cannot be loaded: {damage}")
+    return Found(checkpoint=checkpoint_at(path))
+
+
+def _of_others(path: Path) -> str:
+    """What a folder holds that another program reads; "" if unknown."""
+    if any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
+        return "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
+    return ""
+
+
+def newest(run: RunDir) -> Found:
+    """The newest good checkpoint of a run.
+
+    Raises:
+        NotFound: there is none.
+    """
+    good, damages = newest_good_checkpoint(run.checkpoints)
+    if good is None:
+        raise NotFound("; ".join(["holds no complete checkpoint", *damages]))
+    return Found(checkpoint=good, damages=tuple(damages))
+
+
+def _best_of(run: RunDir) -> Checkpoint:
+    found = best_checkpoint(run)
+    if found is None:
+        raise NotFound(f"no checkpoint in {short(run.path)} has a validation of searcher.metric")
+    return found
+
+
+def best_checkpoint(run: RunDir) -> Checkpoint | None:
+    """The checkpoint with the best validation of ``searcher.metric`` among those that a run has; None if unknown."""
+    metric, smaller_is_better = metric_of(run)
+    best = best_of(rated_in(run, 1, metric=metric), smaller_is_better=smaller_is_better) if metric else None
+    if best is not None:
+        return best.checkpoint
+    result = read_result(run)
+    stated = (result.best or {}).get("checkpoint") if result is not None else None
+    return next((each for each in checkpoints_in(run.checkpoints) if each.uuid == stated), None)
+
+
+def metric_of(run: RunDir) -> tuple[str, bool]:
+    """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
+    from determined_ds.documents.files import read_yaml  # only best needs it
+
+    try:
+        searcher = read_yaml(run.experiment).data.get("searcher")
+    except ConfigError:
+        searcher = None
+    searcher = searcher if isinstance(searcher, dict) else {}
+    return str(searcher.get("metric") or ""), searcher.get("smaller_is_better") is not False
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder looks like a checkpoint, of this library or of Determined's own loop."""
+    return any((path / name).is_file() for name in MARKS)
+
+
+def names_checkpoints(path: Path) -> bool:
+    """Whether a folder is a checkpoint or has some, as a run directory does."""
+    return is_checkpoint(path) or (path / CHECKPOINTS).is_dir()
+
+
+def candidates(given: str, run: RunDir | None = None) -> Iterator[Path]:
+    """The folders that a uuid or a path may mean, the likeliest first.
+
+    Args:
+        given: The uuid or the path.
+        run: The run directory that was stated; its checkpoints come first, those of its neighbours last.
+    """
+    is_name = "/" not in given and not given.startswith(".")
+    try:
+        if run is not None and is_name and (run.checkpoints / given).is_dir():
+            yield run.checkpoints / given
+        if Path(given).is_dir():
+            yield Path(given)
+    except (OSError, ValueError):  # too long, or a null byte in it
+        return
+    if not is_name or given in (BEST, LAST):
+        return
+    places = [(RUNS, f"*/*/{CHECKPOINTS}"), (RUNS, f"*/*/trials/*/{CHECKPOINTS}")]
+    if run is not None:
+        places.append((run.path.parent, f"*/{CHECKPOINTS}"))
+    for folder, pattern in places:
+        yield from (there / given for there in folder.glob(pattern) if (there / given).is_dir())

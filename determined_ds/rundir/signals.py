@@ -1,0 +1,65 @@
+"""How the processes of a run learn that it ends. Loads nothing, so that a rank listens from its first moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from determined_ds.rundir.handed_on import LAUNCHED_BY
+
+# Set by SIGTERM; rank 0 reads it between two batches.
+STOP = threading.Event()
+# Set by the first batch that this process has trained: after a crash a restart may get further.
+TRAINED = threading.Event()
+
+
+def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
+    """From now on SIGTERM requests a stop at the next batch. SIGINT is for our launcher, which passes it on.
+
+    Another launcher sends the ranks what it received: SIGINT, or what SLURM's ``--signal`` names, often SIGUSR1.
+
+    Args:
+        listens: Whether anything looks for the request; where nothing does, the signal ends this process.
+    """
+
+    def stop(number: int, _frame: Any) -> None:
+        STOP.set()
+        if not listens():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    foreign = LAUNCHED_BY in os.environ
+    signal.signal(signal.SIGINT, stop if foreign else signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, stop)
+    if foreign:
+        signal.signal(signal.SIGUSR1, stop)
+
+
+def let_workers_end() -> None:
+    """From now on data-loader workers may end in any way: this rank ends too, and has reported why.
+
+    The launcher may end them while the loaders close, which torch would report as another error.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent is killed, so that none is left running (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end_with(parent: int) -> None:
+    """End this process with the one that started it, also where that has ended already.
+
+    Args:
+        parent: Its process id.
+    """
+    die_with_parent()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,224 @@
+"""The entrypoint of a rank, on a cluster and off it::
+
+    python3 -m determined_ds.train MODULE:TRIAL
+
+On a cluster Determined's launcher starts it. Off it ``det-ds run`` does, with the run directory in ``--run-dir``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
+from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
+from determined_ds.train.rank_process import RankProcess, end_process
+from determined_ds.train.tracebacks import exit_of_author, os_exit_reported
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train one rank. Returns the exit code."""
+    options = _parser().parse_args(argv)
+    rank = RankProcess(options.run_dir)
+    files = rank.files
+
+    def train() -> None:
+        with os_exit_reported(files, rank.report_exit):
+            _train(options, rank)
+
+    return rank.run(train, exit_of=lambda error: exit_of_author(error, files))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.train", description="Train one rank.")
+    add = parser.add_argument
+    add("trial", metavar="MODULE:TRIAL", help="the trial class to train")
+    add("--run-dir", type=Path, help="where an off-cluster run writes (det-ds run sets it)")
+    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
+    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
+    add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
+    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
+    add("--fork", metavar="DIR", help="checkpoint of another run, to start with its weights")
+    pipeline = "the trial to train instead where pipe_parallel_size is above 1"
+    add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
+    add(
+        "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
+    )
+    add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
+    add("--profile", action="store_true", help="record the measured steps by torch's profiler")
+    add(
+        "--parts",
+        metavar="STEPS",
+        type=int,
+        default=0,
+        help="record so many further steps by torch's profiler",
+    )
+    add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
+    add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
+    add("--predict", metavar="FILE", type=Path, help="write predictions")
+    add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
+    return parser
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+def _train(options: argparse.Namespace, rank: RankProcess) -> None:
+    import determined as det
+
+    from determined_ds.config.params import parse_hyperparameters
+    from determined_ds.experiment.experiment import load_experiment
+    from determined_ds.rundir.header import decided
+    from determined_ds.train.upstream import log_in_task
+
+    info = det.get_cluster_info()
+    if info is not None and info.task_type != "TRIAL":
+        info = None
+    experiment = None
+    if info is None:
+        if options.run_dir is None:
+            message = "must be started by a cluster, or by `det-ds run`"
+            fix = "use: det-ds run CONFIG CONTEXT_DIR"
+            raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
+        there = RunDir(options.run_dir)
+        experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
+    config = experiment.config if experiment is not None else info.trial._config if info is not None else {}
+    rank.debug = bool(config.get("debug"))
+    if info is not None and not rank.debug:
+        log_in_task(options.accelerator)
+
+    from determined_ds.train.loop.fit import Trainer, fit_arguments
+    from determined_ds.train.opening import open_context
+    from determined_ds.train.upstream import debugging
+
+    instead = _instead_of_training(options)
+    with (
+        debugging(rank.debug),
+        open_context(
+            experiment=experiment,
+            run_dir=options.run_dir,
+            accelerator=options.accelerator,
+            engine=options.engine,
+            trains=instead is None,
+        ) as context,
+    ):
+        context.resets_optimizer = options.reset_optimizer
+        context.resumed_from = context.resumed_from or _resumed(options)
+        piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
+        spec = options.pipeline_trial if piped else options.trial
+        if info is not None and context.distributed.rank == 0:
+            print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
+        trial = load_trial(spec)(context)
+        if instead is not None:
+            instead(trial, context, options)
+            return
+        if experiment is not None and experiment.is_legacy:  # its engine may decide all but the length
+            fit = parse_hyperparameters(experiment.hyperparameters).fit
+        else:
+            fit = context.resolved.fit
+        Trainer(trial, context).fit(
+            **fit_arguments(fit),
+            latest_checkpoint=_resumed(options) if info is None else info.latest_checkpoint or None,
+            test_mode=options.test,
+            fork=options.fork,
+        )
+
+
+def _instead_of_training(
+    options: argparse.Namespace,
+) -> Callable[[Any, Any, argparse.Namespace], None] | None:
+    """What is done with the trial; None: it is trained to its end."""
+    if options.measure is not None:
+        return _measure
+    return _evaluate if options.evaluate is not None or options.predict is not None else None
+
+
+def _resumed(options: argparse.Namespace) -> str | None:
+    from determined_ds.rundir.checkpoint_files import restored_by
+
+    return restored_by(options.resume, options.resume_from)
+
+
+def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.train.loop.fit import fit_arguments
+    from determined_ds.train.loop.measured_loop import measure_throughput
+    from determined_ds.train.loop.step_measure import write_measured
+
+    period = fit_arguments(context.resolved.fit)["validation_period"]
+    row = measure_throughput(
+        trial,
+        context,
+        steps=options.measure,
+        warmup=options.warmup,
+        profiles=options.profile,
+        parts=options.parts,
+        validation_period=period,
+    )
+    if options.run_dir is not None and context.distributed.rank == 0:
+        write_measured(row, RunDir(options.run_dir))
+
+
+def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.train.loop.chief_display import make_progress
+    from determined_ds.train.loop.evaluating import Evaluation
+
+    evaluation = Evaluation(trial, context, make_progress(context.distributed.rank == 0))
+    if options.evaluate is not None:
+        evaluation.evaluate(options.evaluate)
+    elif options.checkpoint is None:
+        message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
+        raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
+    else:
+        evaluation.predict(options.checkpoint, options.predict)
+
+
+def load_trial(spec: str) -> Any:
+    """Import ``MODULE:CLASS``.
+
+    Raises:
+        EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
+        TrialError: it lacks a method.
+    """
+    from determined.pytorch import deepspeed as det_ds
+
+    def problem(message: str, fix: str) -> EntrypointError:
+        return EntrypointError(
+            Problem(key="entrypoint", value=spec, message=message, fix=fix, code="entrypoint")
+        )
+
+    module_name, _, class_name = spec.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # a module that the trial imports is missing: its traceback says where
+        raise problem(f"there is no module {error.name}", "check the path in the entrypoint") from None
+    trial = getattr(module, class_name, None)
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    classes = [
+        name
+        for name, value in found.items()
+        if issubclass(value, det_ds.DeepSpeedTrial) and value.__module__ == module.__name__
+    ]
+    there = f"use one of its trials: {', '.join(classes)}" if classes else "subclass DataParallelTrial in it"
+    if trial is None:
+        raise problem(f"module {module_name} has no {class_name}", there)
+    if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
+        raise problem(f"{class_name} must be a subclass of DeepSpeedTrial", there)
+    missing = sorted(getattr(trial, "__abstractmethods__", ()))
+    if missing:
+        message = f"does not define {', '.join(missing)}"
+        fix = "define it in the class, or in one that it derives from"
+        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
+    return trial
+
+
+if __name__ == "__main__":
+    end_process(main())

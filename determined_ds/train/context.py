@@ -1,0 +1,392 @@
+"""Determined's DeepSpeedTrialContext on any accelerator; :func:`~determined_ds.open_context` makes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from determined import core
+from determined.pytorch import deepspeed as det_ds
+
+from determined_ds.checkpoints.find import stored_partition
+from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.resolve import ResolvedConfig, reconcile
+from determined_ds.documents.document import Document
+from determined_ds.documents.files import read_json, write_whole
+from determined_ds.documents.text import as_plain
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.rundir.links import relink
+from determined_ds.rundir.run_dir import RunDir, make_private
+from determined_ds.train.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
+from determined_ds.train.data.moving import Mover
+from determined_ds.train.loop.custom_reducers import plain_reduced
+from determined_ds.train.scripts.given_run import cluster_info, script_run
+from determined_ds.train.upstream import only_errors
+from determined_ds.trial.ddp import engine_name
+from determined_ds.trial.engine import fix_engine, is_fixed
+from determined_ds.trial.mpu import DeepSpeedMPU
+from determined_ds.trial.of_context import completed_hparams
+from determined_ds.trial.ordered_engine import PlannedEngine
+from determined_ds.trial.tensor_parallel import degree_of, is_copy, unit_of
+
+logger = logging.getLogger("determined_ds")
+
+
+class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
+    """Determined's context, not tied to CUDA, with the reconciled configuration.
+
+    :func:`~determined_ds.open_context` makes it; a trial gets it as the argument of its ``__init__``. Where neither
+    the hyperparameters nor a DeepSpeed JSON that they name say the batch, it opens undecided: the first engine that
+    is wrapped says it, and everything else that was left open.
+
+    Args:
+        core_context: Determined's, on a cluster or off it.
+        resolved: What was decided; where the first engine will say it, why it is open.
+        hyperparameters: One point, as written; None where there are none.
+        accelerator: What the ranks compute on.
+        run_dir: Where the configuration that DeepSpeed is given is written.
+        trial_seed: Of the trial.
+        exp_conf: The experiment's configuration; None where there is none.
+        steps_completed: By the processes before.
+        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
+
+    Attributes:
+        engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
+        resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
+        resumed_from: The checkpoint that training continues from, as far as it is known before the trial is built.
+        partition: Text of ``partition.json``, where the layers of a pipeline are shared out by their times.
+        decided_before: What was decided before the trial made its engine; None where that was left open.
+    """
+
+    engine = "deepspeed"
+
+    def __init__(
+        self,
+        *,
+        core_context: core.Context,
+        resolved: ResolvedConfig | ConfigError,
+        hyperparameters: Document | None,
+        accelerator: Accelerator,
+        run_dir: RunDir,
+        trial_seed: int,
+        exp_conf: dict[str, Any] | None,
+        steps_completed: int = 0,
+        enable_tensorboard_logging: bool = True,
+    ) -> None:
+        self._resolved = resolved
+        self.decided_before = resolved if isinstance(resolved, ResolvedConfig) else None
+        self._accelerator = accelerator
+        self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
+        self._run_dir = run_dir
+        self._called_wrap_mpu = False
+        self.resets_optimizer = False
+        self.resumed_from: str | None = None
+        self.partition: str | None = None
+        with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
+            super().__init__(
+                core_context=core_context,
+                trial_seed=trial_seed,
+                hparams=None,
+                slots_per_trial=core_context.distributed.size,
+                num_gpus=accelerator.num_devices if accelerator.name == "cuda" else 0,
+                exp_conf=exp_conf,
+                steps_completed=steps_completed,
+                enable_tensorboard_logging=enable_tensorboard_logging,
+            )
+        if hyperparameters is not None:
+            self._hparams = dict(hyperparameters.data)
+            self._global_batch_size = hyperparameters.get(("global_batch_size",))
+        self._mover = Mover(self.device)
+        self._names_file = isinstance(resolved, ResolvedConfig)
+        if isinstance(resolved, ResolvedConfig):
+            self._decide(resolved)
+
+    @property
+    def resolved(self) -> ResolvedConfig:
+        """What was decided: before anything ran, or by the first engine that was wrapped.
+
+        Raises:
+            ConfigError: the batch is not determined yet.
+        """
+        if isinstance(self._resolved, ConfigError):
+            message = "is not known before an engine is wrapped, since the hyperparameters leave it open"
+            fix = "state what is missing, or call context.wrap_model_engine(engine) first"
+            own = Problem(key="context.resolved", message=message, fix=fix, code="undecided")
+            raise ConfigError([*self._resolved.problems, own])
+        return self._resolved
+
+    def _decide(self, resolved: ResolvedConfig) -> None:
+        """Go by a configuration from now on; a collective of each machine."""
+        self._resolved = resolved
+        self._written = _write_ds_config(self._run_dir, resolved, self.distributed)
+        batch = resolved.batch
+        self._global_batch_size = batch.global_batch_size
+        # Determined divides by the slots, but replicas share the batch.
+        self._per_slot_batch_size = batch.global_batch_size // batch.replicas
+        if self._hparams is not None:
+            path = self._written if self._names_file else None
+            self._hparams = completed_hparams(self._hyperparameters.data, resolved, path)
+
+    def adopt(self) -> None:
+        """Replace the files of the run, once the model is built and its checkpoint loaded; a collective."""
+        if self._written.parent != self._run_dir.next:
+            return
+        self.distributed.allgather(None)  # all ranks have read what is there
+        if self.distributed.rank == 0 and self._run_dir.adopt_next():
+            relink(self._run_dir)
+        self._written = self._run_dir.deepspeed_config
+        if self._hparams is not None and self._names_file:
+            self._hparams["deepspeed_config"] = str(self._written)
+
+    def stored_partition(self) -> str | None:
+        """The partition that this training had before, as text; None where it had none. A collective."""
+        found = None
+        if self.distributed.rank == 0:
+            info = cluster_info()
+            trial_id = info.trial.trial_id if info is not None and script_run() is None else None
+            found = stored_partition(self, self._run_dir, trial_id)
+        return self.distributed.broadcast(found)  # type: ignore[no-any-return]
+
+    def keep_partition(self, text: str) -> None:
+        """Keep a partition in the run directory and in each checkpoint."""
+        self.partition = text
+        if self.distributed.rank == 0:
+            folder = self._run_dir.current(self._run_dir.path)
+            make_private(folder)
+            write_whole(RunDir(folder).partition, text)
+
+    def _init_device(self) -> None:
+        if self._accelerator.name == "cuda":
+            self.device = torch.device("cuda", self.distributed.get_local_rank())
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+
+    def wrap_mpu(self, mpu: det_ds.ModelParallelUnit) -> det_ds.ModelParallelUnit:
+        """Set the model-parallel unit, before or after ``wrap_model_engine``.
+
+        Args:
+            mpu: E.g. ``DeepSpeedMPU(engine.mpu)``.
+
+        Returns:
+            ``mpu`` itself.
+
+        Raises:
+            ConfigError: it was called before.
+        """
+        if self._called_wrap_mpu:
+            message, fix = "was called twice: a trial has one MPU", "call it once"
+            raise ConfigError(Problem(key="context.wrap_mpu", message=message, fix=fix))
+        self._called_wrap_mpu = self._called_set_mpu = True
+        self._mpu = mpu
+        self._check_mpu()
+        return mpu
+
+    def set_mpu(self, mpu: det_ds.ModelParallelUnit) -> None:
+        """Set the model-parallel unit, after ``wrap_model_engine``. See Determined's method of this name.
+
+        Args:
+            mpu: E.g. ``make_deepspeed_mpu(engine.mpu)``.
+
+        Raises:
+            ConfigError: it counts other replicas than the engine.
+        """
+        super().set_mpu(mpu)
+        self._check_mpu()
+
+    def wrap_model_engine(self, model: Any) -> Any:
+        """Register a DeepSpeed engine. See Determined's method of this name.
+
+        Args:
+            model: What ``deepspeed.initialize`` returned first.
+
+        Returns:
+            The engine.
+
+        Raises:
+            ConfigError: the context was opened for another kind of engine.
+        """
+        if self.engine != engine_name(model):
+            message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
+            fix = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
+            raise ConfigError(
+                Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
+            )
+        chosen = self._mpu if self._called_wrap_mpu else None
+        is_own = is_fixed(model)
+        engine = super().wrap_model_engine(model)
+        fix_engine(engine)
+        if isinstance(engine, PipelineEngine) and engine.is_model_parallel:
+            # Each rank of a stage reads the same batches; Determined's unit expects that one hands them on.
+            self._mpu.should_build_data_loader = engine.is_first_stage() or engine.is_last_stage()
+        if isinstance(engine, PlannedEngine) and not engine.loads_data:
+            self._mpu.should_build_data_loader = (
+                False  # Determined's unit expects the last part on the last rank
+            )
+        if chosen is None and len(self.models) == 1 and getattr(engine, "sequence_parallel_size", 1) > 1:
+            self._called_wrap_mpu = self._called_set_mpu = True
+            chosen = DeepSpeedMPU(engine.mpu)
+        if chosen is not None:
+            self._mpu = chosen
+        elif degree_of(engine) > 1:
+            self._mpu = unit_of(engine)
+        if isinstance(engine, PipelineEngine):
+            check_pipeline(engine, self._hyperparameters)
+        if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
+            self._agree(engine)
+        self._check_mpu()
+        return engine
+
+    def _agree(self, engine: Any) -> None:
+        """Go by the engine that the trial made, where it agrees with what is stated.
+
+        Raises:
+            ConfigError: each size that it has otherwise.
+        """
+        check_pipeline(engine, self._hyperparameters)
+        before = self.decided_before
+        if before is not None:
+            if made_with(engine).data == before.ds_config:
+                return
+            if self._names_ds_config and layout_of(engine) == before.topology:
+                self.reconcile_ds_config(engine._config)
+        machines = self.distributed.cross_size
+        resolved = adopted(engine, self._hyperparameters, accelerator=self._accelerator, machines=machines)
+        if self.distributed.rank == 0:
+            known = before.warnings if before is not None else ()
+            for warning in (each for each in resolved.warnings if each not in known):
+                logger.warning("%s", warning)
+            if self._names_ds_config and before and (otherwise := made_otherwise(before.stated, engine)):
+                logger.warning("the engine was made with %s of deepspeed_config", otherwise)
+        self._decide(resolved)
+
+    @property
+    def _names_ds_config(self) -> bool:
+        return self._hyperparameters.get(("deepspeed_config",)) is not None
+
+    def _check_mpu(self) -> None:
+        """Refuse a model-parallel unit whose replicas are not those that the engine averages over."""
+        if not self.models or not isinstance(self._resolved, ResolvedConfig):
+            return
+        stated, replicas = self._mpu.data_parallel_world_size, self._resolved.batch.replicas
+        if stated != replicas:
+            message = f"the engine averages gradients over {replicas} replica{'s' * (replicas != 1)}"
+            fix = "make the unit from engine.mpu, or give the engine the same: deepspeed.initialize(mpu=...)"
+            key, code = "mpu.data_parallel_world_size", "mpu"
+            raise ConfigError(Problem(key=key, value=stated, message=message, fix=fix, code=code))
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """The metrics of the custom reducers over all ranks; a collective.
+
+        Args:
+            for_training: Whether to reduce those of training, or those of validation.
+
+        Returns:
+            Metrics by name, as they can be reported.
+
+        Raises:
+            TrainingError: a reducer returned a dict where a value was expected, or the reverse.
+        """
+        try:
+            metrics = self._over_all_slots(for_training)
+        except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
+            raise TrainingError(str(error)) from error
+        return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
+
+    def _over_all_slots(self, for_training: bool) -> dict[str, Any] | None:
+        """As Determined's method of that name; ranks that compute the same as another count once."""
+        reducables = [
+            each
+            for each in self._wrapped_reducers
+            if (each.for_training if for_training else each.for_validation)
+        ]
+        if not reducables:
+            return None
+        counts = not any(is_copy(engine) for engine in self.models)
+        slots = [[each.per_slot_reduce() for each in reducables]] if counts else []
+        gathered = [slot for rank in self._allgather_fn(slots) for slot in rank]
+        return self.run_cross_slot_reduction(reducables, gathered)
+
+    def to_device(self, data: Any) -> Any:
+        """Move a batch to the device. A warning names what cannot be moved, and where.
+
+        Args:
+            data: Tensors and arrays, in lists, tuples and mappings of any depth.
+
+        Returns:
+            The same structure, its tensors and arrays on the device.
+        """
+        return self._mover.move(data)
+
+    def reconcile_ds_config(self, ds_config: Any) -> None:
+        """Check that the configuration of an engine agrees with the reconciled one.
+
+        Args:
+            ds_config: ``engine._config`` (DeepSpeed's ``DeepSpeedConfig``), or a mapping.
+
+        Raises:
+            ConfigError: every batch size that differs.
+        """
+        batch = self.resolved.batch
+        problems = []
+        for key, name in BATCH_KEYS.items():
+            value = ds_config.get(key) if isinstance(ds_config, Mapping) else getattr(ds_config, key, None)
+            expected = getattr(batch, name)
+            if value != expected:
+                message = f"the engine's is not {expected}, which the hyperparameters and the slots make"
+                fix = "initialize the engine with context.overwrite(...), or with args=self.args"
+                problems.append(Problem(key=key, value=value, message=message, fix=fix, code="engine-config"))
+        if problems:
+            raise ConfigError(problems)
+
+    def overwrite(
+        self,
+        base_ds_config: str | os.PathLike[str] | Mapping[str, Any],
+        source: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A DeepSpeed JSON overwritten by ``overwrite_deepspeed_args``, with every "auto" filled.
+
+        Args:
+            base_ds_config: A path, or a mapping.
+            source: What overwrites it; the hyperparameter ``overwrite_deepspeed_args`` if None.
+
+        Returns:
+            A plain mapping for ``deepspeed.initialize(config=...)``.
+
+        Raises:
+            ConfigError: it cannot run with these hyperparameters.
+        """
+        if isinstance(base_ds_config, Mapping):
+            ds = Document(name="context.overwrite", data=as_plain(base_ds_config))
+        else:
+            ds = read_json(Path(base_ds_config))
+        document = self._hyperparameters
+        if source is not None:
+            data = {**document.data, "overwrite_deepspeed_args": as_plain(source)}
+            document = Document(name=document.name, data=data, places=document.places, prefix=document.prefix)
+        resolved = self.resolved
+        found = reconcile(
+            document,
+            ds,
+            slots=resolved.topology.slots,
+            accelerator=resolved.accelerator,
+            machines=resolved.machines,
+        )
+        return found.writing_in(resolved.folder).ds_config
+
+
+def _write_ds_config(run_dir: RunDir, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
+    """Write the mapping that DeepSpeed is given, once a machine."""
+    folder = run_dir.current(run_dir.path)
+    path = RunDir(folder).deepspeed_config
+    if distributed.local_rank == 0:
+        make_private(folder)
+        write_whole(path, json.dumps(resolved.ds_config, indent=2, default=str) + "\n")
+    return Path(str(distributed.broadcast_local(str(path))))

@@ -1,0 +1,202 @@
+"""What ``build_training_data_loader`` and ``build_validation_data_loader`` may return besides Determined's loader.
+
+torch's own loader over data with an index is read like Determined's: the same samples in a step for any number of
+replicas, and the same after a resume. Any other loader decides by itself what a replica sees; it is used as it is, and
+only where the author takes responsibility for that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from determined import pytorch
+from determined.pytorch import samplers
+from torch.utils import data as torch_data
+
+from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.train.data.passes import has_state
+from determined_ds.trial import returned
+from determined_ds.trial.stream_loader import StreamLoader, is_stream
+
+OPT_IN = "context.disable_dataset_reproducibility_checks()"
+# Samplers for trials that shard, repeat and skip by themselves, whose loader Determined uses as it is.
+SHARDING_SAMPLERS = (
+    samplers.DistributedSampler,
+    samplers.DistributedBatchSampler,
+    samplers.RepeatSampler,
+    samplers.RepeatBatchSampler,
+    samplers.SkipSampler,
+    samplers.SkipBatchSampler,
+)
+
+
+def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], None]) -> Any:
+    """Call a trial's method, and make its result a loader that can be read here.
+
+    Args:
+        trial: The trial.
+        context: Its context, which knows whether the author takes responsibility for other kinds of loaders.
+        method: ``build_training_data_loader`` or ``build_validation_data_loader``.
+        note: Shows a line to the user.
+
+    Returns:
+        A Determined ``DataLoader``, a ``StreamLoader``, or a loader to use as it is.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    loader = returned.loader(trial, method, getattr(trial, method)())
+    if isinstance(loader, StreamLoader):
+        return loader
+    where = f"{type(trial).__name__}.{method}"
+    if isinstance(loader, pytorch.DataLoader):
+        return _unsplit(loader, where)
+    if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
+        note(
+            f"data        {where}: {_described(loader)} is used as it is; the trial splits it over replicas, shuffles "
+            "and resumes it"
+        )
+        return loader
+    if _is_torchs_own(loader):
+        return _unsplit(_as_determineds(loader), where)
+    raise ConfigError(_refusal(loader, where, hasattr(trial, "training_loader")))
+
+
+def _is_torchs_own(loader: Any) -> bool:
+    """Whether a loader does what torch's does, over data with an index."""
+    own = torch_data.DataLoader
+    return (
+        isinstance(loader, own)
+        and type(loader).__iter__ is own.__iter__
+        and type(loader)._get_iterator is own._get_iterator
+        and not isinstance(loader.dataset, torch_data.IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def _as_determineds(loader: torch_data.DataLoader[Any]) -> pytorch.DataLoader:
+    names = (
+        *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+        *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    )
+    return pytorch.DataLoader(loader.dataset, **{name: getattr(loader, name) for name in names})
+
+
+def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
+    """The loader over all of its samples: it is split over replicas here, and must not be before."""
+    batches: Any = loader.batch_sampler
+    inner = getattr(batches, "sampler", None)
+    if type(batches) is torch_data.BatchSampler and type(inner) is torch_data.DistributedSampler:
+        whole: Any = torch_data.RandomSampler if inner.shuffle else torch_data.SequentialSampler
+        loader, rest = copy.copy(loader), (batches.batch_size, batches.drop_last)
+        loader.batch_sampler = torch_data.BatchSampler(whole(inner.dataset), *rest)
+        return loader
+    for sampler in (batches, inner):
+        if _splits(sampler):
+            message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
+            fix = (
+                "use a sampler over all samples, which are split and resumed here; or return torch's DataLoader, and "
+                f"call {OPT_IN} in __init__"
+            )
+            kind = type(sampler).__name__
+            raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
+    return loader
+
+
+def _splits(sampler: Any) -> bool:
+    replicas = getattr(sampler, "num_replicas", 1)
+    return isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1)
+
+
+def _described(loader: Any) -> str:
+    kind = type(loader)
+    name = "torch's DataLoader" if kind is torch_data.DataLoader else kind.__name__
+    dataset = getattr(loader, "dataset", None)
+    return name if dataset is None else f"{name} over {type(dataset).__name__}"
+
+
+def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
+    dataset = getattr(loader, "dataset", loader)
+    if has_training_loader:
+        own = f"self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
+    else:
+        kind = "determined_ds.StreamLoader" if is_stream(dataset) else "determined.pytorch.DataLoader"
+        own = f"{kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
+    message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
+    if hasattr(loader, "__iter__"):
+        message = (
+            f"returned {_described(loader)}, which decides by itself what a replica sees: {_why(loader)}, and it "
+            "would not resume where it stopped"
+        )
+        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
+    return Problem(key=where, message=message, fix=fix, code="loader-kind")
+
+
+def _why(loader: Any) -> str:
+    if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
+        return "every replica would read the same samples"
+    if isinstance(loader, torch_data.DataLoader) and loader.batch_sampler is None:
+        return "its dataset makes the batches (batch_size=None), which cannot be cut again"
+    return "every replica might be given the same samples"
+
+
+def check_apart(loader: Any, validation_dataset: Any) -> None:
+    """Refuse one dataset for training and for validation that keeps a position.
+
+    Raises:
+        ConfigError: the training loader's dataset is the same object, and has a state.
+    """
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(loader, StreamLoader) and dataset is validation_dataset and hasattr(dataset, "state_dict"):
+        message = (
+            "is read for training and for validation, and keeps one position: a validation would move it"
+        )
+        fix = "build the dataset twice, once for each"
+        raise ConfigError(Problem(key=loader.name, message=message, fix=fix, code="stream-shared"))
+
+
+class GivenBatches:
+    """The micro-batches of a loader that is used as it is, again and again.
+
+    Args:
+        loader: Can be iterated again and again; the author answers for its shards.
+        skip: Micro-batches that were trained already.
+        place: What a checkpoint holds of it: with the loader's own ``state_dict`` nothing is skipped.
+    """
+
+    def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
+        self._loader = loader
+        self._batches = self._forever()
+        if "loader" in place and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(place["loader"])
+            return
+        for _ in range(skip):
+            next(self._batches)
+
+    def _forever(self) -> Iterator[Any]:
+        empty = 0
+        while empty < 2:  # a loader that was resumed at the end of its data may be empty once
+            empty += 1
+            for batch in self._loader:
+                empty = 0
+                yield batch
+        message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
+        key = type(self._loader).__name__
+        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
+
+    def __iter__(self) -> GivenBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    @property
+    def apart(self) -> tuple[str, bool] | None:
+        """Its name where its own state is its position, which is one in micro-batches."""
+        return (_described(self._loader), True) if has_state(self._loader) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's own state, such as that of torchdata's ``StatefulDataLoader``."""
+        return {"loader": self._loader.state_dict()} if has_state(self._loader) else {}

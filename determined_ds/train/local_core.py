@@ -1,0 +1,354 @@
+"""Determined's core context without a cluster: the same calls, with files in a run directory.
+
+A trial under our loop, a session and a script that calls ``det.core.init()`` use the same one. A script, which no loop
+of ours drives, also hands over its :class:`ScriptRun`: its reports then say how far it has got, and each checkpoint
+that it writes is sealed with a manifest here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from determined import core
+from determined.common import storage
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.rundir.best import finite, is_better
+from determined_ds.rundir.checkpoint_files import (
+    MANIFEST,
+    METADATA,
+    PARTIAL,
+    checkpoints_in,
+    damage_of,
+    files_of,
+    fingerprint,
+    remove_partial,
+    sync_to_disk,
+    write_manifest,
+)
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.links import Links
+from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_disk, read_records
+from determined_ds.rundir.run_dir import RunDir, make_private
+from determined_ds.rundir.signals import STOP
+from determined_ds.train.scalars import write_scalars
+from determined_ds.train.scripts.given_run import ScriptRun
+from determined_ds.train.system_metrics import LocalProfiler
+
+if TYPE_CHECKING:
+    from determined_ds.train.master.unmanaged import MasterReport
+
+
+class LocalTrainContext(core.DummyTrainContext):
+    """Writes metrics to ``metrics.jsonl`` instead of sending them to a master.
+
+    Args:
+        run_dir: The run directory.
+        metric: ``searcher.metric``: the validation metric that the best checkpoint is chosen by.
+        smaller_is_better: Of that metric.
+        report: Reports the same to a master, or None.
+        run: Of a script; None where a loop of ours trains.
+        writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
+    """
+
+    _trial_id = 0
+    _exp_id = 0
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        metric: str = "",
+        smaller_is_better: bool = True,
+        report: MasterReport | None = None,
+        run: ScriptRun | None = None,
+        writes_scalars: bool = False,
+    ) -> None:
+        self._there = RunDir(run_dir)
+        make_private(self._there.tensorboard)
+        super().__init__(tensorboard_path=self._there.tensorboard)
+        self._metric = metric
+        self._smaller_is_better = smaller_is_better
+        self._report = report
+        self._run = run
+        self._writes_scalars = writes_scalars
+        self._writer: Any = None
+        self._best: float | None = None
+        for record in read_records(
+            self._there.current(self._there.metrics), "validation"
+        ):  # of a resumed run
+            self._note_best(record["metrics"])
+
+    def set_status(self, status: str) -> None:
+        """The status is not shown off-cluster."""
+
+    def report_progress(self, progress: float) -> None:
+        """The terminal shows it."""
+        HEART.beat()
+        if self._report is not None:
+            self._report.progress(progress)
+
+    def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
+        """They are in the run directory already."""
+
+    def report_training_metrics(
+        self, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
+    ) -> None:
+        self.report_metrics("training", steps_completed, metrics)
+
+    def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        self.report_metrics("validation", steps_completed, metrics)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
+        if self._run is not None:
+            self._run.begun(steps_completed)
+        record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
+        append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
+        if self._report is not None:
+            self._report.metrics(group, steps_completed, jsonable(metrics))
+        if group == "validation":
+            self._note_best(metrics)
+        if self._writes_scalars and group in ("training", "validation"):
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(log_dir=str(self._there.tensorboard))
+            write_scalars(self._writer, group, steps_completed, metrics)
+            self._writer.flush()
+
+    def report_early_exit(self, reason: core.EarlyExitReason) -> None:
+        """The core context calls it where a script has raised ``det.InvalidHP``, and would then exit with status 0.
+
+        Raises:
+            ConfigError: the script cannot run with this point.
+        """
+        if core.EarlyExitReason(reason) == core.EarlyExitReason.INVALID_HP:
+            message = f"the script cannot run with this point: {sys.exc_info()[1] or reason}"
+            fix = "choose other values, e.g. by --set hyperparameters.NAME=VALUE"
+            raise ConfigError(Problem(key="hyperparameters", message=message, fix=fix, code="invalid-hp"))
+
+    def get_experiment_best_validation(self) -> float | None:
+        return self._best
+
+    def _note_best(self, metrics: Mapping[str, Any]) -> None:
+        value = finite(metrics.get(self._metric))
+        if is_better(value, self._best, smaller_is_better=self._smaller_is_better):
+            self._best = value
+
+
+class AtomicStorage(storage.SharedFSStorageManager):
+    """Checkpoints that are either complete or absent: written to a temporary folder, synced to the disk, then renamed.
+
+    Args:
+        base_path: The folder of the checkpoints.
+        metrics: The file of the metrics, synced first: a run that resumes from the checkpoint does not report earlier
+            batches again.
+        shared: Whether other runs write to the folder too; theirs are left alone.
+        elsewhere: Folders of checkpoints of other runs, which are read by their uuids as well.
+    """
+
+    def __init__(
+        self, base_path: str, metrics: Path, *, shared: bool = False, elsewhere: Sequence[Path] = ()
+    ) -> None:
+        super().__init__(base_path)
+        self._shared = shared
+        self.folder = Path(base_path)
+        self._metrics = metrics
+        self._elsewhere = {path.name: str(path.absolute()) for path in elsewhere}
+
+    def store_path_is_direct_access(self) -> bool:
+        """No: what is written becomes a checkpoint in :meth:`publish`."""
+        return False
+
+    def pre_store_path(self, dst: str) -> Path:
+        path = self.folder / f".{dst}{PARTIAL}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def upload(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
+        super().upload(src, self.pre_store_path(dst).name, paths)
+
+    def publish(self, uuid: str, metadata: Mapping[str, Any]) -> None:
+        """Make what all ranks have written a checkpoint, with a manifest; on rank 0.
+
+        Args:
+            uuid: Of the checkpoint.
+            metadata: What ``metadata.json`` holds.
+        """
+        written = self.pre_store_path(uuid)
+        if not (written / MANIFEST).exists():  # our own writer has the checksums, and seals it
+            write_manifest(
+                written, {name: fingerprint(written / name) for name in files_of(written)}, metadata
+            )
+        put_on_disk(self._metrics)
+        put_on_disk(self._metrics.parent)
+        sync_to_disk(written)
+        os.rename(written, self.path_of(uuid))
+        put_on_disk(self.folder)
+
+    def path_of(self, uuid: str) -> Path:
+        """The folder of a checkpoint, of this run or one that it continues."""
+        return Path(self._elsewhere.get(uuid) or self.folder / uuid)
+
+    def restore_path(self, src: str, selector: Any = None) -> Any:
+        return super().restore_path(str(self.path_of(src)), selector)
+
+    def download(self, src: str, dst: str | os.PathLike[str], selector: Any = None) -> None:
+        super().download(str(self.path_of(src)), dst, selector)
+
+    def set_aside(self, uuid: str) -> Path:
+        """Make a checkpoint a folder that is none, to be deleted. Returns the folder."""
+        aside = self.folder / f".{uuid}{PARTIAL}"
+        os.rename(self.folder / uuid, aside)
+        return aside
+
+    def counted(self, kept: Sequence[str]) -> list[str]:
+        """Uuids that a limit counts, the first ones to go first: this run's damaged checkpoints, then those kept.
+
+        Args:
+            kept: Uuids that the run knows, the oldest first; those deleted by another command are left out.
+        """
+        if self._shared:
+            return list(kept)
+        there = checkpoints_in(self.folder)
+        unknown = [found for found in reversed(there) if found.uuid not in kept]
+        damaged = [found.uuid for found in unknown if damage_of(found.path) is not None]
+        names = {found.uuid for found in there}
+        return [*damaged, *(uuid for uuid in kept if uuid in names)]
+
+
+class LocalCheckpointContext(core.DummyCheckpointContext):
+    """Checkpoints in a folder, each complete or absent.
+
+    Args:
+        distributed: The ranks.
+        storage_manager: Writes them.
+        report: Reports them to a master, or None.
+        links: Of the run directory, or None where they are elsewhere.
+        run: Of a script, or None.
+    """
+
+    def __init__(
+        self,
+        distributed: core.DistributedContext,
+        storage_manager: AtomicStorage,
+        report: MasterReport | None,
+        links: Links | None = None,
+        run: ScriptRun | None = None,
+    ) -> None:
+        super().__init__(distributed, storage_manager)
+        self._files = storage_manager
+        self._report = report
+        self._links = links
+        self._run = run
+
+    def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
+        """Called on rank 0 once all ranks have written, before they go on.
+
+        Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
+        """
+        if "steps_completed" not in (metadata or {}):  # a master requires it
+            message = "the metadata of a checkpoint must have steps_completed"
+            fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
+            raise ConfigError(
+                Problem(key="core_context.checkpoint", message=message, fix=fix, code="metadata")
+            )
+        if self._run is not None:
+            self._run.begun(int(metadata["steps_completed"]))
+        self._files.publish(storage_id, metadata)
+        if self._links is not None:
+            self._links.update()
+        if self._report is not None:
+            self._report.checkpoint(storage_id, resources, metadata)
+
+    def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
+        if self._links is not None:
+            self._links.update()
+        if self._report is not None:
+            self._report.deleted(storage_id, resources)
+
+    def upload(self, *args: Any, shard: bool = False, **kwargs: Any) -> str:
+        uuid = super().upload(*args, shard=shard, **kwargs)
+        if shard:
+            self._dist.allgather(None)  # rank 0 has published it
+        return uuid
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self._files.path_of(storage_id) / METADATA).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class SignalPreemptContext(core.DummyPreemptContext):
+    """Preemption by SIGTERM."""
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        HEART.beat()
+        if self._preempt_mode is core.PreemptMode.WorkersAskChief:
+            return bool(self._dist.broadcast(STOP.is_set()))
+        return STOP.is_set()
+
+
+def local_core_context(
+    run_dir: Path,
+    distributed: core.DistributedContext,
+    *,
+    metric: str = "",
+    smaller_is_better: bool = True,
+    report: MasterReport | None = None,
+    checkpoint_dir: Path | None = None,
+    run: ScriptRun | None = None,
+    writes_scalars: bool = False,
+    preempt_mode: core.PreemptMode = core.PreemptMode.ChiefOnly,
+    **more: Any,
+) -> core.Context:
+    """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
+
+    Args:
+        run_dir: The run directory.
+        distributed: The ranks.
+        metric: As for :class:`LocalTrainContext`.
+        smaller_is_better: Of that metric.
+        report: Reports to a master, or None.
+        checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
+        run: Of a script that called ``core.init``; None where a loop of ours trains.
+        writes_scalars: As for :class:`LocalTrainContext`.
+        preempt_mode: Which ranks call ``should_preempt()``.
+        more: Further parts of Determined's context.
+    """
+    there, is_chief = RunDir(run_dir), distributed.rank == 0
+    folder = checkpoint_dir or there.checkpoints
+    make_private(there.checkpoints)
+    make_private(folder)
+    if is_chief:
+        remove_partial(there.checkpoints)  # of a run that was killed
+    report = report if is_chief else None
+    links = (
+        Links(there, metric=metric, smaller_is_better=smaller_is_better) if checkpoint_dir is None else None
+    )
+    elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
+    files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
+    return core.Context(
+        distributed=distributed,
+        checkpoint=LocalCheckpointContext(distributed, files, report, links, run),
+        preempt=SignalPreemptContext(distributed, preempt_mode),
+        train=LocalTrainContext(
+            run_dir,
+            metric=metric,
+            smaller_is_better=smaller_is_better,
+            report=report,
+            run=run,
+            writes_scalars=writes_scalars,
+        ),
+        profiler=LocalProfiler(run_dir, distributed),
+        **more,
+    )

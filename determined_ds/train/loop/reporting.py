@@ -1,0 +1,175 @@
+"""What is reported of a run: to the master or the run directory, to TensorBoard, and to the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+import torch
+
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.loop.metric_sums import MetricSums
+from determined_ds.train.loop.progress import Progress
+from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.train.scalars import write_scalars
+from determined_ds.train.tensorboard_files import upload
+from determined_ds.trial import returned
+from determined_ds.trial.instruction_times import InstructionTimes, bubble, pipeline_times
+
+TRAINING, VALIDATION = "training", "validation"
+MEMORY = tuple(each.name for each in fields(RankMemory))
+
+
+class Reporter:
+    """Makes reports of the accumulated metrics. Only the chief sends them.
+
+    Args:
+        trial: Its ``tokens_per_sample``, where it has one, gives ``tokens_per_second``.
+        context: The trial's context.
+        progress: What the chief shows.
+
+    Attributes:
+        memory_by_rank: Of the last report, in the order of ranks; empty before the first.
+    """
+
+    def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
+        self._context = context
+        self._core = context._core
+        self._progress = progress
+        self._is_chief = context.distributed.rank == 0
+        tokens = getattr(trial, "tokens_per_sample", lambda: None)()
+        self._tokens_per_sample = returned.tokens_per_sample(trial, tokens)
+        self._training_s = 0.0
+        self._num_batches = 0
+        self._started: float | None = None
+        self.memory_by_rank: tuple[RankMemory, ...] = ()
+
+    def batch_begins(self) -> None:
+        """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
+
+        Batches are not timed one by one, since a GPU works on after the call that started its work. How long it took
+        is known where the host waits for it, at a report or a pause.
+        """
+        if self._started is None:
+            self._started = time.perf_counter()
+        self._num_batches += 1
+
+    def take_back_batch(self) -> int:
+        """The batch that has begun is not trained. Returns those that were, since the last report."""
+        self._num_batches = max(0, self._num_batches - 1)
+        return self._num_batches
+
+    def pause(self) -> None:
+        """What follows is not training: a report, a validation, a checkpoint."""
+        if self._started is None:
+            return
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)
+        self._training_s += time.perf_counter() - self._started
+        self._started = None
+
+    def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
+        """The training metrics since the last report over all ranks, by one collective.
+
+        Args:
+            sums: The metrics of this rank.
+            riders: More numbers to sum over ranks by the same collective.
+
+        Returns:
+            The metrics, and the summed riders.
+        """
+        times = pipeline_times(self._context.models)
+        own = [*astuple(rank_memory(self._context.device)), *(times.take() if times else ())]
+        reduced, ridden = sums.reduce_with(torch.cat([riders, self._own_row(own).to(riders.device)]))
+        self.pause()
+        # Column by column, each a number of every rank.
+        columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
+        memory, seconds = columns[: len(MEMORY)], columns[len(MEMORY) :]
+        self.memory_by_rank = tuple(
+            RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in zip(*memory, strict=True)
+        )
+        metrics: dict[str, Any] = dict(reduced)
+        metrics.update(self._context.reduce_metrics(for_training=True) or {})
+        metrics.update(engine_metrics(self._context.models[0]))
+        metrics.update(self._throughput())
+        metrics.update(memory_metrics(self.memory_by_rank))
+        if times is not None:
+            metrics.update(_bubbles(times, *seconds))
+        return metrics, ridden[: len(riders)]
+
+    def _own_row(self, numbers: Sequence[float]) -> torch.Tensor:
+        """A flat table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows."""
+        distributed = self._context.distributed
+        table = torch.zeros(distributed.size, len(numbers), dtype=torch.float64)
+        table[distributed.rank] = torch.tensor(numbers, dtype=torch.float64)
+        return table.flatten()
+
+    def _throughput(self) -> dict[str, Any]:
+        """Over replicas: samples are counted once, however many ranks hold a replica."""
+        seconds, batches = self._training_s, self._num_batches
+        self._training_s, self._num_batches = 0.0, 0
+        if not seconds:
+            return {}
+        samples_per_second = batches * self._context.resolved.batch.global_batch_size / seconds
+        rates = {"samples_per_second": samples_per_second}
+        if self._tokens_per_sample:
+            rates["tokens_per_second"] = samples_per_second * self._tokens_per_sample
+        return rates
+
+    def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
+        """Send a report of training metrics."""
+        if self._is_chief:
+            self._write_tensorboard(TRAINING, batches_trained, metrics)
+            with HEART.patiently():  # a master may not answer for a while
+                self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
+                self._core.train.report_progress(progress)
+            self._progress.report(TRAINING, batches_trained, metrics)
+
+    def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
+        """Send a report of validation metrics.
+
+        Returns:
+            On the chief, the best value of the searcher's metric before it; None without one, and elsewhere.
+        """
+        if not self._is_chief:
+            return None
+        best_before = self._core.train.get_experiment_best_validation()
+        self._write_tensorboard(VALIDATION, batches_trained, metrics)
+        self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
+        self._progress.report(VALIDATION, batches_trained, metrics)
+        return None if best_before is None else float(best_before)
+
+    def upload(self) -> None:
+        """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
+        if self._context.get_enable_tensorboard_logging():
+            upload(self._context)
+
+    def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
+        if self._context.get_enable_tensorboard_logging():
+            write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
+
+
+def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
+    """The measured bubble of a pipeline since the last report, and the ideal one."""
+    measured = bubble(busy_s, span_s, times.pipelines)
+    return {} if measured is None else {"bubble": measured, "bubble_ideal": times.ideal_bubble}
+
+
+def engine_metrics(engine: Any) -> dict[str, Any]:
+    """What DeepSpeed reports of the last step: learning rate, gradient norm, loss scale, skipped steps."""
+    metrics: dict[str, Any] = {}
+    rates = engine.get_lr() if engine.optimizer is not None else []
+    if rates:
+        metrics["lr"] = float(rates[0])
+    norm = engine.get_global_grad_norm()
+    if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied
+        metrics["grad_norm"] = float(norm)
+    if engine.fp16_enabled():
+        # Optimizers without ZeRO keep it elsewhere than those with; this works for all of them.
+        metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
+    if engine.fp16_enabled() or engine.skipped_steps:
+        metrics["skipped_steps"] = int(engine.skipped_steps)
+    return metrics

@@ -1,0 +1,242 @@
+"""Determined's core context on a cluster: it survives a short outage of the master, and stops where the searcher stops.
+
+**Outages.** The calls that a lost answer or a busy master can break are private parts of Determined (0.38.1), since
+ranks wait for each other around them: they are replaced on the objects. A report whose answer is lost is sent again; if
+the master then refuses it as known, that is not a failure. Metrics are sent in the background, so a checkpoint is
+reported, and the best validation read, only after the master has all metrics before it; a trial that is killed just
+then would resume without them.
+
+**Stops.** The chief reports a validation, and the master passes it to the searcher before it answers. If the searcher
+stops the trial, Determined 0.38.1 sets its state to ``STOPPING_COMPLETED`` and sends no signal: the container would
+train to the end. So the chief reads the state of its trial after each validation, and the run stops as at a preemption,
+with a checkpoint and exit 0, which completes a trial in that state. The stop is not acknowledged: that would ask the
+master to start the trial again. Other states need not be read: a trial that is paused, canceled or preempted gets a
+signal, and a killed one ends.
+
+Source: ``ReportTrialMetrics``, ``handleSearcherActions``, ``PatchSearcherState``, ``transition`` and
+``handleAllocationExit`` in determined 0.38.1's ``master/internal/{api_trials,experiment,trial}.go``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from determined import core
+from determined.common import util
+from determined.common.api import bindings, errors
+
+from determined_ds.cluster_log import warning_line
+from determined_ds.rundir.best import finite
+
+logger = logging.getLogger("determined_ds")
+
+# As Determined's own, which retries where the connection fails, and also five times in 15 seconds where the master
+# answers with one of these errors. DET_RETRY_CONFIG in the environment replaces it.
+RETRIES = {
+    "total": 20,
+    "status": 5,
+    "status_forcelist": [500, 502, 503, 504],
+    "backoff_factor": 0.5,
+    "allowed_methods": False,
+}
+WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+# A master's answer to metrics that it has already (``shallowUnionMetrics``), the same or others.
+HAS_THEM = "overwriting existing metric keys is not supported"
+STOPPED = "STATE_STOPPING_COMPLETED"
+# These let each trial train to its end: of the master's searchers, only asha_stopping.go makes a Stop.
+NEVER_STOP = frozenset({"single", "random", "grid"})
+# The ranks wait for the answer, so a master that does not answer costs 5 seconds of 20.
+PATIENCE_S = 5
+AGAIN_AFTER_S = 15.0
+# What a session raises without an answer, and with an unexpected one.
+NO_ANSWER = (errors.BadRequestException, OSError, ValueError, KeyError, TypeError)
+
+
+@contextlib.contextmanager
+def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.Context]:
+    """Open the core context of a trial on a cluster.
+
+    Args:
+        distributed: The ranks.
+    """
+    os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))
+    with core.init(
+        distributed=distributed,
+        preempt_mode=core.PreemptMode.ChiefOnly,
+        tensorboard_mode=core.TensorboardMode.MANUAL,
+    ) as opened:
+        context: Any = opened
+        if context._session is not None:
+            settle = _make_patient(context)
+            trial = context.info.trial
+            searcher = (trial._config.get("searcher") or {}).get("name") or "single"
+            if distributed.rank == 0 and searcher not in NEVER_STOP:
+                context.preempt = SearcherStops(context, trial.trial_id, searcher, settle)
+        yield context
+
+
+def _make_patient(context: Any) -> Callable[..., bool]:
+    """Make reports survive lost answers and short outages of the master.
+
+    Args:
+        context: Determined's core context, opened.
+
+    Returns:
+        A function that waits, at most so many seconds, until the master has all reported metrics, and returns whether
+        it has.
+    """
+    retry = util.get_max_retries_config()
+    # A master refuses what it has with a 500, which must not be retried: these two calls check the answer.
+    session = context._session.with_retry(
+        retry.new(status_forcelist=set(retry.status_forcelist or ()) - {500})
+    )
+    session._persist_http_session()  # one connection for all of them, to the end of the process
+    metrics, checkpoints, train = context._metrics, context.checkpoint, context.train
+    shipper = metrics._shipper
+    shipper._session = checkpoints._session = session
+    post, queue, report = shipper._post_metrics, shipper._queue, checkpoints._report_checkpoint
+    best, early_exit = train.get_experiment_best_validation, train.report_early_exit
+
+    def post_once(**metrics_of_step: Any) -> None:
+        _until_accepted(lambda: post(**metrics_of_step), lambda error: HAS_THEM in str(error))
+        queue.task_done()
+
+    def settle(at_most_s: float = math.inf) -> bool:
+        until_s = time.monotonic() + at_most_s
+        with queue.all_tasks_done:
+            while queue.unfinished_tasks and shipper.is_alive() and time.monotonic() < until_s:
+                queue.all_tasks_done.wait(timeout=min(1.0, at_most_s))
+        metrics._maybe_raise_exception()
+        return not queue.unfinished_tasks
+
+    def report_checkpoint(storage_id: str, *args: Any, **kwargs: Any) -> None:
+        def is_there(_: Exception) -> bool:
+            try:
+                session.get(f"/api/v1/checkpoints/{storage_id}")
+            except errors.BadRequestException:
+                return False
+            return True
+
+        settle()
+        _until_accepted(lambda: report(storage_id, *args, **kwargs), is_there)
+
+    def best_validation() -> float | None:
+        settle()
+        try:
+            return finite(best())
+        except (KeyError, TypeError, ValueError):  # an answer without a number: no validation yet
+            return None
+
+    def report_early_exit(reason: Any) -> None:
+        try:
+            early_exit(reason)
+        except errors.APIException as error:
+            if error.status_code != 400:  # 400: it was reported already
+                raise
+            logger.warning("the master does not take the early exit: %s", error)
+
+    def forgiving(show: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A run does not fail for what is only shown."""
+
+        def tried(value: Any) -> None:
+            try:
+                show(value)
+            except (
+                errors.BadRequestException,
+                TypeError,
+            ) as error:  # TypeError: an answer whose error is a text
+                logger.warning("not reported to the master: %r: %s", value, error)
+
+        return tried
+
+    shipper._post_metrics = post_once
+    checkpoints._report_checkpoint = report_checkpoint
+    train.get_experiment_best_validation = best_validation
+    train.report_early_exit = report_early_exit
+    train.set_status, train.report_progress = forgiving(train.set_status), forgiving(train.report_progress)
+    return settle
+
+
+def _until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception], bool]) -> None:
+    """Make a report, and again while the master cannot take it; ``is_accepted``: an error means that it has it."""
+    for wait_s in (*WAITS_S, None):
+        try:
+            report()
+            return
+        except bindings.APIHttpError:  # 201, 204 ...: accepted; Determined's bindings know 200 alone
+            return
+        except errors.BadRequestException as error:
+            if is_accepted(error):
+                return
+            if wait_s is None or getattr(error, "status_code", None) != 500:
+                raise
+            time.sleep(wait_s)
+
+
+class SearcherStops:
+    """The chief's preemption context, which also stops where the searcher has stopped the trial.
+
+    Args:
+        context: The core context, whose validation reports it follows.
+        trial_id: Of the trial.
+        searcher: ``searcher.name``.
+        settle: Waits until the master has all metrics.
+    """
+
+    def __init__(self, context: Any, trial_id: int, searcher: str, settle: Callable[..., bool]) -> None:
+        self._preempt = context.preempt
+        self._session = context._session.with_retry(0)
+        self._path = f"/api/v1/trials/{trial_id}"
+        self._searcher = searcher
+        self._settle = settle
+        self._is_due = self._has_warned = self._is_stopped = False
+        self._not_before_s = 0.0
+        report = context.train.report_validation_metrics
+
+        def report_and_ask_then(*args: Any, **kwargs: Any) -> None:
+            report(*args, **kwargs)
+            self._is_due = True
+
+        context.train.report_validation_metrics = report_and_ask_then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._preempt, name)
+
+    @property
+    def reason(self) -> str:
+        """Why the run stops, if because of the searcher; else empty."""
+        return f"by the searcher ({self._searcher})" if self._is_stopped else ""
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        """Whether to stop. Only a signal is acknowledged, at once with ``auto_ack``."""
+        is_signalled = bool(self._preempt.should_preempt(auto_ack))
+        if self._is_due and time.monotonic() >= self._not_before_s:
+            no_answer = self._ask()
+            if no_answer:
+                self._not_before_s = time.monotonic() + AGAIN_AFTER_S
+                if not self._has_warned:
+                    self._has_warned = True
+                    message = f"cannot read from the master whether the searcher has stopped this trial ({no_answer})"
+                    logger.warning(
+                        "%s", warning_line(f"{message}; training continues, and it is asked again")
+                    )
+        return is_signalled or self._is_stopped
+
+    def _ask(self) -> str:
+        """Read the trial's state, once the master has its validation. Returns why there was no answer, or ""."""
+        if not self._settle(PATIENCE_S):
+            return "it has not taken the last metrics yet"
+        try:
+            state = self._session.get(self._path, timeout=PATIENCE_S).json()["trial"]["state"]
+        except NO_ANSWER as error:
+            return f"{type(error).__name__}: {error}"
+        self._is_due = False
+        self._is_stopped = state == STOPPED
+        return ""

@@ -1,0 +1,256 @@
+"""Opening a context, on a cluster or off it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import determined as det
+from determined import core
+
+from determined_ds.checkpoints.find import determineds_folder
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import stated_seed
+from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.devices import detect_accelerator
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.experiment.space import first_trial_seed
+from determined_ds.rundir.handed_on import REPORT
+from determined_ds.rundir.run_dir import RunDir
+from determined_ds.train.context import DeepSpeedTrialContext
+from determined_ds.train.data.seeds import seed_everything
+from determined_ds.train.group.distributed import TorchDistributedContext, join_process_group
+from determined_ds.train.group.peers import leave_peers
+from determined_ds.train.local_core import local_core_context
+from determined_ds.train.logs.attached import reported_to_tools
+from determined_ds.train.master.core_context import cluster_core_context
+from determined_ds.train.scripts.given_run import cluster_info, cluster_trial, script_run, task_of
+from determined_ds.train.tensorboard_files import upload, upload_last
+from determined_ds.train.tracebacks import show_own_errors
+
+logger = logging.getLogger("determined_ds")
+
+
+@contextlib.contextmanager
+def open_context(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: core.DistributedContext | None = None,
+    enable_tensorboard_logging: bool = True,
+    experiment: Experiment | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    accelerator: str | None = None,
+    engine: str = "deepspeed",
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    trains: bool = True,
+) -> Iterator[DeepSpeedTrialContext]:
+    """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
+
+    The first four arguments are those of Determined's ``deepspeed.init``, see :func:`init`. On a cluster everything is
+    taken from the cluster's information about the trial.
+
+    Args:
+        hparams: Hyperparameters of the trial. Where they leave the batch open, it is that of the first engine that
+            the trial wraps.
+        exp_conf: Experiment configuration, for ``context.get_experiment_config()``.
+        distributed: The ranks, if they were counted already; a context of Determined's must agree with the
+            environment.
+        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
+        experiment: A loaded experiment, instead of ``hparams`` and ``exp_conf``.
+        run_dir: For metrics, checkpoints and TensorBoard files, off-cluster; a new temporary folder if None.
+        accelerator: ``cpu``, ``cuda``, or None for the best there is.
+        engine: ``deepspeed``, or ``ddp`` to train by torch's own DistributedDataParallel.
+        checkpoint_dir: For checkpoints beside those of other runs, off-cluster; None: ``checkpoints`` in ``run_dir``.
+        trains: Whether reports go to the tools of ``hyperparameters.logging`` too.
+
+    Yields:
+        The context, until the block ends.
+
+    Raises:
+        ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
+            process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
+    """
+    run = script_run()
+    if run is not None:  # the script's experiment, as on a cluster
+        run.listens = True
+        experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
+        accelerator = accelerator or run.accelerator
+        trains = trains and run.measurement is None
+    task = cluster_trial() or (task_of(experiment) if experiment else _task_of_arguments(hparams, exp_conf))
+    devices = detect_accelerator(accelerator)
+    ranks = _ranks(distributed, devices)
+    with contextlib.ExitStack() as stack:
+        if task.on_cluster:
+            there = RunDir(Path(tempfile.mkdtemp()))
+            core_context = stack.enter_context(cluster_core_context(ranks))
+        else:
+            if run_dir is None:
+                run_dir = ranks.broadcast(
+                    tempfile.mkdtemp(prefix="determined_ds-") if ranks.rank == 0 else None
+                )
+            there = RunDir(Path(run_dir))
+            report = run.report if run is not None else None
+            if report is None and REPORT in os.environ and ranks.rank == 0:
+                from determined_ds.train.master.unmanaged import reported
+
+                report = stack.enter_context(
+                    reported(there.path, task.exp_conf or {}, task.hyperparameters.data)
+                )
+            core_context = local_core_context(
+                there.path,
+                ranks,
+                metric=task.metric,
+                smaller_is_better=task.smaller_is_better,
+                report=report,
+                checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
+            )
+        stack.enter_context(_dropping_points(task, ranks))
+        resolved = _resolve(task, ranks, devices)
+        if isinstance(resolved, ResolvedConfig):
+            resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
+        seed_everything(task.seed)
+        context = DeepSpeedTrialContext(
+            core_context=core_context,
+            resolved=resolved,
+            hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
+            accelerator=devices,
+            run_dir=there,
+            trial_seed=task.seed,
+            exp_conf=task.exp_conf,
+            steps_completed=task.steps_completed,
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+        context.engine = engine
+        if run is not None:
+            context.resumed_from, context.resets_optimizer = run.latest_checkpoint, run.resets_optimizer
+        elif task.on_cluster:
+            info = cluster_info()
+            context.resumed_from = (info and info.latest_checkpoint) or None
+            # Once the tools have ended, whose files are beside those for TensorBoard.
+            stack.callback(upload_last, core_context.train, partial(upload, context))
+        if trains:
+            run_here = None if task.on_cluster else there
+            stack.enter_context(
+                reported_to_tools(
+                    core_context, task, devices, run_dir=run_here, resolved=lambda: context.resolved
+                )
+            )
+        yield context
+        leave_peers()  # a rank that fails shows signs of life to its end
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: core.DistributedContext | None = None,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[DeepSpeedTrialContext]:
+    """Open a context as ``determined.pytorch.deepspeed.init`` does, with its arguments.
+
+    Off-cluster, checkpoints go where Determined puts them too (``~/.local/share/determined`` on Linux), and everything
+    else to a new temporary folder.
+
+    Args:
+        hparams: As for :func:`open_context`.
+        exp_conf: As for :func:`open_context`.
+        distributed: As for :func:`open_context`.
+        enable_tensorboard_logging: As for :func:`open_context`.
+
+    Yields:
+        The context, until the block ends.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+    """
+    if script_run() is None and cluster_info() is None:  # elsewhere our launcher or the task's log shows them
+        show_own_errors()
+    with open_context(
+        hparams=hparams,
+        exp_conf=exp_conf,
+        distributed=distributed,
+        enable_tensorboard_logging=enable_tensorboard_logging,
+        checkpoint_dir=determineds_folder(),
+    ) as context:
+        yield context
+
+
+def _task_of_arguments(hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None) -> Task:
+    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    return Task(
+        hyperparameters=hyperparameters_of(hparams),
+        exp_conf=exp_conf,
+        seed=stated_seed(hparams or {}, first_trial_seed(int(given or 0))),
+        has_hyperparameters=hparams is not None,
+    )
+
+
+def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> core.DistributedContext:
+    """The ranks by one transport, torch's process group, whatever others a script opened.
+
+    Raises:
+        ConfigError: ``given`` counts other ranks than the environment.
+    """
+    if isinstance(given, TorchDistributedContext):
+        return given
+    ranks = join_process_group(accelerator)
+    if given is not None and (given.rank, given.size) != (ranks.rank, ranks.size):
+        message = f"this process is rank {ranks.rank} of {ranks.size} by its environment (RANK, WORLD_SIZE)"
+        value, fix = f"rank {given.rank} of {given.size}", "leave distributed out: the ranks are counted here"
+        raise ConfigError(Problem(key="distributed", value=value, message=message, fix=fix, code="ranks"))
+    return ranks
+
+
+@contextlib.contextmanager
+def _dropping_points(task: Task, ranks: core.DistributedContext) -> Iterator[None]:
+    """Have a searcher drop a point that cannot run; rank 0 reports it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not task.drops_point(error):
+            raise
+        if ranks.rank != 0:
+            raise SystemExit(0) from error
+        logger.warning("this point cannot run, and is dropped: %s", error)
+        raise det.InvalidHP(str(error)) from error
+
+
+def _resolve(
+    task: Task, ranks: core.DistributedContext, accelerator: Accelerator
+) -> ResolvedConfig | ConfigError:
+    """What will run; why that is open, where the trial's first engine can say it."""
+    if task.on_cluster and task.slots not in (None, ranks.size):
+        message = f"{ranks.size} rank{' was' if ranks.size == 1 else 's were'} started for them"
+        fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
+        key = "resources.slots_per_trial"
+        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=accelerator,
+        slots=ranks.size,
+        slots_origin=task.slots_origin,
+        machines=ranks.cross_size,
+    )
+    try:
+        resolved = decide_task(task, where)
+    except ConfigError as error:
+        # The batch alone may be left to an engine; without a DeepSpeed JSON its division too, by an engine's layout.
+        names_json = task.hyperparameters.get(("deepspeed_config",)) is not None
+        left_open = ("batch-missing",) if names_json else ("batch-missing", "batch")
+        if all(problem.code in left_open for problem in error.problems):
+            return error
+        raise
+    if task.on_cluster and ranks.rank == 0:  # off-cluster, the launcher has shown them
+        for warning in resolved.warnings:
+            logger.warning("%s", warning)
+    return resolved

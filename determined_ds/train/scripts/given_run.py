@@ -1,0 +1,172 @@
+"""What this process trains: a script that ``det-ds run`` has started, or a trial of a cluster. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from determined_ds.config.params import ProfiledSteps
+from determined_ds.experiment.decide import Task, task_of_cluster
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.rundir.checkpoint_files import restored_by
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.links import relink
+from determined_ds.rundir.run_dir import RunDir
+from determined_ds.rundir.signals import TRAINED
+
+if TYPE_CHECKING:
+    import determined as det
+
+PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first one being slower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How many steps are measured.
+
+    Args:
+        steps: Those whose time counts, >= 1.
+        warmup: Those before them, >= 0.
+        profiles: Whether torch's profiler records them.
+        parts: Further steps, whose time does not count, which torch's profiler records; >= 0.
+    """
+
+    steps: int
+    warmup: int
+    profiles: bool = False
+    parts: int = 0
+
+    @property
+    def timed(self) -> int:
+        """Steps until all that count have ended."""
+        return self.warmup + self.steps
+
+    @property
+    def total(self) -> int:
+        """Steps that are trained."""
+        return self.timed + (PARTS_WARMUP + self.parts if self.parts else 0)
+
+    @property
+    def profile(self) -> ProfiledSteps | None:
+        """The steps that are recorded."""
+        if self.parts:
+            return ProfiledSteps(wait=self.timed, warmup=PARTS_WARMUP, active=self.parts)
+        warmup = min(2, self.warmup)
+        wait = self.warmup - warmup
+        return ProfiledSteps(wait=wait, warmup=warmup, active=self.steps) if self.profiles else None
+
+
+@dataclass(kw_only=True)
+class ScriptRun:
+    """A run of ``det-ds run`` whose ranks are a script.
+
+    Args:
+        run_dir: The run directory.
+        experiment: What runs: one point, overrides included.
+        accelerator: ``cpu`` or ``cuda``.
+        test: Whether one batch is trained, one validated, one checkpoint verified.
+        resume: Uuid of the checkpoint to resume from.
+        resume_from: Its folder, where it is another run's.
+        resets_optimizer: Whether the state of the optimizer in it is left out.
+        fork: Folder of a checkpoint of another run, to start from.
+        watched: Whether the user states how long nothing may move, so that its reports are signs of life.
+        measurement: What is measured of it instead of training to its end, or None.
+        listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
+        report: Rank 0's reports to a master; None: it reports to none.
+        trained: Whether a loop of this library has trained, and so has done what ``test`` requests.
+        is_measured: Whether ``measurement`` is done.
+    """
+
+    run_dir: Path
+    experiment: Experiment
+    accelerator: str | None = None
+    test: bool = False
+    resume: str | None = None
+    resume_from: Path | None = None
+    resets_optimizer: bool = False
+    fork: Path | None = None
+    watched: bool = False
+    measurement: Measurement | None = None
+    listens: bool = False
+    report: Any = None
+    trained: bool = False
+    is_measured: bool = False
+
+    @property
+    def there(self) -> RunDir:
+        """The files of the run."""
+        return RunDir(self.run_dir)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """What a loop of this library resumes from: a uuid, or a folder."""
+        return restored_by(self.resume, self.resume_from)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this launch has reported anything."""
+        try:
+            return self.there.is_replaced and self.there.metrics.stat().st_size > 0
+        except OSError:
+            return False
+
+    def begun(self, steps: int) -> None:
+        """The script reports: a run that resumes has taken over by now, and may be resumed from here.
+
+        Args:
+            steps: Batches trained.
+        """
+        TRAINED.set()
+        if self.there.adopt_next():
+            relink(self.there)
+        if self.watched:  # how long a script may take between two reports, only its user knows
+            HEART.step(steps)
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """The trial's hyperparameters."""
+        return self.experiment.hyperparameters.data
+
+
+_run: ScriptRun | None = None
+
+
+def script_run() -> ScriptRun | None:
+    """The run that this process is a rank of; None in any other process, and where a trial is trained."""
+    return _run
+
+
+def begin(run: ScriptRun | None) -> None:
+    """From now on this process is a rank of a run; None: of no run any more."""
+    global _run
+    _run = run
+
+
+def cluster_info() -> det.ClusterInfo | None:
+    """What ``det.get_cluster_info()`` says on a cluster; None elsewhere, under ``det-ds run`` too."""
+    import determined as det
+
+    return None if _run is not None else det.get_cluster_info()
+
+
+def cluster_trial() -> Task | None:
+    """The trial that a cluster runs in this process; None elsewhere.
+
+    Raises:
+        ConfigError: a secret of its configuration was not filled in.
+    """
+    info = cluster_info()
+    if info is None or info.task_type != "TRIAL":
+        return None
+    trial = info.trial
+    return task_of_cluster(
+        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
+    )
+
+
+def task_of(experiment: Experiment) -> Task:
+    """What a run of an experiment trains, off a cluster."""
+    return Task(
+        hyperparameters=experiment.hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed
+    )

@@ -1,0 +1,121 @@
+"""What runs out is said in one message: what, where, how much there is, the last checkpoint, and the fix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness.command import DET_DS, ROOT, TIMEOUT_S, det_ds
+from tests.package import checkpoints, damage
+from tests.rundir.runs import words
+
+EACH_BATCH = {"checkpoint_period": {"batches": 1}, "checkpoint_policy": "all"}
+
+
+def check_told(done: subprocess.CompletedProcess[str], *said: str) -> None:
+    """It failed, and ends with an error of two lines; nothing else is a traceback."""
+    assert done.returncode == 1, done.stderr
+    error, fix = done.stderr.rstrip().splitlines()[-2:]
+    assert error.startswith("error: "), done.stderr
+    assert fix.startswith("  fix: ")
+    for each in said:
+        assert each in error
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(
+    tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    """The ones before it are whole, and nothing is left of it."""
+    run_dir = small_disk(2**20) / "run"
+    done = det_ds(*words(tmp_path, run_dir, fit=EACH_BATCH))
+    kept = checkpoints(run_dir)
+    assert len(kept) >= 2
+    check_told(done, f"no space left on the disk of {run_dir}/checkpoints", "of 1 MiB are free")
+    check_told(done, "a checkpoint takes about", f"the last checkpoint is {kept[0]}")
+    assert [damage(checkpoint) for checkpoint in kept] == [None] * len(kept)
+    assert list((run_dir / "checkpoints").glob(".*")) == []
+
+
+def test_the_first_checkpoint_is_weighed_by_the_model(
+    tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    done = det_ds(*words(tmp_path, small_disk(4 * 2**20) / "run", "Large", fit=EACH_BATCH))
+    # 8 x 65536 parameters in fp32, ZeRO's own copy of them, and two moments of Adam.
+    check_told(done, "a checkpoint takes about 8 MiB", "no checkpoint was made yet")
+
+
+@pytest.mark.parametrize("fit", [{}, EACH_BATCH], ids=["metrics", "checkpoint"])
+def test_a_disk_that_fills_up(
+    tmp_path: Path, small_disk: Callable[[int], Path], fit: dict[str, object]
+) -> None:
+    run_dir = small_disk(2**20) / "run"
+    done = det_ds(*words(tmp_path, run_dir, "Filling", fit=fit), env={"FILL": str(run_dir.parent)})
+    check_told(done, f"no space left on the disk of {run_dir}", "of 1 MiB are free")
+    assert (run_dir / "experiment.yaml").stat().st_size > 0
+
+
+def test_a_disk_that_is_full_before_the_start(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(64 * 1024)
+    (disk / "filler").write_bytes(bytes(64 * 1024))
+    done = det_ds(*words(tmp_path, disk / "run"))
+    assert done.returncode == 2
+    assert "cannot be written to: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def shell(script: str, given: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'{script}exec "$0" "$@"', str(DET_DS), *given, "--accelerator", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_shared_memory_that_is_full(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a small /dev/shm takes a mount namespace, as root")
+    small = 'exec unshare -m sh -c \'mount -t tmpfs -o size=64k none /dev/shm && exec "$0" "$@"\' '
+    given = words(tmp_path, tmp_path / "run", "WithWorkers")
+    done = shell(small.removesuffix(" ") + ' "$0" "$@"; ', given)
+    check_told(done, "no space left in shared memory, /dev/shm", "of 64 KiB are free")
+
+
+@pytest.mark.long("two more runs; test_shared_memory_that_is_full has the same workers")
+def test_too_few_open_files(tmp_path: Path) -> None:
+    """By the hard limit; a soft one, which a process may raise, is raised."""
+    given = words(tmp_path, tmp_path / "run", "WithWorkers", fit={"max_length": {"batches": 2}})
+    done = shell("ulimit -S -n 24; ", given)
+    assert done.returncode == 0, done.stderr
+    given[-1] = str(tmp_path / "again")
+    done = shell("ulimit -n 24; ", given)
+    check_told(done, "too many open files: a process may have 24 here")
+
+
+@pytest.mark.long("a disk and memory that are full are short")
+def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
+    """A closed terminal, ``| head``: what would be written is dropped."""
+    given = words(tmp_path, tmp_path / "run", fit={"max_length": {"batches": 30}})
+    with subprocess.Popen(
+        [str(DET_DS), *given, "--accelerator", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 30

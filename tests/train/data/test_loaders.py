@@ -1,0 +1,213 @@
+"""Loaders that are not Determined's are taken over, refused with the fix, or used as they are where allowed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from determined.pytorch import DataLoader, samplers
+from torch.utils import data as torch_data
+
+from determined_ds.errors import ConfigError, DataError
+from tests.harness.ranks import Ranks
+from tests.package import training_data
+from tests.train.data.datasets import Count, Sized, taken
+
+SPLIT = (2, 2, 2)
+NUMBERS: Any = range(35)
+
+
+def steps(loader: Any, num: int, *, start: int = 0, as_it_is: bool = False) -> list[list[list[int]]]:
+    """What each of two replicas trains in each step."""
+    found = []
+    for replica in range(2):
+        torch.manual_seed(replica)  # replicas stand at places of their own
+        data = training_data(loader, SPLIT, replica=replica, start=start, as_it_is=as_it_is)
+        found.append(taken(data, SPLIT, num))
+    return found
+
+
+# --------------------------------------------------------------------------------------------- taken over
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random with a generator": lambda: torch_data.RandomSampler(NUMBERS, generator=torch.Generator()),
+    "with replacement": lambda: torch_data.RandomSampler(NUMBERS, replacement=True, num_samples=50),
+    "subset": lambda: torch_data.SubsetRandomSampler(range(5, 30)),
+    "weighted": lambda: torch_data.WeightedRandomSampler([1.0] * 35, 40),
+    "distributed": lambda: torch_data.DistributedSampler(NUMBERS, num_replicas=2, rank=0),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_torchs_loader_with_torchs_samplers_trains_the_global_stream(name: str) -> None:
+    """As the same loader of Determined: split without overlap, and resumed where it stopped."""
+    loader = torch_data.DataLoader(NUMBERS, batch_size=2, sampler=SAMPLERS[name]())
+    first, second = whole = steps(loader, 9)
+    assert [each[4:] for each in whole] == steps(loader, 5, start=4)
+    if name == "distributed":  # it has split already: its dataset is taken, in the order that it would give
+        assert whole == steps(DataLoader(NUMBERS, batch_size=2, shuffle=True), 9)
+    else:
+        assert whole == steps(DataLoader(NUMBERS, batch_size=2, sampler=SAMPLERS[name]()), 9)
+    epoch = training_data(loader, SPLIT).batches_per_epoch
+    seen = [number for step in (*first[:epoch], *second[:epoch]) for number in step]
+    assert len(seen) == epoch * 8
+    assert len(set(seen)) == len(seen) or name in ("with replacement", "weighted")
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+
+class OwnIteration(torch_data.DataLoader):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class RankSampler(torch_data.SequentialSampler):
+    num_replicas = 2
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    # name: (what is returned, what is said of it, the fix)
+    "iterable": (
+        torch_data.DataLoader(Sized(99), batch_size=2),
+        "torch's DataLoader over Sized.*every replica would read the same samples",
+        "return self.training_loader(dataset)",
+    ),
+    "own iteration": (OwnIteration(NUMBERS), "OwnIteration over range", "self.training_loader(dataset)"),
+    "nothing": (None, "returned None; expected a data loader", "self.training_loader(dataset)"),
+    "sampler of a rank": (
+        torch_data.DataLoader(NUMBERS, batch_size=2, sampler=RankSampler(NUMBERS)),
+        "RankSampler.*split over the replicas twice",
+        "a sampler over all samples",
+    ),
+    "Determined's skip": (
+        torch_data.DataLoader(
+            NUMBERS,
+            batch_sampler=samplers.SkipBatchSampler(
+                torch_data.BatchSampler(torch_data.SequentialSampler(NUMBERS), 2, True), 3
+            ),
+        ),
+        "SkipBatchSampler.*skips samples itself",
+        "a sampler over all samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_taken_over_is_refused_with_the_fix(name: str) -> None:
+    loader, message, fix = REFUSED[name]
+    with pytest.raises(ConfigError, match=f"(?s)Trial.build_training_data_loader.*{message}") as raised:
+        steps(loader, 1)
+    assert fix in raised.value.problems[0].fix
+
+
+# -------------------------------------------------------------------------------------- used as they are
+
+
+def test_what_an_author_vouches_for_is_used_as_it_is() -> None:
+    """Repeated, and after a resume skipped as far as it was read."""
+    loader = torch_data.DataLoader(NUMBERS, batch_size=2)
+    first, second = steps(loader, 3, as_it_is=True)
+    assert first == second == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert steps(loader, 1, start=2, as_it_is=True)[0] == first[2:]
+    with pytest.raises(DataError, match="yields no batch"):
+        steps(OwnIteration(NUMBERS), 1, as_it_is=True)
+
+
+# ---------------------------------------------------------------------------------------- in a real run
+
+
+def train(run_dir: Path, kind: str, length: tuple[str, int], opt_in: bool = False) -> Any:
+    """In a rank: train, and return the samples of each micro-batch, or what is refused."""
+    from determined.pytorch import Batch, Epoch
+
+    from determined_ds import DataParallelTrial, Trainer, open_context
+
+    seen: list[list[int]] = []
+    placed = Count(20)
+
+    class Seeing(DataParallelTrial):
+        def prepare(self) -> None:
+            if opt_in:
+                self.context.disable_dataset_reproducibility_checks()
+
+        def build_model(self) -> torch.nn.Module:
+            return torch.nn.Linear(1, 2)
+
+        def loss(self, model: Any, batch: Any) -> torch.Tensor:
+            if model.module.training:
+                seen.append(batch.tolist())
+            return model(batch.float().reshape(-1, 1)).mean()
+
+        def build_training_data_loader(self) -> Any:
+            size, rank = self.micro_batch_size, self.context.distributed.rank
+            data: Any = range(20)
+            return {
+                "torch": lambda: torch_data.DataLoader(data, batch_size=size, shuffle=True),
+                "iterable": lambda: torch_data.DataLoader(Sized(20), batch_size=size),
+                "stream": lambda: self.training_loader(placed),
+                "sized": lambda: self.training_loader(Sized(20), num_workers=1),
+                "split": lambda: self.training_loader(range(rank, 20, 2).__iter__),
+                "whole": lambda: self.training_loader(range(20).__iter__, sharded=True),
+            }[kind]()
+
+        def build_validation_data_loader(self) -> Any:
+            return self.validation_loader(Count(5))
+
+    ds_config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
+    ds_config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}  # type: ignore[assignment]
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    with open_context(
+        hparams=hparams, run_dir=run_dir, accelerator="cpu", enable_tensorboard_logging=False
+    ) as context:
+        unit = {"batches": Batch, "epochs": Epoch}[length[0]]
+        try:
+            Trainer(Seeing(context), context).fit(max_length=unit(length[1]), checkpoint_policy="none")
+        except ConfigError as error:
+            return str(error)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["torch", "stream", "sized"])
+def test_two_replicas_train_each_sample_once(two_ranks: Ranks, kind: str, tmp_path: Path) -> None:
+    """Their micro-batches in turns are the order of one replica: here 0, 1, 2 ..., or a shuffle."""
+    first, second = two_ranks.run(train, tmp_path, kind, ("batches", 5))
+    in_turns = list(itertools.chain(*itertools.chain(*zip(first, second, strict=True))))
+    if kind == "torch":  # two whole batches of 8 to an epoch
+        assert len(set(in_turns[:16])) == len(set(in_turns[16:32])) == 16
+        assert in_turns[:16] != in_turns[16:32]
+    else:
+        assert in_turns == [*range(20), *range(20)]
+
+
+def test_an_epoch_of_a_stream_is_counted_by_its_length_or_refused(two_ranks: Ranks, tmp_path: Path) -> None:
+    first, _ = two_ranks.run(train, tmp_path, "sized", ("epochs", 2))
+    assert len(first) == 2 * (20 // 8) * 2
+    for said in two_ranks.run(train, tmp_path, "stream", ("epochs", 2)):
+        assert "fit.max_length = '2 epochs': the training data has no length, and so no epochs" in said
+        assert "count in batches" in said
+
+
+def test_the_same_samples_on_every_replica_are_refused(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Half of the global batch twice: what torch's loader over an ``IterableDataset`` gives."""
+    for said in two_ranks.run(train, tmp_path / "refused", "iterable", ("batches", 2)):
+        assert "Seeing.build_training_data_loader: returned torch's DataLoader over Sized" in said
+        assert "return self.training_loader(dataset)" in said
+    first, second = two_ranks.run(train, tmp_path / "taken", "iterable", ("batches", 2), opt_in=True)
+    assert first == second == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert "is used as it is" in two_ranks.said(0)
+
+
+def test_a_stream_that_splits_itself_is_refused_and_a_sharded_one_that_does_not_is_warned_of(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    for said in two_ranks.run(train, tmp_path / "split", "split", ("batches", 2)):
+        assert "other samples on one replica than on another" in said
+        assert "sharded=True" in said
+    first, second = two_ranks.run(train, tmp_path / "whole", "whole", ("batches", 2))
+    assert first == second
+    assert "first samples are the same on every replica" in two_ranks.said(0)

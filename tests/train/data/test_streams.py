@@ -1,0 +1,150 @@
+"""A stream is one for all replicas, read on where a run stopped; what cannot be read so is refused with the fix."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from determined_ds import StreamLoader
+from determined_ds.errors import CheckpointError, ConfigError, DataError
+from tests.package import training_data
+from tests.train.data.datasets import (
+    ByEpoch,
+    ByWorker,
+    Count,
+    Placed,
+    Shuffled,
+    Split,
+    of_all_replicas,
+    taken,
+)
+
+
+def read() -> Iterator[int]:
+    """A generator function."""
+    yield from range(20)
+
+
+def opened(dataset: Any, split: Split, *, workers: int = 0, sharded: bool = False, **more: Any) -> Any:
+    """A replica's training data."""
+    loader = StreamLoader(dataset, split[2], num_workers=workers, sharded=sharded)
+    return training_data(loader, split, **more)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", [Shuffled, ByWorker])
+def test_workers_change_nothing(kind: Any, workers: int) -> None:
+    """A dataset that splits itself by worker is read once, and one that draws its order is read in one order."""
+    expected = of_all_replicas(lambda: StreamLoader(kind(20), 8), (1, 1, 8), 6)
+    torch.manual_seed(workers), random.seed(workers), np.random.seed(workers)
+    found = of_all_replicas(lambda: StreamLoader(kind(20), 2, num_workers=workers), (2, 2, 2), 6)
+    assert found == expected
+    assert len({tuple(step) for step in expected[:5]}) == 5, "passes draw differently"
+
+
+@pytest.mark.parametrize("dataset", [read, lambda: iter(range(20)), Count(20)])
+def test_what_a_stream_may_be(dataset: Any) -> None:
+    assert taken(opened(dataset, (1, 1, 8)), (1, 1, 8), 3)[2] == [16, 17, 18, 19, 0, 1, 2, 3]
+
+
+def test_a_sharded_stream_is_each_replicas_own() -> None:
+    split = (2, 2, 2)
+    shares = []
+    for replica in range(2):
+        own = range(replica, 12, 2)
+        shares.append(taken(opened(own.__iter__, split, sharded=True, replica=replica), split, 2))
+    assert shares == [[[0, 2, 4, 6], [8, 10, 0, 2]], [[1, 3, 5, 7], [9, 11, 1, 3]]]
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "stop"),
+    [
+        *itertools.product((Count, Shuffled, Placed, ByEpoch), (0,), (1, 5, 9)),
+        *itertools.product((Shuffled, Placed), (2,), (5, 9)),
+    ],
+)
+def test_resumed_it_goes_on_as_if_never_stopped(kind: Any, workers: int, stop: int) -> None:
+    """In a pass, at its very end (batch 5 of 20 samples), and in a later one; with other workers than before."""
+    split = (2, 2, 1)
+    for replica in range(2):
+        whole = taken(opened(kind(20), split, workers=workers, replica=replica), split, 12)
+        before = opened(kind(20), split, workers=workers, replica=replica)
+        taken(before, split, stop)
+        position = before.place.state_dict()
+        for other in {workers, 0}:
+            after = opened(kind(20), split, workers=other, replica=replica, start=stop, position=position)
+            assert after.place.state_dict() == position, "nothing is taken yet"
+            assert taken(after, split, 12 - stop) == whole[stop:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_again", "said"),
+    [
+        (Placed, 4, ""),
+        (ByEpoch, 12 + 4, "ByEpoch has no state_dict: reading and skipping 12 samples"),
+        (Count, None, "skipping 32 samples, to resume after batch 8"),
+    ],
+)
+def test_as_little_is_read_again_as_the_dataset_allows(kind: Any, read_again: int | None, said: str) -> None:
+    """Nothing, the last pass, or all: eight batches of four are one pass of 20 samples, and 12 more."""
+    split, notes = (1, 1, 4), []
+    data = opened(kind(20), split)
+    taken(data, split, 8)
+    dataset = kind(20)
+    after = opened(dataset, split, start=8, position=data.place.state_dict(), note=notes.append)
+    taken(after, split, 1)
+    assert getattr(dataset, "yielded", None) == read_again
+    assert [said in note for note in notes if "reading and skipping" in note] == [True] * bool(said)
+
+
+class Locked(Placed):
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+
+def test_a_state_that_nobody_can_save_or_take_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="the state_dict of Locked cannot be saved: cannot pickle"):
+        opened(Locked(20), (1, 1, 4), workers=1)
+    data = opened(Placed(20), (1, 1, 4))
+    taken(data, (1, 1, 4), 1)
+    with pytest.raises(CheckpointError, match="Count has no load_state_dict to take it"):
+        opened(Count(20), (1, 1, 4), start=1, position=data.place.state_dict())
+
+
+# ------------------------------------------------------------------------------------------------- its end
+
+
+def test_a_dataset_that_can_be_iterated_once_only_is_refused() -> None:
+    numbers = iter(range(20))
+    once = type("Once", (Count,), {"__iter__": lambda self: numbers})(20)
+    data = opened(once, (1, 1, 4))
+    assert len(taken(data, (1, 1, 4), 5)) == 5
+    with pytest.raises(DataError, match=r"yielded nothing when it was iterated again \(pass 2\)") as raised:
+        next(data.batches)
+    assert "a function that returns a new iterator" in raised.value.problems[0].fix
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "fix"),
+    [
+        (read(), {}, "give the function"),
+        (Count(9), {"shuffle": True}, "shuffle in the dataset"),
+        (Count(9), {"drop_last": True}, "leave drop_last out"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused_with_the_fix(
+    dataset: Any, options: dict[str, Any], fix: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        StreamLoader(dataset, 4, **options)
+    assert fix in raised.value.problems[0].fix

@@ -1,0 +1,100 @@
+"""Checkpoints by the clock: what is trained does not depend on when they are written, and they are due in time."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from determined.pytorch import Batch
+
+from determined_ds import Trainer
+from determined_ds.errors import ConfigError
+from tests.harness.ranks import Ranks
+from tests.interrupted.compared import differences, last_words
+from tests.interrupted.experiments import NUM_BATCHES, STRATEGIES, experiment, run
+from tests.train.small import fit, linear_trial, saved_steps
+
+AT_ONCE = {"seconds": 0.0001}  # after every batch
+
+
+def test_killed_and_resumed_it_ends_as_one_that_counts_batches(tmp_path: Path) -> None:
+    config = experiment(**STRATEGIES["zero1"])
+    periods = config["hyperparameters"]["fit"]
+    configs = {name: tmp_path / f"{name}.yaml" for name in ("counted", "clock")}
+    configs["counted"].write_text(yaml.safe_dump(config))
+    periods["checkpoint_period"] = AT_ONCE
+    configs["clock"].write_text(yaml.safe_dump(config))
+    counted = run(configs["counted"], tmp_path / "counted")
+    assert counted.returncode == 0, counted.stderr
+    killed = run(configs["clock"], tmp_path / "clock", KILL_AT="before:8")
+    assert killed.returncode == 1, killed.stderr
+    resumed = run(configs["clock"], tmp_path / "clock", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    steps = saved_steps(tmp_path / "clock")
+    assert steps == list(range(1, NUM_BATCHES + 1))
+    assert len(steps) > len(saved_steps(tmp_path / "counted"))
+    assert differences(last_words(tmp_path / "counted"), last_words(tmp_path / "clock")) == []
+
+
+def train_on_a_clock(run_dir: str, batch_minutes: int, save_minutes: int) -> None:
+    """In a rank: the chief's clock goes on by so much with a batch, and a checkpoint. Nothing is due by the other's."""
+    os.environ["DETERMINED_DS_HANG_TIMEOUT"] = "0"
+    monotonic, ahead_s = time.monotonic, [0.0]
+
+    class Slow(linear_trial()):  # type: ignore[misc]
+        def train_batch(self, *given: Any) -> Any:
+            ahead_s[0] += 60 * batch_minutes if self.context.distributed.rank == 0 else 0
+            return super().train_batch(*given)
+
+        def save(self, *given: Any) -> None:
+            super().save(*given)
+            ahead_s[0] += 60 * save_minutes if self.context.distributed.rank == 0 else 0
+
+    with mock.patch("time.monotonic", side_effect=lambda: monotonic() + ahead_s[0]):
+        hour = timedelta(hours=1)
+        fit(run_dir, Slow, max_length=("batches", 20), checkpoint_period=hour, checkpoint_policy="none")
+
+
+TOO_LATE = (
+    "after a checkpoint that is written sooner than a batch is trained, the chief asks many batches later"
+)
+
+
+@pytest.mark.parametrize(
+    ("batch_minutes", "save_minutes", "expected"),
+    [
+        (7, 14, [9, 18, 20]),
+        (60, 60, list(range(1, 21))),
+        (25, 50, [3, 6, 9, 12, 15, 18, 20]),
+        pytest.param(25, 0, [3, 6, 9, 12, 15, 18, 20], marks=pytest.mark.xfail(strict=True, reason=TOO_LATE)),
+    ],
+)
+def test_one_is_due_at_the_first_batch_after_its_time_by_the_clock_of_the_chief(
+    batch_minutes: int, save_minutes: int, expected: list[int], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    two_ranks.run(train_on_a_clock, str(tmp_path), batch_minutes, save_minutes)
+    assert saved_steps(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said"),
+    [
+        ({"checkpoint_period": timedelta()}, "fit.checkpoint_period", "must be more than 0"),
+        (
+            {"validation_period": timedelta(minutes=1)},
+            "fit.validation_period",
+            "cannot be a time: what is best",
+        ),
+        ({"reporting_period": timedelta(minutes=1)}, "fit.reporting_period", "cannot be a time: the metrics"),
+    ],
+)
+def test_fit_refuses_other_times_by_name(arguments: dict[str, Any], key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        Trainer(None, None).fit(max_length=Batch(3), **arguments)
+    assert [problem.key for problem in refused.value.problems] == [key]

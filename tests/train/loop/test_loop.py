@@ -1,0 +1,278 @@
+"""The loop as a trial sees it: what is due after which batch, epochs, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.harness.ranks import Ranks
+from tests.package import checkpoints, damage, records, reseal
+from tests.train.small import BATCHES_PER_EPOCH, fit, linear_trial, saved_steps
+
+
+def noting_trial() -> Any:
+    """A linear model that notes what is called."""
+    from determined import pytorch
+
+    class Noting(pytorch.PyTorchCallback):
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def on_training_epoch_start(self, epoch_idx: int) -> None:
+            self.calls.append(("epoch start", epoch_idx))
+
+        def on_training_epoch_end(self, epoch_idx: int) -> None:
+            self.calls.append(("epoch end", epoch_idx))
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            self.calls.append("validation")
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            self.calls.append("checkpoint")
+
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
+            self.calls.append("report")
+
+    class Linear(linear_trial()):  # type: ignore[misc]
+        def prepare(self) -> None:
+            super().prepare()
+            self.noting = Noting()
+            self.batches: list[tuple[int, int]] = []
+
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.batches.append((epoch_idx, batch_idx))
+            self.noting.calls.append(("batch", batch_idx))
+            return dict(super().train_batch(dataloader_iter, epoch_idx, batch_idx))
+
+        def build_callbacks(self) -> dict[str, Any]:
+            return {"noting": self.noting}
+
+        def tokens_per_sample(self) -> int:
+            return 3
+
+    return Linear
+
+
+def train(run_dir: str, **fit_arguments: Any) -> Any:
+    """In a rank: train, and return what the trial noted."""
+    trial = fit(run_dir, noting_trial(), **fit_arguments)
+    return trial.noting.calls, trial.batches
+
+
+# -------------------------------------------------------------------------------------- what is due after a batch
+
+
+def is_due(unit: tuple[str, Any] | None, batch: int) -> bool:
+    """The documentation of ``fit``: a period counts batches or epochs from the start; a schedule lists them."""
+    if unit is None:
+        return False
+    kind, value = unit
+    if kind == "epochs" and batch % BATCHES_PER_EPOCH:
+        return False
+    count = batch // BATCHES_PER_EPOCH if kind == "epochs" else batch
+    return count in value if isinstance(value, list) else count % value == 0
+
+
+def drawn_schedules(seed: int) -> list[dict[str, Any]]:
+    """Lengths and periods of ``fit``; ``stop`` is where a first start ends, from which a second one goes on."""
+    draw, found = random.Random(seed), []
+    for number in range(8):
+        length = draw.choice([("batches", draw.randint(1, 14)), ("epochs", draw.randint(1, 2))])
+        schedule: dict[str, Any] = {"max_length": length, "stop": draw.randint(1, 4) if number % 2 else None}
+        for name in ("validation_period", "checkpoint_period", "reporting_period"):
+            kind = draw.choice(["batches", "epochs"])
+            listed = sorted(draw.sample(range(1, 12), 3))
+            schedule[name] = draw.choice(
+                [(kind, draw.randint(1, 6)), (kind, draw.randint(1, 3)), (kind, listed)]
+            )
+        if draw.random() < 0.3:
+            schedule["validation_period"] = schedule["checkpoint_period"] = None
+        found.append(schedule)
+    return found
+
+
+def train_each(folder: str, schedules: list[dict[str, Any]]) -> None:
+    """In a rank: train as each of them says, some in two starts."""
+    for number, schedule in enumerate(schedules):
+        run_dir, periods = Path(folder) / str(number), {**schedule, "checkpoint_policy": "none"}
+        if (stop := periods.pop("stop")) is not None:
+            fit(run_dir, linear_trial(), **{**periods, "max_length": ("batches", stop)})
+            periods["latest_checkpoint"] = checkpoints(run_dir)[0].name
+        fit(run_dir, linear_trial(), **periods)
+
+
+@pytest.mark.parametrize(
+    "seed", [5, pytest.param(6, marks=pytest.mark.long("more schedules than seed 5 draws"))]
+)
+def test_batches_are_counted_as_the_documentation_says(seed: int, one_rank: Ranks, tmp_path: Path) -> None:
+    """What is due is due after its batch, at the end everything is, and a second start counts on from the first."""
+    schedules = drawn_schedules(seed)
+    one_rank.run(train_each, str(tmp_path), schedules)
+    for number, schedule in enumerate(schedules):
+        kind, value = schedule["max_length"]
+        length = max(value * (BATCHES_PER_EPOCH if kind == "epochs" else 1), schedule["stop"] or 0)
+        ends, run_dir = {length, schedule["stop"]}, tmp_path / str(number)
+        for name, found in {
+            "reporting_period": [step for step, _ in records(run_dir, "training")],
+            "validation_period": [step for step, _ in records(run_dir, "validation")],
+            "checkpoint_period": saved_steps(run_dir),
+        }.items():
+            due = [step for step in range(1, length + 1) if step in ends or is_due(schedule[name], step)]
+            assert found == due, (name, schedule)
+
+
+def test_epochs_are_real_epochs(one_rank: Ranks, tmp_path: Path) -> None:
+    """Each with its own number in the callbacks and in ``train_batch``; what is due comes after its batch."""
+    [(calls, batches)] = one_rank.run(
+        train,
+        str(tmp_path),
+        max_length=("epochs", 2),
+        validation_period=("epochs", 1),
+        checkpoint_policy="none",
+        reporting_period=("batches", 4),
+    )
+    assert batches == [(i // BATCHES_PER_EPOCH, i) for i in range(2 * BATCHES_PER_EPOCH)]
+    first = [("epoch start", 0), *(("batch", i) for i in range(4)), "report", ("batch", 4), ("epoch end", 0)]
+    second = [("epoch start", 1), *(("batch", i) for i in range(5, 8)), "report", ("batch", 8), ("batch", 9)]
+    assert calls == [*first, "validation", *second, ("epoch end", 1), "report", "validation", "checkpoint"]
+
+
+# ------------------------------------------------------------------------------------------- what is reported
+
+
+def test_what_is_reported(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Numbers only: throughput over replicas, not ranks; the ranks' memory; learning rate and gradient norm."""
+    two_ranks.run(train, str(tmp_path), max_length=("batches", 4), reporting_period=("batches", 2))
+    reports = records(tmp_path, "training")
+    assert [report["batches"] for _, report in reports] == [step for step, _ in reports] == [2, 4]
+    for _, report in reports:
+        assert report["lr"] == 0.01
+        assert report["grad_norm"] > 0
+        assert report["tokens_per_second"] == pytest.approx(3 * report["samples_per_second"])
+        assert 1 / 16 < report["peak_memory_gib_min"] <= report["peak_memory_gib"] < 64
+        assert {type(value) for value in report.values()} <= {int, float}
+        assert "epochs" not in report
+    assert (tmp_path / "memory.json").is_file()
+
+
+def train_on_a_clock(run_dir: str) -> None:
+    """In a rank: a batch takes a second of a clock of ours, and a validation a thousand."""
+    now_s = [100.0]
+
+    class Slow(linear_trial()):  # type: ignore[misc]
+        def train_batch(self, *given: Any) -> Any:
+            now_s[0] += 1
+            return super().train_batch(*given)
+
+        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
+            now_s[0] += 1000
+            return super().evaluate_batch(dataloader_iter, batch_idx)
+
+    with mock.patch("time.perf_counter", side_effect=lambda: now_s[0]):
+        periods = {"reporting_period": ("batches", 3), "validation_period": ("batches", 2)}
+        fit(run_dir, Slow, max_length=("batches", 6), **periods)
+
+
+def test_throughput_is_that_of_training_alone(one_rank: Ranks, tmp_path: Path) -> None:
+    """A validation lies between the batches of each of the two reports."""
+    one_rank.run(train_on_a_clock, str(tmp_path))
+    assert [report["samples_per_second"] for _, report in records(tmp_path, "training")] == [8.0, 8.0]
+
+
+def test_tensorboard_has_the_scalars_under_the_names_of_the_metrics(one_rank: Ranks, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    one_rank.run(train, str(tmp_path), max_length=("batches", 4), reporting_period=("batches", 2))
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for group in ("training", "validation"):
+        for name in records(tmp_path, group)[0][1].keys() - {"batches"}:
+            found = [(event.step, event.value) for event in events.Scalars(f"{group}/{name}")]
+            expected = [(step, pytest.approx(report[name])) for step, report in records(tmp_path, group)]
+            assert found == expected, name
+
+
+# ----------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("policy", "smaller_is_better", "expected"),
+    [("all", True, [2, 4, 6]), ("none", True, [6]), ("best", True, [2, 4, 6]), ("best", False, [2, 6])],
+)
+def test_checkpoint_policies_work_without_a_cluster(
+    one_rank: Ranks, tmp_path: Path, policy: str, smaller_is_better: bool, expected: list[int]
+) -> None:
+    """The loss falls: by ``smaller_is_better`` each validation is the best so far, or the first stays it."""
+    searcher = {"metric": "validation_loss", "smaller_is_better": smaller_is_better}
+    arguments = {"max_length": ("batches", 6), "validation_period": ("batches", 2)}
+    one_rank.run(train, str(tmp_path), searcher=searcher, checkpoint_policy=policy, **arguments)
+    assert saved_steps(tmp_path) == expected
+
+
+def test_the_best_checkpoint_is_kept_whichever_period_saved_it(one_rank: Ranks, tmp_path: Path) -> None:
+    """The first validation stays the best; what falls due with it is its checkpoint, and is never pruned."""
+    one_rank.run(
+        train,
+        str(tmp_path),
+        searcher={"metric": "validation_loss", "smaller_is_better": False},
+        max_length=("batches", 8),
+        validation_period=("batches", 2),
+        checkpoint_period=("batches", 2),
+        checkpoint_policy="none",
+        save_total_limit=2,
+    )
+    assert saved_steps(tmp_path) == [2, 8]
+
+
+def test_damaged_checkpoints_are_pruned_first_and_deleted_ones_do_not_count(
+    one_rank: Ranks, tmp_path: Path
+) -> None:
+    """Found as a run goes on; the limit is of those that are there."""
+    arguments = {"checkpoint_period": ("batches", 2), "checkpoint_policy": "none"}
+    one_rank.run(train, str(tmp_path), max_length=("batches", 8), **arguments)
+    newest, good, deleted, _ = checkpoints(tmp_path)
+    (newest / "trial_state.json").write_text("{}")
+    shutil.rmtree(deleted)
+    arguments |= {"latest_checkpoint": good.name, "save_total_limit": 3}
+    one_rank.run(train, str(tmp_path), max_length=("batches", 8), **arguments)
+    assert not newest.exists()
+    assert saved_steps(tmp_path) == [2, 6, 8]
+    assert [damage(checkpoint) for checkpoint in checkpoints(tmp_path)] == [None] * 3
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return (os.system, (f"touch {self.file}",))
+
+
+def load_evil(run_dir: str, name: str) -> str:
+    """In a rank: plant an object that runs a command in a checkpoint's file, seal it again, and load it."""
+    from determined_ds import TrainingError
+
+    fit(run_dir, linear_trial(), max_length=("batches", 2))
+    (checkpoint,) = checkpoints(Path(run_dir))
+    torch.save({"module": Evil(f"{run_dir}/ran")}, checkpoint / name)
+    reseal(checkpoint)
+    with pytest.raises(TrainingError) as refused:
+        fit(run_dir, linear_trial(), max_length=("batches", 4), latest_checkpoint=checkpoint.name)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["det_state_dict_rank0.pth", "model0/settings_stage0.pt"])
+def test_loading_executes_nothing(one_rank: Ranks, tmp_path: Path, name: str) -> None:
+    """Neither in our own file nor in DeepSpeed's, and though the manifest vouches for it."""
+    [said] = one_rank.run(load_evil, str(tmp_path), name)
+    assert not (tmp_path / "ran").exists()
+    assert "os" in said or "posix" in said
+    assert "checkpoint" in said

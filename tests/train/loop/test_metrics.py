@@ -1,0 +1,223 @@
+"""A reported metric is what it would be over all samples of all ranks at once, however it is declared and reduced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from determined import pytorch
+from determined.pytorch import Reducer
+
+from tests.harness.ranks import Ranks
+from tests.package import records
+from tests.train.small import fit, hyperparameters, linear_trial
+
+SEVERAL: list[list[Any]] = [  # of two batches each: values of several numbers
+    [[1.0, 2.0], [3.0, 6.0]],
+    [(1, 2, 3), (4, 5, 7)],
+    [np.array([[1.0, 2.0], [3.0, 5.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])],
+    [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3, 9], dtype=torch.int32)],
+    [[True, False, False], [True, True, False]],
+]
+
+
+class Updated:
+    """As a metric of torchmetrics."""
+
+    sync_on_compute = True
+    seen: Any = None
+
+    def reset(self) -> None:
+        self.seen = []
+
+    def update(self, scores: torch.Tensor) -> None:
+        self.seen.append(scores)
+
+    def compute(self) -> torch.Tensor:
+        assert not self.sync_on_compute, "it would wait for ranks that compute nothing"
+        return torch.cat(self.seen).sum()
+
+
+def joined(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    return {"scores": scores, "labels": labels}
+
+
+def trial_class(evaluate: Any, *, metrics: Any = (), reducer: Any = Reducer.AVG, count: int = 5) -> Any:
+    """Validates the numbers below ``count``, two a batch, by a function of a batch of them."""
+
+    class Mine(linear_trial()):  # type: ignore[misc]
+        validation_metrics = metrics
+
+        def build_validation_data_loader(self) -> Any:
+            data = torch.utils.data.TensorDataset(torch.arange(float(count)))
+            return pytorch.DataLoader(data, batch_size=2)
+
+        def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
+            return dict(evaluate(batch[0]))
+
+        def evaluation_reducer(self) -> Any:
+            return reducer
+
+    return Mine
+
+
+def validate(run_dir: Path, case: str) -> str:
+    """In a rank: train a batch and validate; what is refused."""
+    declared = {"all": joined, "by_name": joined, "updated": Updated(), "hits": "sum", "worst": Reducer.MAX}
+    several = {f"{kind.name} {at}": (at, kind) for at in range(len(SEVERAL)) for kind in Reducer}
+
+    def good(rows: torch.Tensor) -> dict[str, Any]:
+        half = rows.to(torch.bfloat16)
+        by_name = {"labels": 10 * rows, "scores": rows}
+        return {
+            "all": (half, (10 * rows).long()),
+            "by_name": by_name,
+            "updated": rows,
+            "hits": 1.0,
+            "worst": rows.max(),
+            "mean": rows.mean(),
+        }
+
+    kind: Any = {
+        "declared": lambda: trial_class(good, metrics=declared),
+        "several": lambda: trial_class(
+            lambda rows: {name: SEVERAL[at][int(rows[0]) // 2] for name, (at, _) in several.items()},
+            reducer={name: reducer for name, (_, reducer) in several.items()},
+            count=4,
+        ),
+        "unknown word": lambda: trial_class(good, metrics={"mine": "median"}),
+        "misspelled": lambda: trial_class(lambda rows: {"mean": rows.mean()}, metrics={"mena": "mean"}),
+        "not rows": lambda: trial_class(lambda rows: {"all": rows.mean()}, metrics={"all": joined}),
+        "other widths": lambda: trial_class(
+            lambda rows: {"all": (torch.ones(len(rows), 1 + int(rows[0])), rows)}, metrics={"all": joined}
+        ),
+        "two reducers": lambda: trial_class(good, metrics={"hits": "sum"}, reducer=Reducer.SUM),
+    }[case]
+    from determined_ds.errors import DeterminedDSError
+
+    try:
+        fit(run_dir, kind(), max_length=("batches", 1))
+    except DeterminedDSError as error:
+        return str(error)
+    return ""
+
+
+def test_declared_metrics_are_those_of_all_predictions_in_the_order_of_the_data(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Batches alternate between the ranks, and what pads a rank does not count; dtypes stay, but bfloat16."""
+    assert two_ranks.run(validate, tmp_path, "declared") == ["", ""]
+    [(_, report)] = records(tmp_path, "validation")
+    assert report["all"] == {"scores": [0.0, 1.0, 2.0, 3.0, 4.0], "labels": [0, 10, 20, 30, 40]}
+    assert report["by_name"] == report["all"]
+    found = {name: report[name] for name in ("updated", "hits", "worst", "mean")}
+    assert found == {"updated": 10.0, "hits": 3.0, "worst": 4.0, "mean": 2.0}
+
+
+class OneRank:
+    """Of Determined's functions on metrics, all that they ask of a distributed context."""
+
+    rank, size = 0, 1
+
+
+def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Held against the function that reduces the metrics of Determined's DeepSpeedTrials."""
+    assert two_ranks.run(validate, tmp_path, "several") == ["", ""]
+    [(_, report)] = records(tmp_path, "validation")
+    for at, values in enumerate(SEVERAL):
+        batches = pytorch._convert_metrics_to_numpy({str(i): value for i, value in enumerate(values)})
+        for kind in Reducer:
+            each = [{"metric": batch} for batch in batches.values()]
+            rank: Any = OneRank()
+            theirs = pytorch._reduce_metrics(rank, each, {"metric"}, {"metric": kind})
+            assert report[f"{kind.name} {at}"] == pytest.approx(float(theirs["metric"]))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("unknown word", "Mine.validation_metrics"),
+        ("misspelled", "'mena', which is not reported"),
+        ("not rows", "a row for each"),
+        ("other widths", "cannot be joined over batches"),
+        ("two reducers", "without evaluation_reducer"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused_on_all_ranks(
+    case: str, said: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    for refused in two_ranks.run(validate, tmp_path, case):
+        assert said in refused
+
+
+# ------------------------------------------------------------------------------------------- of training
+
+
+def train(run_dir: Path) -> tuple[list[Any], list[str]]:
+    """In a rank: metrics of every kind, some of one rank alone; what a step ends with, and what is refused."""
+    from determined_ds import TrainingError
+
+    ends: list[Any] = []
+
+    class Mine(linear_trial()):  # type: ignore[misc]
+        odd: Any = None
+
+        def prepare(self) -> None:
+            super().prepare()
+            self.micro = 0
+            self.plain = self.context.wrap_reducer(lambda lists: self.reduced)
+            self.reduced: Any = {"half": torch.tensor(0.5, dtype=torch.bfloat16), "n": np.array([1, 2])}
+
+        def loss(self, model: Any, batch: Any) -> Any:
+            self.micro += 1
+            rank, step = self.context.distributed.rank, (self.micro + 1) // 2
+            metrics = {
+                "rank": rank,
+                "hits": self.micro % 2,
+                "by_class": torch.tensor([rank, 3.0]),
+                "step": np.float32(step),
+            }
+            if rank == 1 and step > 1:
+                metrics["late"] = torch.tensor(8.0 + self.micro % 2)
+            if self.odd is not None:
+                metrics["accuracy"] = self.odd
+            return {"loss": super().loss(model, batch), **metrics}
+
+        def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
+            return {"validation_loss": super().loss(model, batch)}
+
+        def on_step_end(self, batch_idx: int, metrics: dict[str, Any]) -> None:
+            ends.append((batch_idx, float(metrics["hits"]), metrics["loss"].requires_grad))
+
+    arguments = {
+        "reporting_period": ("batches", 2),
+        "hparams": hyperparameters(gradient_accumulation_steps=2),
+    }
+    fit(run_dir, Mine, max_length=("batches", 4), **arguments)
+    refused, found = [], list(ends)
+    for value in (torch.ones(0), torch.ones(100_001), 1j, "0.5", {"road": 1.0}):
+        with pytest.raises(TrainingError) as error:
+            fit(None, type("Mine", (Mine,), {"odd": value}), max_length=("batches", 1), **arguments)
+        refused.append(str(error.value))
+    return found, refused
+
+
+def test_metrics_of_training_are_means_over_the_batches_and_ranks_that_have_them(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Every report begins anew; a name may come later, and on one rank alone."""
+    for ends, refused in two_ranks.run(train, tmp_path):
+        assert ends == [(batch, 0.5, False) for batch in range(4)]  # of two micro-batches
+        assert len(refused) == 5
+        assert all("accuracy" in each for each in refused)
+    names = ("rank", "hits", "by_class", "step", "late", "half", "n")
+    found = [
+        {name: report[name] for name in names if name in report}
+        for _, report in records(tmp_path, "training")
+    ]
+    same = {"rank": 0.5, "hits": 0.5, "by_class": 1.75, "late": 8.5, "half": 0.5, "n": [1, 2]}
+    assert found == [{**same, "step": 1.5}, {**same, "step": 3.5}]
+    assert "metric 'by_class' has shape (2,)" in two_ranks.said(0)
