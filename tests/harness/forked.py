@@ -343,7 +343,8 @@ def fork_rank(
     keep_open: Sequence[int],
 ) -> Child:
     """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` or ``determined_ds.script`` does."""
-    main = importlib.import_module(command[2]).main
+    module = {"determined_ds.train": "determined_ds.train.__main__"}.get(command[2], command[2])
+    main = importlib.import_module(module).main
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return Child(main, command, environment, cwd, output.fileno() if output else None)
 
