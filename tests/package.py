@@ -30,7 +30,7 @@ from determined_ds.experiment.changes import changes_since, settings_of
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.space import points_of
-from determined_ds.launch.external.placement import placement_of
+from determined_ds.launch.placement import placement_of
 from determined_ds.rundir.checkpoint_files import checkpoints_in, damage_of
 
 ROOT = Path(__file__).parents[1]

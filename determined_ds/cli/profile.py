@@ -52,8 +52,8 @@ def profile(config: Path, as_json: bool, **options: Any) -> None:
 def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     """Train the steps; returns the run directory."""
     from determined_ds.cli.run import before_ranks
-    from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.options import RunOptions
+    from determined_ds.launch.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.rundir.terminal import outlive_readers
 

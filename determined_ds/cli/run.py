@@ -59,8 +59,8 @@ def run(**given: Any) -> None:
     library's form or Determined's own, or a script of Python, which finds here what a cluster gives it. Started by
     torchrun, srun, mpirun or deepspeed, the command is one of the ranks and starts none.
     """
-    from determined_ds.launch.external.as_rank import be_rank
-    from determined_ds.launch.external.placement import placement_here
+    from determined_ds.launch.external import be_rank
+    from determined_ds.launch.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.rundir.handed_on import REPORT
     from determined_ds.rundir.signals import end_with

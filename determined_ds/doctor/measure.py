@@ -24,9 +24,9 @@ from rich.table import Table
 
 from determined_ds.devices import detect_accelerator, detect_without_torch
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, ConfigError, Problem, TrainingError
-from determined_ds.launch.external.as_rank import take_threads
-from determined_ds.launch.external.placement import placement_here
+from determined_ds.launch.external import take_threads
 from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.placement import placement_here
 from determined_ds.launch.ranks.failures import show_failure
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.run_ranks import environment_of_ranks

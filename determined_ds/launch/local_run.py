@@ -18,9 +18,9 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.last_words import closing_lines, draw_partition, show_closing
 from determined_ds.launch.options import RunOptions
+from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed

@@ -27,9 +27,9 @@ from determined_ds.experiment.experiment import Experiment, ignored_keys_of, par
 from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import fitting_slots
-from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
+from determined_ds.launch.placement import Placement
 from determined_ds.launch.resuming import Start, keeping_seed, start_in
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.rundir.handed_on import BEST, LAST, count

@@ -29,25 +29,23 @@ CLOCKS = ("samples_per_second", *MEMORY)
 
 
 def torchrun_on(
-    machines: tuple[Machine, Machine], *words: str | Path, env: dict[str, str] | None = None
+    machines: tuple[Machine, Machine],
+    *words: str | Path,
+    restarts: int = 0,
+    env: dict[str, str] | None = None,
 ) -> list[tuple[int, str]]:
     """``det-ds run`` under one ``torchrun`` of one rank on each. Returns the exit code and the output of both."""
-    port = free_port()
+    where = f"{machines[0].address}:{free_port()}"
     started = []
     for number, machine in enumerate(machines):
-        where = ["--master_addr", machines[0].address, "--master_port", port, "--node_rank", number]
-        torchrun = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes",
-            2,
-            "--nproc_per_node",
-            1,
-            *where,
-        ]
-        rank = ["-m", "determined_ds.cli", "run", *words, "--accelerator", "cpu"]
-        started.append(machine.start([str(word) for word in (*torchrun, *rank)], env=env))
+        meet = ["--master_addr", machines[0].address, "--master_port", where.partition(":")[2]]
+        meet += ["--node_rank", str(number)]
+        if restarts:
+            meet = ["--max_restarts", str(restarts), "--rdzv_backend", "c10d", "--rdzv_endpoint", where]
+            meet += ["--rdzv_conf", f"is_host={1 - number}"]
+        torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", *meet]
+        rank = ["-m", "determined_ds.cli", "run", *map(str, words), "--accelerator", "cpu"]
+        started.append(machine.start([sys.executable, *torchrun, *rank], env=env))
     said = [process.communicate(timeout=TIMEOUT_S)[0] for process in started]
     return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
@@ -154,31 +152,83 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_training(
     assert json.loads((private / "run" / "result.json").read_text())["status"] == "invalid"
 
 
-@pytest.mark.long("torchrun starts ranks twice; test_resume has kills, another test here torchrun")
-def test_a_rank_that_is_killed_is_started_again_by_torchrun_and_the_run_goes_on(
-    own_model: Path, tmp_path: Path
-) -> None:
-    die = """
-        import os, signal
-        from pathlib import Path
+DIES = """
+import os, signal
+from pathlib import Path
 
-        self.batches = getattr(self, "batches", 0) + 1
-        killed = Path(os.environ["KILLED"])
-        if self.batches == 5 and os.environ["RANK"] == "1" and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+def die(when):
+    flag = Path(os.environ["KILLED"], when)
+    if os.environ.get("RANK") == os.environ["VICTIM"] and not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+die("starting")
 """
-    edit(own_model / "trial.py", LOSS, die + LOSS)
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
-    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
-    words += ["-m", "determined_ds.cli", "run", own_model / "experiment.yaml", own_model]
-    words += ["--run-dir", tmp_path / "run", "--accelerator", "cpu"]
-    done = program(sys.executable, *words, KILLED=str(tmp_path / "killed"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "killed").exists()
-    assert "resume     batch " in done.stdout
-    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+IN_BATCH_5 = """
+        self.batches = getattr(self, "batches", 0) + 1
+        if self.batches == 5:
+            die("training")
+"""
+
+
+@pytest.mark.parametrize(
+    "victim", ["1", pytest.param("0", marks=pytest.mark.long("the same with the rank of the other machine"))]
+)
+def test_a_rank_that_is_killed_on_either_machine_is_started_again_and_the_run_goes_on(
+    victim: str, machines: tuple[Machine, Machine], shared_model: Path, trained: Path
+) -> None:
+    """torchrun counts the first kill on the victim's machine alone: the other rank waits, and is healthy."""
+    run_dir, killed = machines[0].shared / "run", machines[0].shared / "killed"
+    killed.mkdir()
+    trial = shared_model / "trial.py"
+    edit(trial, LOSS, IN_BATCH_5 + LOSS)
+    edit(trial, "from typing import Any\n", f"from typing import Any\n{DIES}")
+    words = (shared_model / "experiment.yaml", shared_model, "--run-dir", run_dir)
+    env = {"KILLED": str(killed), "VICTIM": victim}
+    ended = torchrun_on(machines, *words, restarts=3, env=env)
+    said = "".join(text for _, text in ended)
+    assert [code for code, _ in ended] == [0, 0], said
+    assert {path.name for path in killed.iterdir()} == {"starting", "training"}
+    assert "no checkpoint found; starting from step 0" in said
+    assert "resume     batch 2, checkpoint" in said or "resume     batch 4, checkpoint" in said
+    assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
+    assert same_weights(checkpoints(run_dir)[0], checkpoints(trained / "run")[0])
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (
+            "0",
+            (
+                "machine 1: rank 1 has not come within 3 s; here: ",
+                "fix: look at the launcher's output of that",
+            ),
+        ),
+        (
+            "1",
+            ("cannot reach rank 0 (machine 0, 127.0.0.1:", "fix: look at the launcher's output of machine 0"),
+        ),
+    ],
+)
+def test_a_rank_that_never_comes_is_named_with_its_machine(
+    rank: str, said: tuple[str, ...], own_model: Path, tmp_path: Path
+) -> None:
+    master = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "DETERMINED_DS_JOIN_TIMEOUT": "0.05",
+    }
+    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    words = ["run", own_model / "experiment.yaml", own_model, "--run-dir", tmp_path / "run"]
+    done = program(
+        sys.executable, "-m", "determined_ds.cli", *words, "--accelerator", "cpu", **place, **master
+    )
+    assert done.returncode == 1, done.stderr
+    for words_of_error in said:
+        assert words_of_error in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.programs

@@ -30,12 +30,9 @@ OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", 
 OF_OPENMPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 OF_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # MPICH's and Intel's
 LOOPBACK = "127.0.0.1"
-# Below the ephemeral ports.
-PORTS = range(12_000, 32_000)
-# SLURM_INTERACTIVE_STEP and the others that no `srun` of a user's makes. Source: slurm/slurm.h.
-RESERVED_STEPS = 4_294_967_280
-# An MPI's identifiers of a run.
-IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID")
+PORTS = range(12_000, 32_000)  # below the ephemeral ones
+RESERVED_STEPS = 4_294_967_280  # of salloc's interactive step, a batch script ... Source: slurm/slurm.h
+IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID")  # of a run
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,21 @@ class Placement:
 
     def variables(self) -> dict[str, str]:
         """The environment variables that torchrun and DeepSpeed's launcher set."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
-            "LOCAL_SIZE": str(self.local_size),
-            "GROUP_RANK": str(self.machine),
-            "GROUP_WORLD_SIZE": str(self.machines),
-            "CROSS_RANK": str(self.machine),
-            "CROSS_SIZE": str(self.machines),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
+        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.machine, self.machines)
+        named = {
+            **dict(zip(OF_TORCHRUN, numbers, strict=True)),
+            **dict(zip(OF_DEEPSPEED, numbers, strict=True)),
         }
+        named |= {"MASTER_PORT": self.master_port}
+        return {"MASTER_ADDR": self.master_addr, **{name: str(number) for name, number in named.items()}}
+
+
+def placement_here() -> Placement | None:
+    """The place of this process; see :func:`placement_of`."""
+    pid, _, launcher = os.environ.get(LAUNCHED_BY, "").partition(" ")
+    if pid == str(os.getpid()):  # and of no process below it
+        return replace(_stated(os.environ, TORCHRUN, OF_TORCHRUN), launcher=launcher)
+    return placement_of(os.environ, interactive=sys.stdin is not None and sys.stdin.isatty())
 
 
 def placement_of(
@@ -96,30 +95,25 @@ def placement_of(
     """
     if PARENT in environment or environment.get("DET_TASK_TYPE") == "TRIAL":
         return None  # below a rank of our own launcher, or of Determined's
-    hosts = hostnames or scontrol_hostnames
+    hosts = hostnames or _scontrol_hostnames
+    # A batch script has SLURM_PROCID and SLURM_TASK_PID as well, but no step; a shell of salloc, a reserved one.
+    step, tasks = environment.get("SLURM_STEP_ID"), _tasks(environment)
+    in_step = "SLURM_PROCID" in environment and tasks != "1"
+    in_step = in_step and (step is not None or "SLURM_TASK_PID" not in environment)
+    in_step = in_step and not (step and step.isdigit() and int(step) >= RESERVED_STEPS)
     if "TORCHELASTIC_RUN_ID" in environment:
-        return _torchrun(environment)
+        return _stated(environment, TORCHRUN, OF_TORCHRUN)
     if "RANK" in environment and "CROSS_SIZE" in environment:
         return _stated(environment, DEEPSPEED, OF_DEEPSPEED)
     if "OMPI_COMM_WORLD_RANK" in environment:
         return _mpi(environment, OPENMPI, OF_OPENMPI, "mpirun --map-by slot", hosts)
-    if "PMI_RANK" in environment and ("MPI_LOCALRANKID" in environment or not _in_step(environment)):
+    if "PMI_RANK" in environment and ("MPI_LOCALRANKID" in environment or not in_step):
         return _mpi(environment, HYDRA, OF_HYDRA, "mpiexec -ppn N", hosts)
-    if _in_step(environment) and not (interactive and "SLURM_PTY_PORT" in environment):
+    if in_step and not (interactive and "SLURM_PTY_PORT" in environment):
         return _slurm(environment, hosts)
-    return _plain(environment)
-
-
-def placement_here() -> Placement | None:
-    """The place of this process; see :func:`placement_of`."""
-    pid, _, launcher = os.environ.get(LAUNCHED_BY, "").partition(" ")
-    if pid == str(os.getpid()):  # and of no process below it
-        return replace(_torchrun(os.environ), launcher=launcher)
-    return placement_of(os.environ, interactive=sys.stdin is not None and sys.stdin.isatty())
-
-
-def _torchrun(environment: Environment) -> Placement:
-    return _stated(environment, TORCHRUN, OF_TORCHRUN)
+    if "RANK" in environment and environment.get("WORLD_SIZE") != "1":
+        return _plain(environment)
+    return None
 
 
 def _stated(environment: Environment, launcher: str, names: tuple[str, ...]) -> Placement:
@@ -151,19 +145,6 @@ def _mpi(
     return Placement(rank, size, local_rank, local_size, machine, machines, launcher, *master)
 
 
-def _in_step(environment: Environment) -> bool:
-    """Whether this is a task of a step of several: not a batch script, nor a shell that SLURM started.
-
-    A batch script has ``SLURM_PROCID`` and ``SLURM_TASK_PID`` as well, but no step.
-    """
-    if "SLURM_PROCID" not in environment or _tasks(environment) == "1":
-        return False
-    step = environment.get("SLURM_STEP_ID")
-    if step is None:
-        return "SLURM_TASK_PID" not in environment
-    return not (step.isdigit() and int(step) >= RESERVED_STEPS)
-
-
 def _tasks(environment: Environment) -> str | None:
     return environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
 
@@ -178,11 +159,15 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
     rank, size, local_rank, machines = _numbers(filled, SLURM, names)
     machine = 0 if machines == 1 else _numbers(filled, SLURM, ("SLURM_NODEID",))[0]
     layout = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
-    per_machine = _per_machine(layout, size, machines)
-    if per_machine is None:
-        raise _incomplete(SLURM, ["SLURM_STEP_TASKS_PER_NODE"], "add --ntasks-per-node N to srun")
-    local_size = per_machine[machine]
-    if rank != sum(per_machine[:machine]) + local_rank:
+    # Tasks on each machine, from e.g. 8(x2),4.
+    entries = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip()) for entry in (layout or "").split(",")]
+    counts = [int(match[1]) for match in entries if match for _ in range(int(match[2] or 1))]
+    if None in entries or len(counts) != machines or sum(counts) != size:
+        if size % machines:
+            raise _incomplete(SLURM, ["SLURM_STEP_TASKS_PER_NODE"], "add --ntasks-per-node N to srun")
+        counts = [size // machines] * machines
+    local_size = counts[machine]
+    if rank != sum(counts[:machine]) + local_rank:
         raise _out_of_order(SLURM, rank, local_rank, local_size, "srun --distribution=block")
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -193,26 +178,14 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
         port = _port(101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0"))
     found = {"SLURM_JOB_NODELIST": address, "SLURM_JOB_ID": port}
     if missing := [name for name, value in found.items() if not value]:
-        raise _incomplete(
-            SLURM, missing, "set MASTER_ADDR and MASTER_PORT, or start the ranks in a SLURM job"
-        )
+        fix = "set MASTER_ADDR and MASTER_PORT, or start the ranks in a SLURM job"
+        raise _incomplete(SLURM, missing, fix)
     master = _master({"MASTER_ADDR": address or "", "MASTER_PORT": port or ""}, SLURM)
     return Placement(rank, size, local_rank, local_size, machine, machines, SLURM, *master)
 
 
-def _per_machine(layout: str | None, size: int, machines: int) -> list[int] | None:
-    """Tasks on each machine, from e.g. ``8(x2),4``; None where that is unknown."""
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip()) for entry in (layout or "").split(",")]
-    counts = [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
-    if None not in found and len(counts) == machines and sum(counts) == size:
-        return counts
-    return None if size % machines else [size // machines] * machines
-
-
-def _plain(environment: Environment) -> Placement | None:
+def _plain(environment: Environment) -> Placement:
     """torch's variables, set by a script, or by an operator of Kubernetes, which starts one rank in each pod."""
-    if "RANK" not in environment or environment.get("WORLD_SIZE") == "1":
-        return None
     rank, size = _numbers(environment, PLAIN, ("RANK", "WORLD_SIZE"))
     master = _master(environment, PLAIN)
     local = {
@@ -268,7 +241,7 @@ def _incomplete(launcher: str, missing: list[str], fix: str) -> ConfigError:
     message = f"{launcher} started this process as a rank, but does not say which: {names} missing"
     if launcher == PLAIN:
         message = f"RANK is set as for a rank, and {names} {'is' if len(missing) == 1 else 'are'} not"
-    return _environment_error(message, fix)
+    return ConfigError(Problem(key="the environment", message=message, fix=fix, code="launcher"))
 
 
 def _out_of_order(launcher: str, rank: int, local_rank: int, local_size: int, use: str) -> ConfigError:
@@ -276,11 +249,7 @@ def _out_of_order(launcher: str, rank: int, local_rank: int, local_size: int, us
         f"{launcher} gave this machine's rank {local_rank} of {local_size} the number {rank}: "
         "the ranks of a machine must be numbered one after the other, as many on each machine"
     )
-    return _environment_error(message, f"use {use}")
-
-
-def _environment_error(message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(key="the environment", message=message, fix=fix, code="launcher"))
+    return ConfigError(Problem(key="the environment", message=message, fix=f"use {use}", code="launcher"))
 
 
 def _port(number: int) -> str:
@@ -291,7 +260,7 @@ def _first(hosts: Hostnames, nodes: str) -> str | None:
     return next(iter(hosts(nodes)), None) if set(nodes) & set("[,") else nodes
 
 
-def scontrol_hostnames(nodes: str) -> list[str]:
+def _scontrol_hostnames(nodes: str) -> list[str]:
     """The names in a list of SLURM's, by SLURM's own command; none where it is not installed."""
     if shutil.which("scontrol") is None:
         return []
