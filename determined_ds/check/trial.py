@@ -113,9 +113,8 @@ def code_problems(experiment: Experiment, context_dir: Path) -> tuple[list[Probl
 
 def without_library(script: ScriptEntrypoint, option: str) -> Problem:
     """The problem of ``--test`` or ``--measure`` for a script of which nothing of this library sees a step."""
-    message = f"{script.name} trains without determined_ds.session() or DetCallback, so no step is measured"
-    fix = "train by determined_ds.session(), determined_ds.deepspeed.Trainer, or transformers' Trainer with "
-    fix += "determined_ds.transformers.DetCallback in it"
+    message = f"{script.name} trains without determined_ds.session(), so no step is measured"
+    fix = "train by determined_ds.session() or determined_ds.deepspeed.Trainer in it"
     if option == "--test":
         message = f"{script.name} trains by a loop of its own, which cannot be shortened to one batch"
         fix = "train by determined_ds.deepspeed.Trainer or determined_ds.session in it; or leave --test out, and have "

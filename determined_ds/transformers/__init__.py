@@ -4,19 +4,18 @@ One changed import::
 
     from determined_ds.transformers import DetCallback, TrainingArguments
 
-``DetCallback`` is that of ``determined.transformers``, by the same arguments. ``TrainingArguments`` and ``Trainer`` are
+``DetCallback`` takes the arguments of that in ``determined.transformers``. ``TrainingArguments`` and ``Trainer`` are
 those of ``transformers``: the first is filled from the trial's hyperparameters and its DeepSpeed JSON, the second
 resumes by itself and takes part in ``det-ds run --test``.
 """
 
-from determined_ds.transformers.det_callback import DetCallback
-from determined_ds.transformers.hf_arguments import (
+from determined_ds.transformers.arguments import (
     ReconciledArguments,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
-from determined_ds.transformers.hf_trainer import ResumingTrainer, Seq2SeqTrainer, Trainer
-from determined_ds.transformers.opened import init
+from determined_ds.transformers.callback import DetCallback, ResumingTrainer, Seq2SeqTrainer, Trainer
+from determined_ds.transformers.here import init
 
 __all__ = [
     "DetCallback",

@@ -1,26 +1,36 @@
-"""What this process trains: the trial that a cluster or ``det-ds run`` runs, as a script of transformers needs it."""
+"""What this process trains: the trial of a cluster or of ``det-ds run``, and the core context of its script."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import determined as det
+from determined import core
 
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task
+from determined_ds.train.data.seeds import seed_everything
+from determined_ds.train.group.distributed import join_process_group
+from determined_ds.train.group.peers import leave_peers
+from determined_ds.train.logs.attached import reported_to_tools
+from determined_ds.train.master.core_context import cluster_core_context
 from determined_ds.train.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
+from determined_ds.train.tensorboard_files import upload_files, upload_last
 from determined_ds.train.upstream import load_deepspeed
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialHere:
-    """A trial, and the rank that this process is.
+    """A trial, and how this process came to train it.
 
     Args:
         task: What is to be trained.
@@ -42,34 +52,27 @@ class TrialHere:
         """``searcher`` of the experiment."""
         return dict((self.task.exp_conf or {}).get("searcher") or {})
 
-    def check_ranks(self) -> None:
-        """Check that the ranks are those that the experiment requests.
-
-        Raises:
-            ConfigError: they are not.
-        """
-        if self.run is None and self.task.slots not in (None, num_ranks()):
-            message = f"{num_ranks()} rank{'s' if num_ranks() > 1 else ''} started for them"
-            fix = "start the script with python3 -m determined.launch.torch_distributed"
-            key = "resources.slots_per_trial"
-            raise ConfigError(Problem(key=key, value=self.task.slots, message=message, fix=fix, code="ranks"))
-
 
 def trial_here() -> TrialHere | None:
-    """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it."""
+    """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it.
+
+    Raises:
+        ConfigError: on a cluster, the ranks are not those that the experiment requests.
+    """
     run, info = script_run(), det.get_cluster_info()
     task = cluster_trial() if run is None else task_of(run.experiment)
     if task is None or info is None:
         return None
+    if run is None and task.slots not in (None, num_ranks()):
+        message = f"{num_ranks()} rank{'s' if num_ranks() > 1 else ''} started for them"
+        fix = "start the script with python3 -m determined.launch.torch_distributed"
+        key = "resources.slots_per_trial"
+        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
     return TrialHere(task=task, latest_checkpoint=info.latest_checkpoint or None, run=run)
 
 
 def accelerator_here(*, use_cpu: bool) -> Accelerator:
-    """What this rank computes on; DeepSpeed is loaded for it.
-
-    Args:
-        use_cpu: Whether the arguments of transformers say so.
-    """
+    """What this rank computes on, ``use_cpu`` being transformers' argument; DeepSpeed is loaded for it."""
     run = script_run()
     found = detect_accelerator("cpu" if use_cpu else run.accelerator if run else None)
     load_deepspeed(found.name)
@@ -82,7 +85,7 @@ def num_ranks() -> int:
 
 
 def num_machines() -> int:
-    """The machines that the ranks are on."""
+    """The machines that the ranks are on, by the launcher's variables."""
     named = (os.environ.get(name) for name in ("CROSS_SIZE", "GROUP_WORLD_SIZE"))
     return max(1, int(next((value for value in named if value), "1")))
 
@@ -103,17 +106,29 @@ def placed(output_dir: str | None) -> str | None:
     return str(run.run_dir.absolute() / (output_dir or "trainer_output"))
 
 
-def missing_ranks(seen: int, fix: str) -> Problem | None:
-    """The problem of ranks that do not see each other; None where all are seen.
-
-    Without a GPU, accelerate takes each rank for the only one unless CPUs are requested. DeepSpeed would still
-    train over all ranks, with each of them reading all of the data.
+@contextlib.contextmanager
+def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
+    """Join the ranks, seed the generators with the trial's seed, and open Determined's core context.
 
     Args:
-        seen: Ranks that transformers or accelerate sees.
-        fix: What to write.
+        use_cpu: Train on CPUs although there is a GPU.
+
+    Yields:
+        The core context for :class:`~determined_ds.transformers.DetCallback`. On a cluster it survives short outages
+        of the master, and stops where the searcher stops the trial.
     """
-    if seen == num_ranks():
-        return None
-    message = f"accelerate sees {seen} of {num_ranks()} ranks: each would train on all of the data"
-    return Problem(key="ranks", value=seen, message=message, fix=fix, code="ranks")
+    trial = trial_here()
+    devices = accelerator_here(use_cpu=use_cpu)
+    distributed = join_process_group(devices)
+    if trial is not None:
+        seed_everything(trial.task.seed)
+    with contextlib.ExitStack() as stack:
+        if trial is not None and trial.run is None:
+            context = stack.enter_context(cluster_core_context(distributed))
+            # Also what DetCallback records; once the tools have ended, whose files are beside it.
+            stack.callback(upload_last, context.train, partial(upload_files, context.train, distributed.rank))
+            stack.enter_context(reported_to_tools(context, trial.task, devices))
+        else:
+            context = stack.enter_context(core.init(distributed=distributed))
+        yield context
+        leave_peers()  # a rank that fails shows signs of life to its end

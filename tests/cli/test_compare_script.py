@@ -1,4 +1,4 @@
-"""``det-ds compare`` and ``autotune`` of a script with a session, and of one with transformers' Trainer."""
+"""``det-ds compare`` and ``autotune`` of a script with a session."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(o
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("autotune",), "trains without determined_ds.session() or DetCallback, so no step is measured"),
+        (("autotune",), "trains without determined_ds.session(), so no step is measured"),
         (("compare", "--strategies", "zero1"), "so no step is measured"),
         (("check", "--memory"), "the script decides batch and strategy"),
         (("check", "--explain"), "the script decides batch and strategy"),

@@ -48,7 +48,7 @@ HPARAMS = {"global_batch_size": 6, "deepspeed_config": DS, "learning_rate": 0.1,
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Seq2SeqTrainingArguments])
-def test_it_is_filled_and_so_is_the_json(trial: Trial, tmp_path: Path, kind: type, capfd: Any) -> None:
+def test_it_is_filled_and_so_is_the_json(trial: Trial, tmp_path: Path, kind: type) -> None:
     trial(
         {**HPARAMS, "fit": {"max_length": {"batches": 9}, "validation_period": {"batches": 3}}},
         metric="eval_f1",
@@ -59,7 +59,6 @@ def test_it_is_filled_and_so_is_the_json(trial: Trial, tmp_path: Path, kind: typ
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_f1", False)
     params = args.hf_deepspeed_config.config["scheduler"]["params"]
     assert params == {"warmup_min_lr": 0.025, "warmup_max_lr": 0.1, "warmup_num_steps": 4}
-    assert "warmup_min_lr = 0.025" in capfd.readouterr().out  # transformers alone would begin at 0
     assert args.resolved.batch.global_batch_size == 6
     assert not hasattr(pickle.loads(pickle.dumps(args)), "_stated")  # as training_args.bin is read elsewhere
 

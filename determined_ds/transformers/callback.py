@@ -1,0 +1,437 @@
+"""``DetCallback`` and ``Trainer``: transformers' Trainer on Determined, in place of ``determined.transformers``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import determined as det
+import torch
+import transformers
+from determined import core
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+
+from determined_ds.config.params import FitOptions, parse_hyperparameters
+from determined_ds.documents.files import write_whole
+from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
+from determined_ds.rundir.best import finite, is_better
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.loop.chief_display import make_progress, shows_panel
+from determined_ds.train.loop.progress import Progress
+from determined_ds.train.loop.proof import prove_checkpoint
+from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.train.scripts.given_run import script_run
+from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
+from determined_ds.transformers.checkpoints import TrainerCheckpoints
+from determined_ds.transformers.here import TrialHere, is_chief, num_ranks, placed, trial_here
+from determined_ds.trial.comms_logger import correct_comms_logger
+from determined_ds.trial.engine import print_communication
+
+logger = logging.getLogger("determined_ds")
+
+TRAINING, VALIDATION, TEST = "training", "validation", "test"
+PREFIXES = {"eval_": VALIDATION, "test_": TEST}
+# Left out, as Determined's callback does: rounded, or of the speed of one evaluation.
+SPEEDS = ("_runtime", "_per_second", "_compilation_time")
+WITH_CALLBACK = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
+
+# Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
+_PATIENCE = contextlib.ExitStack()
+
+
+class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Metrics, checkpoints, stops and resuming of a ``transformers.Trainer``, on a cluster and under ``det-ds run``.
+
+    The arguments are those of ``determined.transformers.DetCallback`` (0.38.1). Where there is a checkpoint to resume
+    from, it is in ``args.resume_from_checkpoint`` once the callback is made; give it to ``trainer.train``.
+
+    Args:
+        core_context: From :func:`determined_ds.transformers.init` or ``determined.core.init``.
+        args: The arguments of the Trainer.
+        filter_metrics: Report only metrics whose names hold one of these; None: all.
+        user_data: Written into each checkpoint as ``my_data.json``.
+
+    Raises:
+        ConfigError: the experiment requests what the Trainer would not do.
+    """
+
+    def __init__(
+        self,
+        core_context: core.Context,
+        args: transformers.TrainingArguments,
+        filter_metrics: list[str] | None = None,
+        user_data: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.core_context = core_context
+        self.user_data = user_data
+        self.info = det.get_cluster_info()
+        self._trial = trial_here()
+        searcher = {} if self._trial is None else self._trial.searcher
+        self.searcher_metric: str | None = searcher.get("metric") or None
+        self.time_metric: str | None = searcher.get("time_metric") or None
+        self._smaller_is_better = searcher.get("smaller_is_better") is not False
+        self.filter_metrics = filter_metrics
+        if filter_metrics is not None:
+            self.filter_metrics = [*filter_metrics, *filter(None, (self.searcher_metric, self.time_metric))]
+        self._fit = FitOptions() if self._trial is None else self._checked(self._trial, args)
+        args.output_dir = placed(args.output_dir)
+        trial_id = None if self._trial is None or self.info is None else self.info.trial.trial_id
+        self._checkpoints = TrainerCheckpoints(
+            core_context, args.output_dir, trial_id=trial_id, user_data=user_data
+        )
+        self._is_chief = core_context.distributed.rank == 0
+        self._resumed_steps: int | None = None
+        self._is_training = self._is_stopping = False
+        self._validation: dict[str, Any] = {}  # of the step at hand, until all data sets are evaluated
+        self._validated: set[str] = set()  # names of metrics that were reported of the step at hand
+        self._validated_step = self._trained_step = self._saved_step = -1
+        self._best: float | None = None
+        self._best_steps: int | None = None
+        self._percent = 0
+        # Seconds and number of the steps since the last report, without evaluations, checkpoints and reports.
+        self._step_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._memory: list[RankMemory] = []
+        self._progress = self._display()
+        if self._trial is not None and self._trial.latest_checkpoint is not None:
+            self._resume(self._trial.latest_checkpoint, args)
+
+    def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
+        """Refuse what the experiment requests and the Trainer would not do."""
+        problems = []
+
+        def refuse(key: str, value: Any, message: str, fix: str, code: str) -> None:
+            problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
+
+        if trial.run is not None and trial.run.measurement is not None:
+            message = "compare and autotune do not measure the steps of transformers' Trainer"
+            refuse("--measure", None, message, "measure a trial, or a script with a session", "measure")
+        if trial.run is not None and trial.run.fork is not None:
+            message = "a run of transformers does not start from another's checkpoint by itself"
+            fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
+            refuse("searcher.source_checkpoint_uuid", str(trial.run.fork), message, fix, "hf-fork")
+        if args.world_size != num_ranks():
+            # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
+            message = (
+                f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
+            )
+            fix = "on CPUs, write TrainingArguments(use_cpu=True), or --use_cpu"
+            refuse("ranks", args.world_size, message, fix, "ranks")
+        metric = self.searcher_metric
+        if metric and not metric.startswith("eval_"):
+            message = "transformers reports metrics of evaluations as eval_NAME"
+            fix = f"write eval_{metric.removeprefix('validation_')}"
+            refuse("searcher.metric", metric, message, fix, "searcher-metric")
+        elif metric and not _evaluates(args):
+            message = f"nothing is evaluated, so searcher.metric = {metric} is never reported"
+            fix = 'eval_strategy="steps" and eval_steps=N, or hyperparameters.fit.validation_period: {batches: N}'
+            refuse(f"{ARGUMENTS}.eval_strategy", "no", message, fix, "searcher-metric")
+        if not isinstance(args, ReconciledArguments):
+            problems += plain_arguments_problems(args, trial.hyperparameters)
+        if problems:
+            raise ConfigError(problems)
+        if trial.hyperparameters.get(("fit",)) is None:
+            return FitOptions(checkpoint_policy="none")
+        fit = parse_hyperparameters(trial.hyperparameters).fit
+        if fit.profiling_enabled:
+            self.core_context.profiler.on()
+        return fit
+
+    def _display(self) -> Progress:
+        """The panel in place of transformers' bars on a terminal, else what transformers shows itself."""
+        run = script_run()
+        if run is None or not (self._is_chief and shows_panel()):
+            return Progress()
+        # What Trainer adds where bars are not disabled; read by name when it is made (transformers 4.40 and 5).
+        transformers.trainer.DEFAULT_PROGRESS_CALLBACK = transformers.TrainerCallback
+        transformers.utils.logging.disable_progress_bar()  # of the files of a checkpoint
+        return make_progress(self._is_chief, run.there.metrics)
+
+    def _resume(self, latest_checkpoint: str, args: Any) -> None:
+        folder = self._checkpoints.fetch(latest_checkpoint)
+        args.resume_from_checkpoint = str(folder)
+        state = transformers.TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        self._resumed_steps = self._saved_step = state.global_step
+        self._trained_step = self._validated_step = state.global_step
+        for each in state.log_history:
+            self._note_best(each, each.get("step"))
+        logger.info("resuming from checkpoint %s, step %d", latest_checkpoint, state.global_step)
+
+    @contextlib.contextmanager
+    def stored(self) -> Iterator[Path]:
+        """The newest checkpoint as it is stored: its ``checkpoint-N``; a collective."""
+        with self._checkpoints.newest() as folder:
+            yield folder
+
+    # ------------------------------------------------------------------------------- of transformers' Trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check that training resumes where it was stopped."""
+        if self._resumed_steps not in (None, state.global_step):
+            message = (
+                f"training begins at step {state.global_step}, and the checkpoint is of step {self._resumed_steps}: "
+                "write trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+            )
+            raise TrainingError(message)
+        self._is_training, self._is_stopping = True, False
+        self._since = time.perf_counter()
+        given = getattr(args, "hf_deepspeed_config", None)
+        if given is not None:
+            correct_comms_logger()
+            if self._is_chief and self._trial is not None and self._trial.run is not None:
+                path = self._trial.run.there.deepspeed_config
+                write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
+        self._progress.start(
+            total=state.max_steps,
+            done=state.global_step,
+            metric=self.searcher_metric or "",
+            smaller_is_better=self._smaller_is_better,
+        )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the evaluation before the step."""
+        _PATIENCE.close()
+        self._report_validation()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A micro-batch is a sign of life, as is a batch of an evaluation."""
+        HEART.beat()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See :meth:`on_substep_end`."""
+        HEART.beat()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Progress, and whether to stop; asked at every step."""
+        now = time.perf_counter()
+        self._step_s, self._steps, self._since = self._step_s + now - self._since, self._steps + 1, now
+        self._progress.step(state.global_step)
+        HEART.step(state.global_step)
+        percent = int(100 * state.global_step / max(1, state.max_steps))
+        if self._is_chief and percent > self._percent:
+            self._percent = percent
+            self.core_context.train.report_progress(min(1.0, state.global_step / max(1, state.max_steps)))
+        # A finished trial that acknowledged a stop would be started again by the master.
+        if state.global_step < state.max_steps and self._should_stop():
+            self._is_stopping = control.should_training_stop = True
+        # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
+        control.should_log = control.should_log or control.should_save or control.should_training_stop
+        if control.should_log:
+            self._memory = self.core_context.distributed.allgather(rank_memory(args.device))
+        if control.should_evaluate or control.should_save:
+            self._be_patient()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """At the end, evaluate and save what was not; in the middle of a pass, only save."""
+        self._be_patient()
+        self._report_validation()
+        step = state.global_step
+        if self._is_stopping and state.epoch != int(state.epoch):  # this pass is trained to its end later
+            control.should_evaluate = control.should_save = False
+        is_end = control.should_training_stop or step >= state.max_steps
+        if is_end and not self._is_stopping and step > self._validated_step and _evaluates(args):
+            control.should_evaluate = True
+        if is_end and (step > self._saved_step or (control.should_evaluate and self._is_stopping)):
+            control.should_save = True
+        if control.should_save:
+            control.should_log = True
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Report metrics of training; keep those of evaluations until all of them are there."""
+        logs = logs or {}
+        groups = (
+            group for prefix, group in PREFIXES.items() if any(name.startswith(prefix) for name in logs)
+        )
+        group = next(groups, TRAINING)
+        metrics = {"batches": state.global_step, "epochs": state.epoch, **self._kept(logs)}
+        if group == VALIDATION:
+            self._validation.update(metrics)
+            if not self._is_training:
+                self._report_validation()
+        elif group == TRAINING and logs and state.global_step > self._trained_step:
+            self._trained_step = state.global_step
+            self._check_finite("loss", logs.get("loss"), state)
+            if self._is_chief:
+                if self._steps and self._step_s:
+                    samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+                    metrics["samples_per_second"] = samples * self._steps / self._step_s
+                metrics |= memory_metrics(self._memory) if self._memory else {}
+                self.core_context.train.report_training_metrics(
+                    steps_completed=state.global_step, metrics=metrics
+                )
+                self._progress.report(TRAINING, state.global_step, metrics)
+            self._step_s, self._steps = 0.0, 0
+        self._since = time.perf_counter()
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Decide whether the evaluated weights are saved."""
+        metrics = metrics or {}
+        if self._is_training and self.searcher_metric in metrics:
+            self._check_finite(self.searcher_metric, metrics[self.searcher_metric], state)
+            is_best = self._note_best(metrics, state.global_step)
+            policy = self._fit.checkpoint_policy
+            wanted = policy == "all" or (policy == "best" and is_best)
+            # One answer for all ranks, since a checkpoint is a collective.
+            if self.core_context.distributed.broadcast(wanted) and state.global_step > self._saved_step:
+                control.should_save = True
+        self._since = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Store what the Trainer has written."""
+        self._report_validation()
+        self._saved_step = state.global_step
+        self._checkpoints.store(state.global_step)
+        self._checkpoints.prune(args.save_total_limit, self._best_steps)
+        self._since = time.perf_counter()
+        self._progress.checkpoints(state.global_step, None)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report what is left."""
+        print_communication()
+        self._report_validation()
+        self._progress.stop()
+        self._is_training = False
+
+    # --------------------------------------------------------------------------------------------- its own
+
+    def _should_stop(self) -> bool:
+        """Whether a stop was requested, which all ranks learn at the same step; a collective."""
+        preempt, distributed = self.core_context.preempt, self.core_context.distributed
+        if preempt._preempt_mode is core.PreemptMode.WorkersAskChief:
+            return bool(preempt.should_preempt())
+        # In the other modes a rank answers for itself alone: rank 0 does for all.
+        return bool(distributed.broadcast(bool(self._is_chief and preempt.should_preempt())))
+
+    def _be_patient(self) -> None:
+        """Until the next step anything may take its time: a metric that is computed, a checkpoint, the script's end."""
+        _PATIENCE.close()
+        _PATIENCE.enter_context(HEART.patiently())
+
+    def _kept(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics of logs that are reported."""
+        kept = self.filter_metrics
+        return {
+            name: value
+            for name, value in logs.items()
+            if name != "epoch"
+            and not name.endswith(SPEEDS)
+            and (kept is None or any(part in name for part in kept))
+            and not (name == "grad_norm" and not math.isfinite(value))  # of a step that was skipped
+        }
+
+    def _report_validation(self) -> None:
+        """Report the evaluations of one step, of one data set or several, each metric once."""
+        metrics, self._validation = self._validation, {}
+        if not metrics or (self._is_stopping and not self._is_training):
+            return  # what a script evaluates after a stop belongs to the training that is resumed
+        step = metrics["batches"]
+        if step < self._validated_step:
+            return
+        if step > self._validated_step:
+            self._validated, self._validated_step = set(), step
+            names = [each for each in metrics if each not in ("batches", "epochs")]
+            keys = {"searcher.metric": self.searcher_metric, "searcher.time_metric": self.time_metric}
+            message = "is not among the metrics of an evaluation"
+            fix = f"use one of {', '.join(names)}, or return it from compute_metrics"
+            problems = [
+                Problem(key=key, value=name, message=message, fix=fix, code="searcher-metric")
+                for key, name in keys.items()
+                if name is not None and name not in metrics
+            ]
+            if problems:
+                raise ConfigError(problems)
+        metrics = {name: value for name, value in metrics.items() if name not in self._validated}
+        self._validated |= set(metrics)
+        if self._is_chief and metrics:
+            self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
+            self._progress.report(VALIDATION, step, metrics)
+
+    def _note_best(self, metrics: Mapping[str, Any], steps: int | None) -> bool:
+        value = finite(metrics.get(self.searcher_metric)) if self.searcher_metric else None
+        if not is_better(value, self._best, smaller_is_better=self._smaller_is_better):
+            return False
+        self._best, self._best_steps = value, steps
+        return True
+
+    def _check_finite(self, name: str | None, value: Any, state: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.item()
+        if self._fit.stop_on_nan and isinstance(value, float) and not math.isfinite(value):
+            raise NotFiniteError(
+                f"{name} is {value} at step {state.global_step}: nothing is saved of it; lower the learning rate, "
+                "or set hyperparameters.fit.stop_on_nan: false"
+            )
+
+
+def _evaluates(args: Any) -> bool:
+    """Whether anything is evaluated; by the older name of the argument in transformers 4.40."""
+    strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", "no")
+    return str(getattr(strategy, "value", strategy)) != "no"
+
+
+class ResumingTrainer:
+    """What makes a class of trainers resume by itself and take part in ``--test``; put it before that class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        run = script_run()
+        self._is_test = run is not None and run.test
+        data: Any = getattr(self, "eval_dataset", None)
+        if self._is_test and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+            options: Any = self.args  # type: ignore[attr-defined]
+            one_batch = range(min(len(data), options.per_device_eval_batch_size * options.world_size))
+            selects = hasattr(data, "select")
+            self.eval_dataset = (
+                data.select(one_batch) if selects else torch.utils.data.Subset(data, one_batch)
+            )
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, from ``args.resume_from_checkpoint`` where nothing else is said."""
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = self.args.resume_from_checkpoint  # type: ignore[attr-defined]
+        output = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        if self._is_test:
+            self._prove()
+        return output
+
+    def _prove(self) -> None:
+        """Load the stored checkpoint over scrambled weights, and evaluate to the same number."""
+        trainer: Any = self
+        callback = next(
+            (each for each in trainer.callback_handler.callbacks if isinstance(each, DetCallback)), None
+        )
+        if callback is None or not trainer.is_deepspeed_enabled:
+            message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
+            raise ConfigError(Problem(key="--test", message=message, fix=WITH_CALLBACK, code="test"))
+        engine = trainer.model_wrapped
+
+        def load() -> None:
+            with callback.stored() as folder:
+                deepspeed_load_checkpoint(engine, str(folder))
+
+        context = SimpleNamespace(models=[engine], device=trainer.args.device)
+        same = prove_checkpoint(context, lambda: trainer.evaluate().get("eval_loss"), load)
+        run = script_run()
+        assert run is not None
+        run.trained = True
+        if is_chief():
+            print(f"test passed: trained, validated, saved, loaded back, validated to {same}", flush=True)
+
+
+class Trainer(ResumingTrainer, transformers.Trainer):  # type: ignore[misc]
+    """``transformers.Trainer``, resuming from ``args.resume_from_checkpoint``; ``det-ds run --test`` needs it."""
+
+
+class Seq2SeqTrainer(ResumingTrainer, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+    """``transformers.Seq2SeqTrainer``, in the same way."""
