@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import Checkpoint
+from determined_ds.checkpoints.retention import as_number
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
-from determined_ds.rundir.best import as_number
-from determined_ds.rundir.checkpoint_files import Checkpoint
 from determined_ds.rundir.conclusion import COMPLETED, FAILED, STOPPED, RunResult
 from determined_ds.rundir.kept_warnings import KeptWarning, counted
 from determined_ds.rundir.launches import RESTART, RESUME, START, Launch

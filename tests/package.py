@@ -19,6 +19,7 @@ import pytest
 from determined_ds import Accelerator, ConfigError, Experiment, Problem, ResolvedConfig, Results, reconcile
 from determined_ds.check.inputs import check_files as check  # noqa: F401  the files of an experiment -> reports
 from determined_ds.check.output import Finding, Report, place  # noqa: F401
+from determined_ds.checkpoints.files import checkpoints_in, damage_of
 from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
 from determined_ds.config.loggers import TOOLS
 from determined_ds.config.params import OWN_KEYS, FitOptions, ProfiledSteps
@@ -31,7 +32,6 @@ from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.space import points_of
 from determined_ds.launch.placement import placement_of
-from determined_ds.rundir.checkpoint_files import checkpoints_in, damage_of
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*.yaml"))
@@ -264,7 +264,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def reseal(checkpoint: Path) -> None:
     """Have the list of its files be that of a checkpoint which a test has changed: it is intact again."""
-    from determined_ds.rundir.checkpoint_files import files_of, fingerprint, write_manifest
+    from determined_ds.checkpoints.files import files_of, fingerprint, write_manifest
 
     marks = {name: fingerprint(checkpoint / name) for name in files_of(checkpoint)}
     write_manifest(checkpoint, marks, json.loads((checkpoint / "metadata.json").read_text()))

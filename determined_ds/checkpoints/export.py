@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
-from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
-from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.checkpoint_files import (
+from determined_ds.checkpoints.files import (
     PARTIAL,
     damages_of,
     is_sealed,
     sync_to_disk,
     unverified,
 )
+from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
+from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
+from determined_ds.memory.units import format_bytes
 from determined_ds.rundir.exhausted import room_in
 from determined_ds.rundir.run_dir import existing
 from determined_ds.train.load_model import trial_of

@@ -21,6 +21,7 @@ import safetensors
 import torch
 
 from determined_ds.checkpoints.export import Stage, check_disk, check_target, refused, replacing, unseen
+from determined_ds.checkpoints.files import files_of, fingerprint, write_manifest
 from determined_ds.checkpoints.index import (
     IMPORTED,
     WEIGHT,
@@ -35,7 +36,6 @@ from determined_ds.checkpoints.reader import layout_of
 from determined_ds.checkpoints.safe_load import read_data
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, Entry, read_header
 from determined_ds.checkpoints.weights import Weight, write_safetensors
-from determined_ds.rundir.checkpoint_files import files_of, fingerprint, write_manifest
 
 FIX = "a file of safetensors or of torch's, or a folder that save_pretrained has written"
 OF_TORCH = (".bin", ".pt", ".pth")

@@ -21,7 +21,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from determined_ds.checkpoints.shard_file import ITEM_BYTES, PAIRS, read_header
+from determined_ds.checkpoints.shard_file import ITEM_BYTES
 from determined_ds.errors import CheckpointError
 
 logger = logging.getLogger("determined_ds")
@@ -417,80 +417,3 @@ def _whole(given: Any, what: str) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
         raise ValueError(f"{what} is {given!r}, not a count")
     return given
-
-
-# ------------------------------------------------------------------------------------------- what is wrong with it
-
-
-def index_damages(path: Path) -> Iterator[str]:
-    """What is wrong with the engines of a checkpoint that were written as slices, and with what belongs to them.
-
-    1. Each file that the index names is there, and long enough.
-    2. What the index says of a slice is what the header of its file says: name, type, place.
-    3. What a header of a rank's file names is in the index: nothing is left out.
-    4. What belongs to the tensors is there: settings of the optimizer, the part of each rank.
-
-    Args:
-        path: The checkpoint's folder.
-
-    Raises:
-        CheckpointError: a later version wrote an index.
-    """
-    try:
-        ranks = int(json.loads((path / "load_data.json").read_bytes())["written_by"]["ranks"])
-    except (OSError, ValueError, KeyError, TypeError):
-        ranks = 0  # unknown
-    for folder in sorted(path.glob(ENGINES)):
-        try:
-            index = read_index(folder)
-        except UnreadableIndexError as error:
-            yield str(error).partition("\n  fix: ")[0]
-            continue
-        if index is None:
-            continue
-        yield from (f"{folder.name} lacks {missing}" for missing in incomplete(index))
-        slices: dict[str, dict[str, tuple[str, int, int]]] = {}
-        for name, tensor in index.tensors.items():
-            if tensor.count and not tensor.states:
-                yield f"{folder.name} lacks all of {name}"
-            for state, stored in tensor.states.items():
-                for each in (each for piece in stored.pieces for each in piece.of_ranks()):
-                    end = each.offset + each.count * ITEM_BYTES[stored.dtype]
-                    place = (PAIRS.get(stored.dtype, stored.dtype), each.offset, end)
-                    slices.setdefault(each.file, {})[f"{name}/{state}[{each.place}]"] = place
-        for file in sorted({*slices, *(found.name for found in folder.glob(f"rank*{SUFFIX}"))}):
-            yield from _file_damages(folder / file, slices.get(file, {}))
-        if ranks and not any(folder.glob("settings_stage*.pt")):
-            yield f"{folder.name}/settings_stage0.pt is missing"
-    for rank in range(ranks):
-        if not (path / f"det_state_dict_rank{rank}.pth").is_file():
-            yield f"det_state_dict_rank{rank}.pth is missing"
-
-
-def _file_damages(file: Path, slices: Mapping[str, tuple[str, int, int]]) -> Iterator[str]:
-    name = f"{file.parent.name}/{file.name}"
-    try:
-        if not file.is_file():
-            yield f"{name} is missing"
-            return
-        size = file.stat().st_size
-        entries = read_header(file) if file.suffix == SUFFIX else {}
-    except OSError as error:
-        yield f"{name} cannot be read: {error.strerror}"
-        return
-    except ValueError:
-        yield f"{name} is not a file of safetensors"
-        return
-    header = {key: (each.dtype, each.begin, each.end) for key, each in entries.items()}
-    # An imported file has whole tensors, by names of its own.
-    unsliced = {place for key, place in header.items() if not key.endswith("]")}
-    for key, place in slices.items():
-        if place[2] > size:
-            yield f"{name} has {size} bytes, and ends before {key}"
-            return
-        if file.suffix == SUFFIX and header.get(key) != place and place not in unsliced:
-            yield f"{name} does not hold {key} where the index says"
-            return
-    left_out = next((key for key in header if key.endswith("]") and key not in slices), None)
-    if left_out is not None:
-        yield f"{name} holds {left_out}, which is not in the index"

@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.checkpoints.index import MASTER, WEIGHT, EngineIndex, StoredState, read_index
-from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
-from determined_ds.errors import CheckpointError
-from determined_ds.rundir.checkpoint_files import (
+from determined_ds.checkpoints.files import (
     MANIFEST,
     METADATA,
     Checkpoint,
@@ -28,6 +25,9 @@ from determined_ds.rundir.checkpoint_files import (
     is_sealed,
     num_writers,
 )
+from determined_ds.checkpoints.index import MASTER, WEIGHT, EngineIndex, StoredState, read_index
+from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
+from determined_ds.errors import CheckpointError
 
 # Degree -> what it is called on a line for people.
 LAYOUT = {

@@ -24,19 +24,18 @@ import torch
 
 from determined_ds.checkpoints.engine_slices import owners_of
 from determined_ds.checkpoints.engines import overrides
+from determined_ds.checkpoints.files import (
+    DATA_FIX,
+    LOAD_DATA,
+    apart_refusal,
+    elastic_refusal,
+    written_by,
+)
 from determined_ds.checkpoints.safe_load import another_model, check_loadable, check_state, read_data
 from determined_ds.checkpoints.settings import Record, misfit, union_of
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
-from determined_ds.rundir.elastic import (
-    DATA_FIX,
-    LOAD_DATA,
-    WRITTEN_BY,
-    apart_refusal,
-    elastic_refusal,
-    written_by,
-)
 from determined_ds.rundir.handed_on import count
 from determined_ds.train.data.samples import APART
 from determined_ds.train.data.seeds import SEED, mixed_seed
@@ -123,7 +122,7 @@ def state_files(trial: Any, context: Any, state: TrialState, by: Mapping[str, An
         trial: The trial.
         context: Its context.
         state: Where training stands.
-        by: The ranks, see :func:`~determined_ds.rundir.elastic.written_by`.
+        by: The ranks, see :func:`~determined_ds.checkpoints.files.written_by`.
     """
 
     def stated(getter: Callable[[], Any]) -> Any:
@@ -140,7 +139,7 @@ def state_files(trial: Any, context: Any, state: TrialState, by: Mapping[str, An
         "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
         "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
         "trial_seed": context.get_trial_seed(),
-        WRITTEN_BY: dict(by),
+        "written_by": dict(by),
         "trial_cls_spec": getattr(trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
         "is_trainer": True,
     }
@@ -237,7 +236,7 @@ class RankParts:
         return self._here
 
     def written_by(self, own_layout: str, data: Any) -> dict[str, Any]:
-        """Who writes a checkpoint, see :func:`~determined_ds.rundir.elastic.written_by`.
+        """Who writes a checkpoint, see :func:`~determined_ds.checkpoints.files.written_by`.
 
         Args:
             own_layout: Why only the ranks that write the engines can read them; "" where others can, too.
@@ -291,6 +290,7 @@ class RankParts:
         was_trained = num_written or (path / LOAD_DATA).is_file()
         if not any(distributed.allgather(was_trained)):  # it was imported
             return {}, ""
+        num_written = max(1, num_written)  # the missing one is named when it is read
         device = self._context.device
 
         def placed(storage: Any, location: str) -> Any:

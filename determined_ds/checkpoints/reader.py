@@ -99,7 +99,8 @@ class StoredEngine:
             raw = self._file(file)[offset : offset + count * size]
             if raw.size != count * size:
                 raise CheckpointError(
-                    f"{self.folder / file} ends before elements {first} to {first + count} of {name} ({state})"
+                    f"{self.folder / file} ends before elements {first} to {first + count} of {name} ({state})\n"
+                    "  fix: use another checkpoint, or copy the file again"
                 )
             if offset % size:  # the file of another program
                 raw = raw.copy()

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.files import LOAD_DATA
 from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
 from determined_ds.checkpoints.safe_load import runs_code
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
-from determined_ds.rundir.elastic import LOAD_DATA
 
 CHUNK = 2**20  # elements that are read at once
 

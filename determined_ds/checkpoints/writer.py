@@ -49,6 +49,7 @@ from determined_ds.checkpoints.engines import (
     write_engines,
     write_files,
 )
+from determined_ds.checkpoints.files import MANIFEST, damages_of, is_sealed, unverified
 from determined_ds.checkpoints.folders import check_room, is_shared, seal_folder, share_of
 from determined_ds.checkpoints.rank_state import (
     RankParts,
@@ -62,7 +63,6 @@ from determined_ds.checkpoints.safe_load import engines_load_only_data, explaine
 from determined_ds.checkpoints.settings import put_into_effect, records_of, schedule_of, settings_kept
 from determined_ds.checkpoints.upload_process import all_but, upload
 from determined_ds.errors import CheckpointError
-from determined_ds.rundir.checkpoint_files import MANIFEST, damage_in_share, is_sealed, unverified
 from determined_ds.rundir.exhausted import exhausted
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.metrics_file import put_on_disk
@@ -470,7 +470,7 @@ class Checkpoints:
     def _verify(self, path: Path, uuid: str) -> None:
         shared = is_shared(path / MANIFEST, self._distributed)
         index, count = share_of(self._distributed, shared=shared)
-        damages = self._distributed.allgather(damage_in_share(path, index, count))
+        damages = self._distributed.allgather(next(damages_of(path, share=(index, count)), None))
         if found := [damage for damage in damages if damage]:
             fix = "resume from another checkpoint, or copy its files again"
             raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}\n  fix: {fix}")

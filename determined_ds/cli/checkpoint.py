@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
+from determined_ds.checkpoints.files import checkpoint_at, checkpoints_in
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import format_bytes, format_count, parse_bytes
-from determined_ds.rundir.checkpoint_files import checkpoint_at, checkpoints_in
 from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
@@ -117,7 +117,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """
     from determined_ds.checkpoints.look import DAMAGED, bytes_in
     from determined_ds.checkpoints.look import verify as verified
-    from determined_ds.rundir.named_checkpoint import is_checkpoint
+    from determined_ds.checkpoints.named import is_checkpoint
 
     found = []
     for given in paths:
@@ -296,7 +296,7 @@ def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
     Raises:
         ConfigError: there is none.
     """
-    from determined_ds.rundir.named_checkpoint import FORM, NotFound, locate
+    from determined_ds.checkpoints.named import FORM, NotFound, locate
 
     try:
         return locate(given, None if run_dir is None else RunDir(run_dir)).resolve()
@@ -311,7 +311,7 @@ def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
     Raises:
         ConfigError: there is none.
     """
-    from determined_ds.rundir.named_checkpoint import FORM, is_checkpoint
+    from determined_ds.checkpoints.named import FORM, is_checkpoint
 
     path = _located(given, run_dir, key=key)
     if is_checkpoint(path):

@@ -41,7 +41,7 @@ class _Run(click.Command):
 
 def _is_of_experiment(word: str) -> bool:
     """Whether a word is a CONFIG or a CONTEXT_DIR, and names no checkpoint."""
-    from determined_ds.rundir.named_checkpoint import names_checkpoints
+    from determined_ds.checkpoints.named import names_checkpoints
 
     path = Path(word)
     if path.is_dir():

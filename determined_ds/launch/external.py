@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from determined_ds.checkpoints.files import checkpoints_in, remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator, detect_without_torch, kind_of_device
 from determined_ds.documents.document import Document
@@ -37,7 +38,6 @@ from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome, environment_of_ranks
 from determined_ds.launch.resuming import completed
-from determined_ds.rundir.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.rundir.conclusion import CRASH
 from determined_ds.rundir.exhausted import allow_open_files
 from determined_ds.rundir.handed_on import (

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from determined_ds.checkpoints.files import Checkpoint, elastic_refusal, num_writers
+from determined_ds.checkpoints.named import NotFound, candidates, intact
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.rundir.checkpoint_files import Checkpoint, num_writers
-from determined_ds.rundir.elastic import elastic_refusal
 from determined_ds.rundir.handed_on import count
-from determined_ds.rundir.named_checkpoint import NotFound, candidates, intact
 from determined_ds.rundir.run_dir import RUNS, RunDir
 
 CHECKPOINT: KeyPath = ("searcher", "source_checkpoint_uuid")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from determined_ds.checkpoints.files import newest_good_checkpoint
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.resuming import Start
-from determined_ds.rundir.checkpoint_files import newest_good_checkpoint
 from determined_ds.rundir.run_dir import RunDir
 
 

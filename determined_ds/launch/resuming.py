@@ -8,6 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import (
+    DATA_FIX,
+    Checkpoint,
+    checkpoints_in,
+    data_refusal,
+    elastic_refusal,
+    newest_good_checkpoint,
+)
+from determined_ds.checkpoints.named import FORM, Found, NotFound, find
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import differences
@@ -17,14 +26,7 @@ from determined_ds.experiment.changes import Changes, changes_since, settings_be
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.forking import check_writers, fork_of
-from determined_ds.rundir.checkpoint_files import (
-    Checkpoint,
-    checkpoints_in,
-    newest_good_checkpoint,
-)
-from determined_ds.rundir.elastic import DATA_FIX, data_refusal, elastic_refusal
 from determined_ds.rundir.handed_on import LAST
-from determined_ds.rundir.named_checkpoint import FORM, Found, NotFound, find
 from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
 from determined_ds.rundir.run_lock import check_run_dir
 

@@ -6,13 +6,13 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
+from determined_ds.checkpoints.named import FORM, NotFound, best_checkpoint, find
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.options import RunOptions
-from determined_ds.rundir.checkpoint_files import Checkpoint, checkpoints_in
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.named_checkpoint import FORM, NotFound, best_checkpoint, find
 from determined_ds.rundir.run_dir import RunDir, short
 
 SUFFIXES = (".jsonl", ".csv", ".parquet", ".pt")

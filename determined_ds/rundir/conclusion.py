@@ -11,10 +11,10 @@ import shlex
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from determined_ds.checkpoints.files import checkpoints_in
+from determined_ds.checkpoints.retention import is_better
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.rundir.best import is_better
-from determined_ds.rundir.checkpoint_files import checkpoints_in
 from determined_ds.rundir.metrics_file import jsonable, read_records
 from determined_ds.rundir.run_dir import RunDir, short
 

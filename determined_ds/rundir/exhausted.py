@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.checkpoint_files import checkpoints_in
 from determined_ds.rundir.run_dir import RunDir, existing
 
 SHARED_MEMORY = Path("/dev/shm")

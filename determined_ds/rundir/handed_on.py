@@ -19,7 +19,6 @@ from determined_ds.errors import ConfigError, Problem
 STORE = "DET_DS_STORE"  # the file by which ranks meet
 ERROR_FD = "DET_DS_ERROR_FD"  # a pipe: why this rank ends
 PARENT = "DET_DS_PARENT"  # process id of the launcher
-VERIFIED = "DET_DS_VERIFIED"  # which checkpoints the launcher has read whole
 # And of a rank that another launcher started, whose environment has been prepared: process id and launcher.
 LAUNCHED_BY = "DET_DS_LAUNCHED_BY"
 REPORT = "DET_DS_REPORT"  # of rank 0: the run is reported to the master that DET_MASTER names

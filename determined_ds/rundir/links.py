@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from determined_ds.rundir.checkpoint_files import checkpoints_in
+from determined_ds.checkpoints.files import checkpoints_in
+from determined_ds.checkpoints.retention import as_number, best_of
+from determined_ds.documents.files import read_yaml
+from determined_ds.errors import ConfigError
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.kept_checkpoints import Rated, Validation, best_of, validations_of
 from determined_ds.rundir.metrics_file import MetricsReader
-from determined_ds.rundir.named_checkpoint import metric_of
 from determined_ds.rundir.run_dir import CHECKPOINTS, PARTIAL_FILE, RunDir, short
 
 
@@ -18,6 +19,16 @@ def relink(run_dir: RunDir) -> None:
     if run_dir.checkpoints.is_dir():
         metric, smaller_is_better = metric_of(run_dir)
         Links(run_dir, metric=metric, smaller_is_better=smaller_is_better).update()
+
+
+def metric_of(run_dir: RunDir) -> tuple[str, bool]:
+    """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
+    try:
+        searcher = read_yaml(run_dir.experiment).data.get("searcher")
+    except ConfigError:
+        searcher = None
+    searcher = searcher if isinstance(searcher, dict) else {}
+    return str(searcher.get("metric") or ""), searcher.get("smaller_is_better") is not False
 
 
 class Links:
@@ -38,23 +49,18 @@ class Links:
         self._smaller_is_better = smaller_is_better
         self._note = note
         self._reader = MetricsReader(run_dir.metrics)
-        self._validations: dict[int, Validation] = {}
-        self._num_read = 0
+        self._validations: dict[int, float | None] = {}  # by batch
         self._failed = False
 
     def update(self) -> None:
         """Have the links name what is best and newest now; those of what is gone are removed."""
-        records = [record for record in self._reader.new_records() if record["group"] == "validation"]
-        self._validations |= validations_of(records, self._metric, first=self._num_read)
-        self._num_read += len(records)
+        for record in self._reader.new_records():
+            if record["group"] == "validation":
+                self._validations[record["steps_completed"]] = as_number(record["metrics"].get(self._metric))
         kept = [found for found in checkpoints_in(self._there.checkpoints) if found.steps_completed >= 0]
-        rated = [
-            Rated(checkpoint=found, trial=1, validation=self._validations.get(found.steps_completed))
-            for found in kept
-        ]
-        best = best_of(rated, smaller_is_better=self._smaller_is_better)
+        best = best_of(kept, self._validations, smaller_is_better=self._smaller_is_better)
         try:
-            self._set(BEST, best.checkpoint.uuid if best else None)
+            self._set(BEST, best.uuid if best else None)
             self._set(LAST, kept[0].uuid if kept else None)
         except OSError as error:
             if not self._failed:

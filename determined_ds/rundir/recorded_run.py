@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
 from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError, DeterminedDSError
-from determined_ds.rundir.checkpoint_files import Checkpoint, checkpoints_in
 from determined_ds.rundir.conclusion import RunResult, command_here, read_result
 from determined_ds.rundir.launches import Launch, read_launches
 from determined_ds.rundir.metrics_file import Record, read_records

@@ -1,6 +1,6 @@
 """The run directory: each path in it is made here, and nowhere else.
 
-:mod:`metrics_file`, :mod:`result`, :mod:`checkpoint_files` and :mod:`run_lock` read and write what lies there.
+:mod:`metrics_file`, :mod:`conclusion` and :mod:`run_lock` read and write what lies there, and ``checkpoints``.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.space import HALVING, rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.rundir.checkpoint_files import checkpoints_in
 from determined_ds.rundir.conclusion import COMPLETED as RUN_COMPLETED
 from determined_ds.rundir.conclusion import INVALID
 from determined_ds.rundir.metrics_file import read_records

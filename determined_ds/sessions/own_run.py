@@ -17,6 +17,7 @@ from typing import Any
 
 from determined import core
 
+from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
@@ -32,7 +33,6 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.resuming import keeping_seed, start_in
-from determined_ds.rundir.checkpoint_files import remove_partial
 from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock

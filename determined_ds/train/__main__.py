@@ -140,9 +140,7 @@ def _instead_of_training(
 
 
 def _resumed(options: argparse.Namespace) -> str | None:
-    from determined_ds.rundir.checkpoint_files import restored_by
-
-    return restored_by(options.resume, options.resume_from)
+    return options.resume if options.resume_from is None else str(options.resume_from)
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from determined_ds.checkpoints.code_copy import CODE, differing_library
+from determined_ds.checkpoints.files import damage_of, is_sealed, unverified
 from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
@@ -24,7 +25,6 @@ from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.source import source_of
-from determined_ds.rundir.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.train.shapes.bare_trial import (
     bare_trial,
     chain_of,

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 from determined import core
 from determined.common import storage
 
-from determined_ds.errors import ConfigError, Problem
-from determined_ds.rundir.best import finite, is_better
-from determined_ds.rundir.checkpoint_files import (
+from determined_ds.checkpoints.files import (
     MANIFEST,
     METADATA,
     PARTIAL,
@@ -32,6 +30,8 @@ from determined_ds.rundir.checkpoint_files import (
     sync_to_disk,
     write_manifest,
 )
+from determined_ds.checkpoints.retention import finite, is_better
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import Links
 from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_disk, read_records

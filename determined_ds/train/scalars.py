@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from determined_ds.rundir.best import as_number
+from determined_ds.checkpoints.retention import as_number
 
 
 def write_scalars(writer: Any, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:

@@ -18,10 +18,10 @@ import transformers
 from determined import core
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
+from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
-from determined_ds.rundir.best import finite, is_better
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.chief_display import make_progress, shows_panel
 from determined_ds.train.loop.progress import Progress

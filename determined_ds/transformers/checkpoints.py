@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from determined import core
 
+from determined_ds.checkpoints.retention import over_limit
 from determined_ds.errors import CheckpointError
 
 PREFIX = "checkpoint-"
@@ -122,10 +123,8 @@ class TrainerCheckpoints:
             limit: Checkpoints to keep; None: all.
             best_steps: Steps of the best one.
         """
-        if not limit:
-            return
-        spare = [each for each in self._kept[:-1] if each["steps_completed"] != best_steps]
-        for each in spare[: max(0, len(self._kept) - limit)]:
+        best = next((each for each in self._kept if each["steps_completed"] == best_steps), None)
+        for each in over_limit(self._kept, limit, best):
             self._kept.remove(each)
             if self._distributed.rank == 0:
                 self._core.checkpoint.delete(each["uuid"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ def of_something_else(file: Path) -> None:
     torch.save({"groups": []}, file)
 
 
+def of_a_later_version(file: Path) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 4}))
+
+
+def piece(position: int, value: Any) -> Callable[[Path], None]:
+    """Another value in the first piece of a tensor: file, offset, start or count."""
+
+    def change(file: Path) -> None:
+        index = json.loads(file.read_text())
+        index["tensors"]["2.weight"]["states"]["weight"]["pieces"][0][position] = value
+        file.write_text(json.dumps(index))
+
+    return change
+
+
 SETTINGS, PART = "model0/settings_stage0.pt", "det_state_dict_rank0.pth"
 STATE, INDEX = "trial_state.json", "model0/index.json"
 # A file, what is done to it (or what it holds then), and what is said of it.
@@ -53,6 +70,18 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
     "a number for a list": (STATE, b'{"batches_trained": 4, "kept": 3}', "kept = 3"),
     "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: it is not JSON"),
+    "an index without tensors": (INDEX, b'{"version": 1}', "index.json cannot be read: "),
+    "an index of a later version": (INDEX, of_a_later_version, "is of version 4"),
+    "slices outside": (
+        INDEX,
+        piece(0, "../det_state_dict_rank0.pth"),
+        "is not the name of a file in this folder",
+    ),
+    "slices in a folder": (INDEX, piece(0, ".."), "is not the name of a file in this folder"),
+    "slices with a gap": (INDEX, piece(2, 1), "lacks elements 0 to 1 of 2.weight (weight)"),
+    "a negative offset": (INDEX, piece(1, -4), "index.json cannot be read: "),
+    "slices behind the end": (INDEX, piece(1, 10**9), "ends before elements 0 to "),
+    "no slices": ("model0/rank0.safetensors", Path.unlink, "rank0.safetensors is missing"),
 }
 
 

@@ -6,10 +6,10 @@ import re
 import signal
 import sys
 
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.ranks.hang import Hang
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.rundir.checkpoint_files import checkpoints_in
 from determined_ds.rundir.handed_on import in_words, since
 from determined_ds.rundir.run_dir import RunDir
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from determined_ds.checkpoints.files import VERIFIED, verified_here
 from determined_ds.launch.ranks.process import Failure, Rank
 from determined_ds.launch.ranks.shared_temp import SharedTemp
-from determined_ds.rundir.checkpoint_files import verified_here
-from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL, VERIFIED
+from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL
 from determined_ds.rundir.heartbeat import HEARTBEATS, make_heartbeats
 from determined_ds.rundir.run_dir import RunDir
 

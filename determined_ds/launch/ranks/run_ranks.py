@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from determined_ds.checkpoints.files import checkpoints_in, remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
@@ -17,7 +18,6 @@ from determined_ds.launch.ranks.failures import reason_of_failure, reason_of_han
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.hang import HANG_TIMEOUT_S, Hang, HangWatch
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.rundir.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.rundir.conclusion import HANG, status_of
 from determined_ds.rundir.exhausted import allow_open_files
 from determined_ds.rundir.handed_on import HANG_TIMEOUT

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.rundir.best import as_number
+from determined_ds.checkpoints.retention import as_number
 from determined_ds.rundir.launches import Launch
 from determined_ds.rundir.recorded_run import RecordedRun
 

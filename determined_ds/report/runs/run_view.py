@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.report.runs.curves import TRAINING, VALIDATION, Clock, Curve, clock_of, curves_of
-from determined_ds.rundir.best import finite, is_better
 from determined_ds.rundir.conclusion import COMPLETED
 from determined_ds.rundir.kept_warnings import KeptWarning
 from determined_ds.rundir.launches import Launch

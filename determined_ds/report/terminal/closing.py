@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import written_by
+from determined_ds.checkpoints.retention import as_number
 from determined_ds.documents.document import get_path
 from determined_ds.memory.units import format_bytes
 from determined_ds.report.terminal.panel import fields_of
 from determined_ds.report.terminal.run_state import LOSS, TRAINING, VALIDATION, RunState
 from determined_ds.report.terminal.short_numbers import in_time, joined, number, rate, span
-from determined_ds.rundir.best import as_number
 from determined_ds.rundir.conclusion import COMPLETED
-from determined_ds.rundir.elastic import written_by
 from determined_ds.rundir.launches import Launch
 from determined_ds.rundir.metrics_file import Record
 from determined_ds.rundir.recorded_run import RecordedRun

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from determined_ds.checkpoints.retention import as_number, is_better
 from determined_ds.report.terminal.sparkline import Thinned
-from determined_ds.rundir.best import as_number, is_better
 
 TRAINING, VALIDATION, MEASURED = "training", "validation", "measured"
 STARTING = "starting"  # no report yet

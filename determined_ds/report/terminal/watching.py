@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.terminal.panel import fields_of, panel_text, signs_for
 from determined_ds.report.terminal.report_line import report_line
 from determined_ds.report.terminal.run_state import STARTING, TRAINING, RunState
 from determined_ds.report.terminal.short_numbers import joined
-from determined_ds.rundir.checkpoint_files import checkpoints_in
 from determined_ds.rundir.metrics_file import MetricsReader, Record
 from determined_ds.rundir.recorded_run import RecordedRun, read_run
 from determined_ds.rundir.run_dir import RunDir, short

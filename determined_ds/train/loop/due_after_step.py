@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from determined_ds.checkpoints.rank_state import TrialState
+from determined_ds.checkpoints.retention import finite, is_better, not_finite
 from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import NotFiniteError
-from determined_ds.rundir.best import finite, is_better, not_finite
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.data.samples import DataPlace
 from determined_ds.train.group.collectives import all_ranks_come, as_chief

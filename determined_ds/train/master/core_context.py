@@ -32,8 +32,8 @@ from determined import core
 from determined.common import util
 from determined.common.api import bindings, errors
 
+from determined_ds.checkpoints.retention import finite
 from determined_ds.cluster_log import warning_line
-from determined_ds.rundir.best import finite
 
 logger = logging.getLogger("determined_ds")
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from determined import _info, core, gpu, ipc
 from determined.core import _context
 
+from determined_ds.checkpoints.files import checkpoint_at
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.rundir.checkpoint_files import checkpoint_at
 from determined_ds.rundir.handed_on import REPORT, STORE
 from determined_ds.train.local_core import local_core_context
 from determined_ds.train.logs.attached import reported_to_tools

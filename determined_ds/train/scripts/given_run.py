@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.config.params import ProfiledSteps
 from determined_ds.experiment.decide import Task, task_of_cluster
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.rundir.checkpoint_files import restored_by
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import RunDir
@@ -101,7 +100,7 @@ class ScriptRun:
     @property
     def latest_checkpoint(self) -> str | None:
         """What a loop of this library resumes from: a uuid, or a folder."""
-        return restored_by(self.resume, self.resume_from)
+        return self.resume if self.resume_from is None else str(self.resume_from)
 
     @property
     def has_begun(self) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.errors import ConfigError
-from determined_ds.rundir.checkpoint_files import (
+from determined_ds.checkpoints.files import (
     MANIFEST,
     METADATA,
+    STATE,
     THEIR_STATE,
     Checkpoint,
     checkpoint_at,
@@ -17,13 +17,13 @@ from determined_ds.rundir.checkpoint_files import (
     damage_of,
     newest_good_checkpoint,
 )
+from determined_ds.checkpoints.retention import as_number, best_of
 from determined_ds.rundir.conclusion import read_result
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.kept_checkpoints import best_of, rated_in
+from determined_ds.rundir.links import metric_of
+from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
-# Files of which each checkpoint has one.
-MARKS = (MANIFEST, METADATA, THEIR_STATE, "trial_state.json")
 FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
 
 
@@ -45,7 +45,12 @@ class Found:
 
 
 def find(given: str, run: RunDir | None = None) -> Found:
-    """The intact checkpoint that a word means.
+    """The intact checkpoint that a word means; arguments and errors as of :func:`locate`."""
+    return intact(locate(given, run))
+
+
+def locate(given: str, run: RunDir | None = None) -> Path:
+    """The folder that a word means: of a checkpoint, which may be damaged, or of a run.
 
     Args:
         given: ``best`` or ``last`` of ``run``; a uuid in it, below ``runs`` or beside it; the path of a checkpoint, or
@@ -53,39 +58,23 @@ def find(given: str, run: RunDir | None = None) -> Found:
         run: The run directory that was stated, if any.
 
     Raises:
-        NotFound: there is none, or it is damaged.
-    """
-    path = locate(given, run)
-    return intact(path)
-
-
-def locate(given: str, run: RunDir | None = None) -> Path:
-    """The folder that a word means: of a checkpoint, which may be damaged, or of a run.
-
-    Args:
-        given: As for :func:`find`.
-        run: The same.
-
-    Raises:
         NotFound: there is none.
     """
     if run is not None and given in (BEST, LAST):
         if not checkpoints_in(run.checkpoints):
             raise NotFound(f"there is no such checkpoint: {short(run.path)} has none")
-        return _best_of(run).path if given == BEST else run.path
-    path = next(candidates(given, run), None)
-    if path is None:
-        raise NotFound(_no_folder(given))
-    return path
-
-
-def _no_folder(given: str) -> str:
-    """Why there is no checkpoint of that name."""
+        if given == LAST:
+            return run.path
+        if (best := best_checkpoint(run)) is None:
+            raise NotFound(f"no checkpoint in {short(run.path)} has a validation of searcher.metric")
+        return best.path
+    if (path := next(candidates(given, run), None)) is not None:
+        return path
     try:
         is_file = Path(given).is_file()
     except (OSError, ValueError):  # too long, or a null byte in it
         is_file = False
-    return "is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint"
+    raise NotFound("is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint")
 
 
 def intact(path: Path) -> Found:
@@ -95,67 +84,38 @@ def intact(path: Path) -> Found:
         NotFound: it is damaged, or there is none.
     """
     path = path.resolve()
-    if RunDir(path).checkpoints.is_dir() and not is_checkpoint(path):
-        return newest(RunDir(path))
-    if not is_checkpoint(path) and (other := _of_others(path)):
-        raise NotFound(other)
-    if damage := damage_of(path):
-        raise NotFound(f"cannot be loaded: {damage}")
-    return Found(checkpoint=checkpoint_at(path))
-
-
-def _of_others(path: Path) -> str:
-    """What a folder holds that another program reads; "" if unknown."""
+    if is_checkpoint(path):
+        if damage := damage_of(path):
+            raise NotFound(f"cannot be loaded: {damage}")
+        return Found(checkpoint=checkpoint_at(path))
+    if RunDir(path).checkpoints.is_dir():
+        good, damages = newest_good_checkpoint(RunDir(path).checkpoints)
+        if good is None:
+            raise NotFound("; ".join(["holds no complete checkpoint", *damages]))
+        return Found(checkpoint=good, damages=tuple(damages))
     if any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
-        return "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
-    return ""
-
-
-def newest(run: RunDir) -> Found:
-    """The newest good checkpoint of a run.
-
-    Raises:
-        NotFound: there is none.
-    """
-    good, damages = newest_good_checkpoint(run.checkpoints)
-    if good is None:
-        raise NotFound("; ".join(["holds no complete checkpoint", *damages]))
-    return Found(checkpoint=good, damages=tuple(damages))
-
-
-def _best_of(run: RunDir) -> Checkpoint:
-    found = best_checkpoint(run)
-    if found is None:
-        raise NotFound(f"no checkpoint in {short(run.path)} has a validation of searcher.metric")
-    return found
+        raise NotFound(
+            "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
+        )
+    raise NotFound(f"cannot be loaded: {damage_of(path)}")
 
 
 def best_checkpoint(run: RunDir) -> Checkpoint | None:
     """The checkpoint with the best validation of ``searcher.metric`` among those that a run has; None if unknown."""
     metric, smaller_is_better = metric_of(run)
-    best = best_of(rated_in(run, 1, metric=metric), smaller_is_better=smaller_is_better) if metric else None
-    if best is not None:
-        return best.checkpoint
+    kept = checkpoints_in(run.checkpoints)
+    records = read_records(run.metrics, "validation") if metric else []
+    values = {record["steps_completed"]: as_number(record["metrics"].get(metric)) for record in records}
+    if best := best_of(kept, values, smaller_is_better=smaller_is_better):
+        return best
     result = read_result(run)
     stated = (result.best or {}).get("checkpoint") if result is not None else None
-    return next((each for each in checkpoints_in(run.checkpoints) if each.uuid == stated), None)
-
-
-def metric_of(run: RunDir) -> tuple[str, bool]:
-    """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
-    from determined_ds.documents.files import read_yaml  # only best needs it
-
-    try:
-        searcher = read_yaml(run.experiment).data.get("searcher")
-    except ConfigError:
-        searcher = None
-    searcher = searcher if isinstance(searcher, dict) else {}
-    return str(searcher.get("metric") or ""), searcher.get("smaller_is_better") is not False
+    return next((each for each in kept if each.uuid == stated), None)
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder looks like a checkpoint, of this library or of Determined's own loop."""
-    return any((path / name).is_file() for name in MARKS)
+    return any((path / name).is_file() for name in (MANIFEST, METADATA, THEIR_STATE, STATE))
 
 
 def names_checkpoints(path: Path) -> bool:

@@ -1,0 +1,319 @@
+"""Checkpoints as files: which there are, whether they are what was written, and which ranks can read them.
+
+Loads no torch. ``manifest.json`` has the size and checksum of each file, and a checksum of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from determined_ds.checkpoints.index import ENGINES, INDEX_NAME
+
+METADATA, MANIFEST, LOAD_DATA = "metadata.json", "manifest.json", "load_data.json"
+STATE, THEIR_STATE = (
+    "trial_state.json",
+    "trial_state.pkl",
+)  # where training stood: ours, and Determined's own loop's
+PART = "det_state_dict_rank{}.pth"
+PARTIAL = ".partial"  # suffix of one that is being written
+METADATA_KEYS = (
+    "determined_version",
+    "steps_completed",
+    "framework",
+    "format",
+)  # others were added by a user
+VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has just read whole
+STAYS_VERIFIED_S = 600.0
+CHUNK_BYTES = 2**20
+READERS = 8  # threads that read files to verify them
+_VERIFIED_AT: dict[str, float] = {}  # checkpoints that this process has read whole -> when
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint on disk.
+
+    Args:
+        uuid: Its name.
+        steps_completed: Batches trained when it was written; -1 if unknown.
+        path: Its folder.
+    """
+
+    uuid: str
+    steps_completed: int
+    path: Path
+
+
+def checkpoint_at(path: Path) -> Checkpoint:
+    """The checkpoint in a folder."""
+    steps = -1
+    for name in (METADATA, MANIFEST):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            steps = int(json.loads((path / name).read_bytes())["steps_completed"])
+    return Checkpoint(uuid=path.name, steps_completed=steps, path=path)
+
+
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """The complete checkpoints in a folder, the one that has trained longest first.
+
+    One that is incomplete has another name, see :class:`~determined_ds.train.local_core.AtomicStorage`.
+    """
+    found = []
+    for path in folder.glob("*"):
+        if path.is_dir() and not path.name.startswith("."):
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a run that keeps only some has deleted it meanwhile
+                found.append((checkpoint_at(path), path.stat().st_mtime))
+    found.sort(key=lambda each: (each[0].steps_completed, each[1], each[0].uuid), reverse=True)
+    return [checkpoint for checkpoint, _ in found]
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove incomplete checkpoints; no process may be writing them."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is intact, and what is wrong with newer ones."""
+    damages: list[str] = []
+    for checkpoint in checkpoints_in(folder):
+        if (damage := damage_of(checkpoint.path)) is None:
+            return checkpoint, damages
+        damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
+    return None, damages
+
+
+def files_of(path: Path) -> list[str]:
+    """The relative names of a checkpoint's files, without manifest and metadata, sorted."""
+    names = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    return sorted(name for name in names if name not in (MANIFEST, METADATA))
+
+
+# ------------------------------------------------------------------------------------------- written
+
+
+def fingerprint(file: Path, *, read: Callable[[int], object] | None = None) -> dict[str, Any]:
+    """Size and checksum of a file; ``read`` is called with the bytes of each part that was read."""
+    digest, size = hashlib.sha256(), 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            if read is not None:
+                read(len(chunk))
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Write ``metadata.json``, and the manifest: the fingerprint of each file, and one of the manifest itself.
+
+    Determined writes ``metadata.json`` too, but to object storage it sends what was there before it did.
+
+    Args:
+        path: The checkpoint's folder.
+        files: Relative name -> fingerprint, ``metadata.json`` not among them.
+        metadata: What that holds.
+
+    Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
+    """
+    (path / METADATA).write_text(json.dumps(metadata, indent=2))
+    content = {
+        "steps_completed": metadata["steps_completed"],
+        "metadata_sha256": _metadata_digest(metadata),
+        "files": dict(sorted(files.items())),
+    }
+    content["sha256"] = _digest(content)
+    (path / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    kept = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _metadata_digest(metadata: Mapping[str, Any]) -> str:
+    """One checksum for every order of the keys: ``det checkpoint download`` writes them in the master's."""
+    written = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
+    return hashlib.sha256(json.dumps(written, indent=2).encode()).hexdigest()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Have the system put a folder's files on the disk, so that a rename after it can be trusted."""
+    for file in [*path.rglob("*"), path]:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------- what was written
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a checkpoint has a manifest to compare its files with."""
+    return (path / MANIFEST).is_file()
+
+
+def unverified(name: str) -> str:
+    """The warning about a checkpoint without a manifest."""
+    return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is what was written.
+
+    One without a manifest, as Determined's own loop writes it, is trusted; ours have one.
+    """
+    return next(damages_of(path), None)
+
+
+def damages_of(
+    path: Path, *, share: tuple[int, int] = (0, 1), read: Callable[[int], object] | None = None
+) -> Iterator[str]:
+    """Everything that is wrong with a checkpoint.
+
+    What this process has read whole is not read again by the ranks that it starts: they look at names and sizes.
+
+    Args:
+        path: Its folder.
+        share: Which share of its files is read, counted from 0, and of how many: one of each rank.
+        read: Called by threads, with the bytes of each part that was read.
+    """
+    if not is_sealed(path):
+        if (path / STATE).exists():  # ours, and ours have one
+            yield f"{MANIFEST} is missing"
+        elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
+            yield f"{METADATA} is missing"
+        return
+    try:
+        text = (path / MANIFEST).read_bytes()
+        content = json.loads(text)
+        files: dict[str, Any] = content["files"]
+        is_whole = content["sha256"] == _digest(content)
+    except (OSError, ValueError, KeyError, TypeError):
+        is_whole = False
+    if not is_whole:
+        yield f"{MANIFEST} is not what was written"
+        return
+    # metadata.json may be missing: in object storage an earlier version left it out, and the manifest has all of it.
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            is_whole = (
+                _metadata_digest(json.loads((path / METADATA).read_bytes())) == content["metadata_sha256"]
+            )
+        except (ValueError, TypeError):
+            is_whole = False
+        if not is_whole:
+            yield f"{METADATA} is not what was written"
+    identity = hashlib.sha256(text).hexdigest()
+    was_read = identity in os.environ.get(VERIFIED, "").split(",")
+
+    def damage(name: str) -> str | None:
+        expected = files[name]
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if size != expected["bytes"]:
+            return f"{name} has {size} bytes, {expected['bytes']} were written"
+        try:
+            if was_read or fingerprint(path / name, read=read) == expected:
+                return None
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        return f"{name} is not what was written (its checksum differs)"
+
+    index, count = share
+    with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1) // count)) as threads:
+        for found in filter(None, threads.map(damage, list(files)[index::count])):
+            is_whole = False
+            yield found
+    if is_whole and count == 1:
+        _VERIFIED_AT[identity] = time.monotonic()
+
+
+def verified_here() -> str:
+    """What :data:`VERIFIED` is for the ranks that this process starts."""
+    since = time.monotonic() - STAYS_VERIFIED_S
+    return ",".join(identity for identity, at in _VERIFIED_AT.items() if at >= since)
+
+
+# ------------------------------------------------------------------------------------------- which ranks can read it
+
+DATA_FIX = (
+    "resume with the replicas and the micro-batch that wrote it, or start anew with data that is one stream for all "
+    "replicas: self.training_loader(dataset), without sharded=True"
+)
+
+
+def num_writers(path: Path) -> int:
+    """How many ranks wrote a checkpoint; 0 if unknown."""
+    of_transformers = list(path.glob("checkpoint-*/rng_state_*.pth"))
+    return len(list(path.glob(PART.format("*")))) or len(of_transformers)
+
+
+def written_by(path: Path) -> Mapping[str, Any]:
+    """What the ranks that wrote a checkpoint say of themselves; empty where it does not say.
+
+    Returns:
+        ``ranks``, ``replicas``, ``micro_batch_size``, ``engine`` (``deepspeed`` or ``ddp``); ``own_layout``: why only
+        the same layout can read it, or None; ``data_apart``: data that gives each replica samples of its own and has
+        a position in them, or None; ``schedule_by_length``: the class of a schedule that may depend on the length of
+        training, and whether its settings must stay what they were.
+    """
+    try:
+        found = json.loads((path / LOAD_DATA).read_bytes()).get("written_by")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def elastic_refusal(path: Path) -> str | None:
+    """Why only the ranks and the strategy that wrote a checkpoint can resume from it; None where any can."""
+    if any(path.glob("checkpoint-*")):
+        return "transformers' Trainer wrote it, in DeepSpeed's own layout"
+    if reason := written_by(path).get("own_layout"):
+        return str(reason)
+    engines = [each for each in path.glob(ENGINES) if each.is_dir()]
+    if not engines:
+        return "it holds no engine"
+    indexed = all((each / INDEX_NAME).is_file() for each in engines)
+    return None if indexed else "DeepSpeed wrote it in its own layout"
+
+
+def data_refusal(path: Path, *, replicas: int, micro_batch_size: int) -> str | None:
+    """Why so many replicas cannot take over a checkpoint's position in the training data; None where they can."""
+    before = written_by(path)
+    then = (before.get("replicas", replicas), before.get("micro_batch_size", micro_batch_size))
+    return apart_refusal(before.get("data_apart"), then=then, now=(replicas, micro_batch_size))
+
+
+def apart_refusal(data: Sequence[Any] | None, *, then: tuple[int, int], now: tuple[int, int]) -> str | None:
+    """Why data that has a position on each replica cannot continue from it; None where it can.
+
+    Args:
+        data: Its name, and whether the position depends on the size of micro-batches too; None for data whose
+            position is the same on all replicas.
+        then: Replicas and samples in a micro-batch, when the position was written.
+        now: The same now.
+    """
+    if data is None or then == now or (then[0] == now[0] and not data[1]):
+        return None
+    was, by = (
+        f"{replicas} replica{'s' * (replicas != 1)} with micro-batches of {size}"
+        for replicas, size in (then, now)
+    )
+    return f"{data[0]} gives each replica its own samples: its position is that of {was}, and now it is {by}"
