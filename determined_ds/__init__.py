@@ -45,7 +45,7 @@ _HOMES = {
     "measure_throughput": "determined_ds.train.loop.measured_loop",
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
-    "report_to_tools": "determined_ds.train.logs.attached",
+    "report_to_tools": "determined_ds.train.master.core_context",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
@@ -96,9 +96,9 @@ if TYPE_CHECKING:
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
-    from determined_ds.train.logs.attached import report_to_tools
     from determined_ds.train.loop.fit import Trainer
     from determined_ds.train.loop.measured_loop import measure_throughput
+    from determined_ds.train.master.core_context import report_to_tools
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial

@@ -23,6 +23,8 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import first_trial_seed
+from determined_ds.logs.reporting import reported_to_tools
+from determined_ds.logs.tensorboard import upload, upload_last
 from determined_ds.rundir.handed_on import REPORT
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.context import DeepSpeedTrialContext
@@ -30,10 +32,8 @@ from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.distributed import TorchDistributedContext, join_process_group
 from determined_ds.train.group.peers import leave_peers
 from determined_ds.train.local_core import local_core_context
-from determined_ds.train.logs.attached import reported_to_tools
 from determined_ds.train.master.core_context import cluster_core_context
 from determined_ds.train.scripts.given_run import cluster_info, cluster_trial, script_run, task_of
-from determined_ds.train.tensorboard_files import upload, upload_last
 from determined_ds.train.tracebacks import show_own_errors
 
 logger = logging.getLogger("determined_ds")
@@ -138,11 +138,9 @@ def open_context(
             # Once the tools have ended, whose files are beside those for TensorBoard.
             stack.callback(upload_last, core_context.train, partial(upload, context))
         if trains:
-            run_here = None if task.on_cluster else there
+            here = {"info": cluster_info()} if task.on_cluster else {"run_dir": there}
             stack.enter_context(
-                reported_to_tools(
-                    core_context, task, devices, run_dir=run_here, resolved=lambda: context.resolved
-                )
+                reported_to_tools(core_context, task, devices, resolved=lambda: context.resolved, **here)
             )
         yield context
         leave_peers()  # a rank that fails shows signs of life to its end

@@ -18,13 +18,13 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task
+from determined_ds.logs.reporting import reported_to_tools
+from determined_ds.logs.tensorboard import upload_files, upload_last
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.distributed import join_process_group
 from determined_ds.train.group.peers import leave_peers
-from determined_ds.train.logs.attached import reported_to_tools
 from determined_ds.train.master.core_context import cluster_core_context
 from determined_ds.train.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
-from determined_ds.train.tensorboard_files import upload_files, upload_last
 from determined_ds.train.upstream import load_deepspeed
 
 
@@ -127,7 +127,7 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
             context = stack.enter_context(cluster_core_context(distributed))
             # Also what DetCallback records; once the tools have ended, whose files are beside it.
             stack.callback(upload_last, context.train, partial(upload_files, context.train, distributed.rank))
-            stack.enter_context(reported_to_tools(context, trial.task, devices))
+            stack.enter_context(reported_to_tools(context, trial.task, devices, info=det.get_cluster_info()))
         else:
             context = stack.enter_context(core.init(distributed=distributed))
         yield context

@@ -39,7 +39,7 @@ def in_tensorboard(run_dir: Path, tag: str) -> Points:
     return [(event.step, pytest.approx(event.value)) for event in events.Scalars(tag)]
 
 
-@pytest.mark.long("runtime/logs has each tool; here the database of MLflow is made, and a run resumed")
+@pytest.mark.long("logs has each tool; here the database of MLflow is made, and a run resumed")
 def test_a_trial_that_is_resumed_goes_on_in_its_run_of_mlflow(own_model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     tracking = json.dumps({"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"})

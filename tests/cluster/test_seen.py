@@ -13,10 +13,10 @@ from tests.cluster.fake import FakeCluster
 from tests.cluster.protocol import Cluster, Trial
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH
 from tests.harness.command import det_ds
-from tests.train.logs.reading import points_of, wandb_runs
+from tests.logs.reading import points_of, wandb_runs
 
 pytestmark = pytest.mark.long(
-    "each is tested without a cluster: report, runtime/logs, profile; test_report has the page"
+    "each is tested without a cluster: report, logs, profile; test_report has the page"
 )
 SEEN = (
     *LONG_ENOUGH,

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from determined_ds.logs.tensorboard import upload
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.metric_sums import MetricSums
 from determined_ds.train.loop.progress import Progress
 from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.train.scalars import write_scalars
-from determined_ds.train.tensorboard_files import upload
 from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import InstructionTimes, bubble, pipeline_times
 

@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from determined_ds.config.params import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.logs.tensorboard import uploaded_to
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.rundir.profile_files import (
     DATA,
@@ -42,7 +43,6 @@ from determined_ds.train.profiling.flops import FlopCount
 from determined_ds.train.profiling.marks import marked
 from determined_ds.train.profiling.peak_flops import peak_flops
 from determined_ds.train.scripts.given_run import cluster_info
-from determined_ds.train.tensorboard_files import uploaded_to
 
 logger = logging.getLogger("determined_ds")
 # What a record may add to this process's memory before it is ended early. A trace takes a tenth of it on a disk.

@@ -25,9 +25,9 @@ from determined.core import _context
 from determined_ds.checkpoints.files import checkpoint_at
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.rundir.handed_on import REPORT, STORE
 from determined_ds.train.local_core import local_core_context
-from determined_ds.train.logs.attached import reported_to_tools
 from determined_ds.train.scripts.given_run import ScriptRun, task_of
 from determined_ds.train.upstream import load_deepspeed
 from determined_ds.train.warning_keeper import warned

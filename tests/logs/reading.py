@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import struct
@@ -69,14 +70,33 @@ def points_of(rows: list[dict[str, Any]], name: str, step: str) -> Points:
 
 
 @contextlib.contextmanager
-def serving_mlflow(folder: Path) -> Iterator[str]:
-    """MLflow's own server, on loopback. Yields its url."""
+def serving_mlflow(folder: Path, taken: list[Any], answers: list[int]) -> Iterator[str]:
+    """MLflow's own server, on loopback. Yields its url.
+
+    Args:
+        folder: Of its files.
+        taken: Gets each metric that it has taken, as it was sent.
+        answers: To the next batches of metrics, which are not stored; those after them are.
+    """
     os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder}/mlflow.db"
     os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(folder / "artifacts")
     from mlflow.server import app
     from werkzeug.serving import make_server
 
-    server = make_server("127.0.0.1", 0, app, threaded=True)
+    def serve(environ: Any, start_response: Any) -> Any:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        metrics = json.loads(body).get("metrics") if environ["PATH_INFO"].endswith("log-batch") else None
+        if metrics:
+            status = answers.pop(0) if answers else 0
+            if status != 503:
+                taken.extend(metrics)
+            if status:
+                start_response(f"{status} of the test", [("Content-Length", "2")])
+                return [b"{}"]
+        return app(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, serve, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.port}"

@@ -1,0 +1,152 @@
+"""W&B and MLflow show the same numbers at the same steps; a resumed run is one run; training waits for neither."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.command import ROOT, det_ds
+from tests.interrupted.experiments import experiment
+from tests.logs.reading import (
+    mlflow_points,
+    mlflow_runs,
+    points_of,
+    serving_mlflow,
+    wandb_runs,
+)
+from tests.package import checkpoints, records
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+LOSS, VALIDATION = "training/loss", "validation/validation_loss"
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Any], list[int]]]:
+    """A server: its address, the metrics that it has taken, and its answers to the next."""
+    taken: list[Any] = []
+    answers: list[int] = []
+    with serving_mlflow(tmp_path_factory.mktemp("mlflow"), taken, answers) as url:
+        yield url, taken, answers
+
+
+def run(folder: Path, tools: dict[str, Any], *words: str, length: int = 9) -> Any:
+    """``det-ds run`` of a trial that reports and validates, with its output."""
+    config = experiment(zero=1)
+    config["labels"] = ["one", "two"]
+    config["resources"]["slots_per_trial"] = 1
+    config["hyperparameters"]["logging"] = tools
+    config["hyperparameters"]["fit"]["max_length"] = {"batches": length}
+    config["hyperparameters"]["fit"]["reporting_period"] = {"batches": 1}
+    (folder / "own.yaml").write_text(yaml.safe_dump(config))
+    done = det_ds(
+        *("run", folder / "own.yaml", ROOT, "--run-dir", folder / "run", *words), env={"WANDB_API_KEY": KEY}
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def numbers(run_dir: Path, group: str, name: str) -> list[tuple[int, Any]]:
+    """A metric as ``metrics.jsonl`` has it."""
+    return [(step, pytest.approx(report[name])) for step, report in records(run_dir, group)]
+
+
+def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_path: Path) -> None:
+    """The second start goes on from a batch before the last of the first."""
+    run_dir, (url, *_) = tmp_path / "run", mlflow
+    tools = {"wandb": {"mode": "offline", "tags": ["mine"]}, "mlflow": {"tracking_uri": url}}
+    run(tmp_path, tools)
+    first = {LOSS: numbers(run_dir, "training", "loss")}
+    first[VALIDATION] = numbers(run_dir, "validation", "validation_loss")
+    (at_six,) = [
+        path
+        for path in checkpoints(run_dir)
+        if json.loads((path / "metadata.json").read_text())["steps_completed"] == 6
+    ]
+    run(tmp_path, tools, "--resume", at_six.name, length=12)
+    whole = {LOSS: numbers(run_dir, "training", "loss")}
+    whole[VALIDATION] = numbers(run_dir, "validation", "validation_loss")
+    client, (there,) = mlflow_runs(url, "victim")
+    for name in (LOSS, VALIDATION):
+        again = [point for point in whole[name] if point[0] > 6]
+        assert mlflow_points(client, there, name) == first[name] + again
+    assert there.info.status == "FINISHED"
+    assert there.data.tags["determined_ds.continued_from_batch"] == "6"
+    assert there.data.params["deepspeed.zero_optimization.stage"] == "1"
+
+    before, after = wandb_runs(run_dir)
+    assert before["id"] == after["id"]
+    for started, points in ((before, first), (after, {name: whole[name] for name in whole})):
+        assert (started["project"], started["tags"]) == ("victim", ["one", "two", "mine"])
+        assert started["config"]["deepspeed"]["zero_optimization"]["stage"] == 1
+        assert started["exit_code"] == 0
+        for name in (LOSS, VALIDATION):
+            shown = points_of(started["rows"], name, "batches")
+            assert shown == points_of(started["rows"], name, "_step")
+            assert shown == [point for point in points[name] if started is before or point[0] > 6]
+    for file in run_dir.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+SCRIPT = """
+import threading, time
+import determined as det
+
+class Slow(dict):  # so that reports overlap
+    def items(self):
+        time.sleep(0.3)
+        return super().items()
+
+with det.core.init() as context:
+    def report(number):
+        context.train.report_metrics(f"thread{number}", 1, Slow(values=list(range(1500))))
+    threads = [threading.Thread(target=report, args=(number,)) for number in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_overlapping_reports_that_a_server_fails_to_take_once_are_sent_once_each(
+    mlflow: Any, tmp_path: Path
+) -> None:
+    """Each has more metrics than MLflow takes at once; the second of their batches is refused."""
+    url, taken, answers = mlflow
+    taken.clear()
+    answers.extend((200, 503, *[200] * 20))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/train.py").write_text(SCRIPT)
+    config = {
+        "name": "threads",
+        "entrypoint": "python3 train.py",
+        "hyperparameters": {"logging": {"mlflow": {"tracking_uri": url}}},
+        "searcher": {"name": "single", "metric": "loss"},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    done = det_ds("run", tmp_path / "own.yaml", tmp_path / "own", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    sent = sorted((metric["key"], metric["step"]) for metric in taken)
+    names = [f"thread{number}/values/{index}" for number in range(2) for index in range(1500)]
+    assert sent == sorted((name, 1) for name in names)
+
+
+@pytest.mark.long("waits as long as the clients do; the numbers that they show are short")
+@pytest.mark.parametrize(
+    "answers", [False, pytest.param(True, marks=pytest.mark.long("one that does not answer takes as little"))]
+)
+def test_a_server_that_takes_nothing_is_warned_of_and_costs_no_training(
+    answers: bool, tmp_path: Path
+) -> None:
+    """One that accepts connections and never answers, and a port where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        port = server.getsockname()[1] if answers else 9  # discard
+        done = run(tmp_path, {"mlflow": {"tracking_uri": f"http://127.0.0.1:{port}"}})
+    took_s = time.time() - (tmp_path / "run" / "metrics.jsonl").stat().st_mtime
+    assert took_s < 45, "the end waits 30 s at most"
+    assert [step for step, _ in records(tmp_path / "run", "training")] == list(range(1, 10))
+    assert "MLflow has not taken" in done.stderr + done.stdout
