@@ -14,7 +14,7 @@ _HOMES = {
     "DataError": "determined_ds.errors",
     "DataLoader": "determined.pytorch",
     "DataParallelTrial": "determined_ds.trial.data_parallel",
-    "DeepSpeedMPU": "determined_ds.trial.mpu",
+    "DeepSpeedMPU": "determined_ds.trial.of_context",
     "SequenceGroup": "determined_ds.trial.ulysses",
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
     "DeepSpeedTrialContext": "determined_ds.train.context",
@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
-    from determined_ds.trial.mpu import DeepSpeedMPU
+    from determined_ds.trial.of_context import DeepSpeedMPU
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.several_engines import SeveralEnginesTrial
     from determined_ds.trial.stream_loader import StreamLoader

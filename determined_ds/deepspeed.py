@@ -28,7 +28,7 @@ from determined_ds.documents.text import as_plain
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.loop.fit import Trainer
 from determined_ds.train.opening import init
-from determined_ds.trial.mpu import DeepSpeedMPU
+from determined_ds.trial.of_context import DeepSpeedMPU
 
 # What trials that were written before ``make_deepspeed_mpu`` call it.
 DeterminedDeepSpeedMPU = DeepSpeedMPU

@@ -374,7 +374,7 @@ def training_data(
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
     """The seed of a pipeline's layer in a forward pass of training, all counted from 0; ``seed`` is the trial's."""
-    from determined_ds.trial.seeded_module import layer_seed
+    from determined_ds.trial.pipeline_module import layer_seed
 
     return layer_seed(seed, replica, step, micro_batch, layer)
 

@@ -37,7 +37,6 @@ from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.expert_parallel import expert_degree_of
-from determined_ds.trial.ordered_module import PlannedModule
 from determined_ds.trial.tensor_parallel import degree_of
 
 STATES_OF_ADAM_BYTES = 8  # a parameter
@@ -373,7 +372,7 @@ class Engines:
             if isinstance(engine, DDPEngine):
                 here = ("ddp", 1, 1)
             # The names of a planned pipeline's files are those of any schedule.
-            is_known = self.own_layouts[number] or not isinstance(engine.module, PlannedModule)
+            is_known = self.own_layouts[number] or not getattr(engine.module, "is_planned", False)
             if here != there or not is_known:
                 raise CheckpointError(
                     f"checkpoint {path.name}: DeepSpeed wrote model{number} in its own layout, which only the ranks "

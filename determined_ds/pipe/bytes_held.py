@@ -8,7 +8,7 @@ What engines do beyond the passes: a part computes on a copy of its inputs; its 
 messages are received before the pass that takes them. 1F1B is DeepSpeed's own engine: it receives into buffers that
 stay, and what it sends is gone when it has been sent.
 
-Source: ``PipelineEngine`` in deepspeed 0.19.8's runtime/pipe/engine.py; ``trial/ordered_engine.py``.
+Source: ``PipelineEngine`` in deepspeed 0.19.8's runtime/pipe/engine.py; ``trial/pipeline_engine.py``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
-from determined_ds.pipe.orders import (
-    BACKWARD,
-    FORWARD,
-    GPIPE,
-    INPUT,
-    ONE_F_ONE_B,
-    WEIGHT,
-    Op,
-    Pipeline,
-)
-from determined_ds.pipe.sends import Receive, Send, Step, steps
+from determined_ds.pipe.orders import BACKWARD, FORWARD, GPIPE, INPUT, ONE_F_ONE_B, Pipeline
+from determined_ds.pipe.timeline import Receive, Send, Step, steps
 
 SETTLED = 4  # micro-batches a rank from which on no schedule but gpipe holds more
 ON_THEIR_WAY = 2  # messages to a rank that the engine does not wait for
@@ -73,93 +63,63 @@ def most_bytes(pipe: Pipeline, parts: Sequence[PartBytes]) -> list[int]:
         pipe: The schedule.
         parts: Of each part of the model.
     """
-    few = replace(pipe, micro_batches=min(pipe.micro_batches, SETTLED * pipe.ranks))
-    if pipe.schedule == GPIPE:
-        few = pipe
-    return [_Walk(few, rank, parts).most(own) for rank, own in enumerate(_steps(few))]
+    if pipe.schedule != GPIPE:
+        pipe = replace(pipe, micro_batches=min(pipe.micro_batches, SETTLED * pipe.ranks))
+    return [_most(pipe, rank, parts, own) for rank, own in enumerate(steps(pipe))]
 
 
-@lru_cache(maxsize=256)
-def _steps(pipe: Pipeline) -> list[list[Step]]:
-    return steps(pipe)
+def _most(pipe: Pipeline, rank: int, parts: Sequence[PartBytes], own: Sequence[Step]) -> int:
+    held = most = 0
+    deepspeeds, last = pipe.schedule == ONE_F_ONE_B, len(parts) - 1
+    sent: dict[int, deque[int]] = {}  # to each rank: messages that may be on their way
 
+    def hold(more: int, for_a_moment: int = 0) -> None:
+        nonlocal held, most
+        held += more
+        most = max(most, held + for_a_moment)
 
-class _Walk:
-    """A rank on its way through a step."""
+    def let_go(number: int) -> None:
+        """Of a part's inputs their gradient is left; the gradient of its outputs is used."""
+        inputs = parts[number].inputs
+        if number == 0:
+            hold(-inputs)
+        elif pipe.rank_of(number - 1) == rank:
+            hold(inputs)  # the inputs themselves were the other part's outputs
+        if number < last and not deepspeeds:
+            hold(-parts[number + 1].inputs)
 
-    def __init__(self, pipe: Pipeline, rank: int, parts: Sequence[PartBytes]) -> None:
-        self._pipe, self._rank, self._parts = pipe, rank, parts
-        self._held = self._most = 0
-        self._sent: dict[int, deque[int]] = {}
-        self._own_buffers = pipe.schedule == ONE_F_ONE_B
-
-    def most(self, own: Sequence[Step]) -> int:
-        """The most bytes at a time."""
-        if self._own_buffers:
-            self._hold(self._buffers())
-        for step in own:
-            if isinstance(step, Receive):
-                self._receive(step)
-            elif isinstance(step, Send):
-                self._send(step)
-            else:
-                self._compute(step)
-        return self._most
-
-    def _buffers(self) -> int:
-        """What DeepSpeed's engine receives into; on the last rank the outputs of the loss, and those before them."""
-        last, own = len(self._parts) - 1, self._parts[self._rank]
-        after = self._parts[self._rank + 1].inputs if self._rank < last else own.outputs + own.unsaved
-        return after + (own.inputs if self._rank else 0)
-
-    def _hold(self, more: int, for_a_moment: int = 0) -> None:
-        self._held += more
-        self._most = max(self._most, self._held + for_a_moment)
-
-    def _receive(self, step: Receive) -> None:
-        if step.op.kind == FORWARD:
-            self._hold(self._parts[step.op.part + 1].inputs)
-        elif not self._own_buffers:
-            self._hold(self._parts[step.op.part].inputs)
-
-    def _send(self, step: Send) -> None:
-        """Activations stay with their part, as gradients do before a weight pass; others until they have been taken."""
-        size = self._parts[step.op.part].inputs if step.op.kind == BACKWARD else 0
-        sent = self._sent.setdefault(step.rank, deque())
-        sent.append(size)
-        if len(sent) > (0 if self._own_buffers else ON_THEIR_WAY):
-            self._hold(-sent.popleft())
-
-    def _compute(self, op: Op) -> None:
-        part = self._parts[op.part]
-        if op.kind == FORWARD:
+    if deepspeeds:
+        # What it receives into; on the last rank the outputs of the loss, and those before them.
+        after = parts[rank + 1].inputs if rank < last else parts[rank].outputs + parts[rank].unsaved
+        hold(after + (parts[rank].inputs if rank else 0))
+    for step in own:
+        op = step.op if isinstance(step, (Send, Receive)) else step
+        part = parts[op.part]
+        if isinstance(step, Receive):
+            if op.kind == FORWARD:
+                hold(parts[op.part + 1].inputs)
+            elif not deepspeeds:
+                hold(part.inputs)
+        elif isinstance(step, Send):
+            # Activations stay with their part, as gradients do before a weight pass; others until they are taken.
+            queue = sent.setdefault(step.rank, deque())
+            queue.append(part.inputs if op.kind == BACKWARD else 0)
+            if len(queue) > (0 if deepspeeds else ON_THEIR_WAY):
+                hold(-queue.popleft())
+        elif op.kind == FORWARD:
             # The part before it on this rank, if it is here, has handed on what it keeps itself.
-            self._hold(0 if op.part else part.inputs, part.forward)
-            self._hold(part.kept)
+            hold(0 if op.part else part.inputs, part.forward)
+            hold(part.kept)
         elif op.kind == BACKWARD:
-            self._hold(0, part.backward - part.kept)
-            self._hold(-part.kept)
-            self._let_go(op.part)
+            hold(0, part.backward - part.kept)
+            hold(-part.kept)
+            let_go(op.part)
         elif op.kind == INPUT:
-            self._hold(0, part.input_pass - part.kept)
-            self._hold(part.split - part.kept)
-            self._hold(
-                part.inputs if op.part else 0
-            )  # the graph, which stays, has the inputs and their gradient
-            self._let_go(op.part)
-        elif op.kind == WEIGHT:
-            self._hold(0, part.weight_pass - part.split)
-            self._hold(-part.split - (2 * part.inputs if op.part else 0))
-
-    def _let_go(self, part: int) -> None:
-        """Of the inputs their gradient is left; the gradient of the outputs is used."""
-        inputs = self._parts[part].inputs
-        if part == 0:
-            self._hold(-inputs)
-        elif self._is_here(part - 1):
-            self._hold(inputs)  # the inputs themselves were the other part's outputs
-        if part < len(self._parts) - 1 and not self._own_buffers:
-            self._hold(-self._parts[part + 1].inputs)
-
-    def _is_here(self, part: int) -> bool:
-        return self._pipe.rank_of(part) == self._rank
+            hold(0, part.input_pass - part.kept)
+            hold(part.split - part.kept)
+            hold(part.inputs if op.part else 0)  # the graph, which stays, has the inputs and their gradient
+            let_go(op.part)
+        else:
+            hold(0, part.weight_pass - part.split)
+            hold(-part.split - (2 * part.inputs if op.part else 0))
+    return most

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from determined_ds.pipe.orders import FORWARD, INPUT, WEIGHT, Op, Pipeline
@@ -110,26 +110,10 @@ def rank_seconds(layers: Sequence[LayerTime], bounds: Bounds, pipe: Pipeline) ->
     return found
 
 
-def step_seconds(layers: Sequence[LayerTime], bounds: Bounds, pipe: Pipeline) -> float:
-    """Seconds of the passes of a step by the schedule's timeline; sending takes no time.
-
-    The two halves of a backward pass in two are assumed to take equally long.
-    """
-    forward, backward = (
-        [sum(float(getattr(layer, name)) for layer in layers[a:b]) for a, b in itertools.pairwise(bounds)]
-        for name in ("forward_s", "backward_s")
-    )
-
-    def cost(op: Op) -> float:
-        if op.kind == FORWARD:
-            return forward[op.part]
-        return backward[op.part] / (2 if op.kind in (INPUT, WEIGHT) else 1)
-
-    return max(spans[-1].end for spans in timeline(pipe, cost))
-
-
 def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
     """The cut of measured layers whose simulated step is shortest, found from the evenest one by moving bounds.
+
+    Sending takes no time, and the two halves of a backward pass in two are assumed to take equally long.
 
     Args:
         layers: At least as many as the pipeline has parts.
@@ -138,28 +122,35 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
     few = replace(pipe, micro_batches=min(pipe.micro_batches, SIMULATED * pipe.ranks))
 
     def rated(bounds: Bounds) -> tuple[float, float]:
-        return step_seconds(layers, bounds, few), max(part_seconds(layers, bounds))
+        cuts = [layers[a:b] for a, b in itertools.pairwise(bounds)]
+        forward = [sum(each.forward_s for each in part) for part in cuts]
+        backward = [sum(each.backward_s for each in part) for part in cuts]
+
+        def cost(op: Op) -> float:
+            if op.kind == FORWARD:
+                return forward[op.part]
+            return backward[op.part] / (2 if op.kind in (INPUT, WEIGHT) else 1)
+
+        return max(spans[-1].end for spans in timeline(few, cost)), max(part_seconds(layers, bounds))
 
     best = evenest([layer.seconds for layer in layers], pipe.parts)
     value = rated(best)
+    inner = range(1, pipe.parts)
+    moves = [(index, by) for index in inner for by in (-1, 1)]
     while True:
-        found = min(((rated(each), each) for each in _beside(best)), default=(value, best))
+        # The cuts in which one bound is moved by a layer, or two of few, and no part is empty.
+        beside = []
+        for number in (1, 2) if len(inner) <= FEW_BOUNDS else (1,):
+            for chosen in itertools.combinations(moves, number):
+                moved = list(best)
+                for index, by in chosen:
+                    moved[index] += by
+                if all(a < b for a, b in itertools.pairwise(moved)):
+                    beside.append(tuple(moved))
+        found = min(((rated(each), each) for each in beside), default=(value, best))
         if found[0] >= value:
             return best
         value, best = found
-
-
-def _beside(bounds: Bounds) -> Iterator[Bounds]:
-    """The cuts in which one bound is moved by a layer, or two of few, and no part is empty."""
-    inner = range(1, len(bounds) - 1)
-    moves = [(index, by) for index in inner for by in (-1, 1)]
-    for number in (1, 2) if len(inner) <= FEW_BOUNDS else (1,):
-        for chosen in itertools.combinations(moves, number):
-            moved = list(bounds)
-            for index, by in chosen:
-                moved[index] += by
-            if all(a < b for a, b in itertools.pairwise(moved)):
-                yield tuple(moved)
 
 
 @dataclass(frozen=True, kw_only=True)

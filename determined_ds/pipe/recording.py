@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from determined_ds.pipe.orders import BACKWARD, INPUT, Op, Pipeline
+from determined_ds.pipe.orders import BACKWARD, INPUT, Pipeline
 from determined_ds.pipe.timeline import Span, awaited, bubble, timeline
 
 LOAD = "L"  # beside the passes of a schedule: a micro-batch is loaded
@@ -23,7 +23,7 @@ class RecordedStep:
         micro_batches: Of the step.
         chunks: Parts of the model that a rank holds.
         machines: Whose clocks the times are of. One has one clock for all its ranks; the clocks of several are
-            aligned by what passes wait for, see :func:`aligned`.
+            aligned by what passes wait for, see :func:`recorded_step`.
         spans: Of each rank, in the order in which they ran; in seconds from the first start.
     """
 
@@ -64,34 +64,23 @@ class RecordedStep:
 def recorded_step(
     pipe: Pipeline, spans: Sequence[Sequence[Span]], machines: Sequence[str]
 ) -> RecordedStep | None:
-    """A step of what its ranks have recorded, each by the clock of its machine; None where a rank has nothing.
+    """A step of what its ranks have recorded, by the clock of the first rank's machine; None where a rank has nothing.
+
+    A pass starts after the one that it waits for has ended. Messages in both directions bound by how much two clocks
+    differ, and the middle of what is left is taken: right up to half the time of a message there and back.
 
     Args:
         pipe: The schedule.
-        spans: Of each rank of the pipeline.
+        spans: Of each rank of the pipeline, each by the clock of its machine.
         machines: The name of each rank's machine.
     """
     if not all(spans):
         return None
-    found = aligned(pipe, spans, machines)
-    start = min(rank[0].start for rank in found)
-    return RecordedStep(
-        schedule=pipe.schedule,
-        ranks=pipe.ranks,
-        micro_batches=pipe.micro_batches,
-        chunks=pipe.chunks,
-        machines=len(set(machines)),
-        spans=tuple(tuple(_moved(span, -start) for span in rank) for rank in found),
-    )
-
-
-def aligned(pipe: Pipeline, spans: Sequence[Sequence[Span]], machines: Sequence[str]) -> list[list[Span]]:
-    """Spans by the clock of the first rank's machine.
-
-    A pass starts after the one that it waits for has ended. Messages in both directions bound by how much two clocks
-    differ, and the middle of what is left is taken: right up to half the time of a message there and back.
-    """
-    ends = {_made(span.op): (rank, span.end) for rank, own in enumerate(spans) for span in own}
+    ends = {}
+    for rank, own in enumerate(spans):
+        for span in own:  # the input's half of a backward pass is what others wait for as one
+            made = span.op._replace(kind=BACKWARD) if span.op.kind == INPUT else span.op
+            ends[made] = rank, span.end
     # (machine that waits, machine that is waited for) -> the least that its clock may be ahead.
     ahead: dict[tuple[str, str], float] = {}
     for rank, own in enumerate(spans):
@@ -100,30 +89,26 @@ def aligned(pipe: Pipeline, spans: Sequence[Sequence[Span]], machines: Sequence[
                 at, end = ends.get(waited, (rank, span.start))
                 pair = machines[rank], machines[at]
                 ahead[pair] = max(ahead.get(pair, -float("inf")), end - span.start)
-    offsets = _offsets(machines[0], ahead)
-    return [
-        [_moved(span, offsets.get(machine, 0.0)) for span in own]
-        for machine, own in zip(machines, spans, strict=True)
-    ]
-
-
-def _offsets(first: str, ahead: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """What to add to the clock of each machine that exchanges messages with one whose offset is known."""
-    offsets, todo = {first: 0.0}, [first]
-    while todo:
+    offsets, todo = {machines[0]: 0.0}, [machines[0]]
+    while todo:  # from each machine whose offset is known to those that it exchanges messages with
         known = todo.pop()
         for machine in [one for one, other in ahead if other == known and one not in offsets]:
             least = ahead[machine, known]
-            most = -ahead.get((known, machine), -least)
-            offsets[machine] = offsets[known] + (least + most) / 2
+            offsets[machine] = offsets[known] + (least - ahead.get((known, machine), -least)) / 2
             todo.append(machine)
-    return offsets
+    shifts = [offsets.get(machine, 0.0) for machine in machines]
+    zero = min(own[0].start + by for own, by in zip(spans, shifts, strict=True))
 
+    def moved(span: Span, by: float) -> Span:
+        return Span(op=span.op, start=round(span.start + by, DIGITS), end=round(span.end + by, DIGITS))
 
-def _made(op: Op) -> Op:
-    """What others wait for by name: the input's part of a backward pass is one to them."""
-    return op._replace(kind=BACKWARD) if op.kind == INPUT else op
-
-
-def _moved(span: Span, by: float) -> Span:
-    return replace(span, start=round(span.start + by, DIGITS), end=round(span.end + by, DIGITS))
+    return RecordedStep(
+        schedule=pipe.schedule,
+        ranks=pipe.ranks,
+        micro_batches=pipe.micro_batches,
+        chunks=pipe.chunks,
+        machines=len(set(machines)),
+        spans=tuple(
+            tuple(moved(span, by - zero) for span in own) for own, by in zip(spans, shifts, strict=True)
+        ),
+    )

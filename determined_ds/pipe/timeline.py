@@ -1,9 +1,11 @@
-"""When each pass of a schedule runs, by the time that passes take: the bubble, and what ranks hold meanwhile."""
+"""When each pass of a schedule runs, by the time that passes take; the bubble; what ranks hold and send meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from determined_ds.pipe.orders import BACKWARD, DUALPIPEV, FORWARD, INPUT, WEIGHT, ZB_H1, Op, Pipeline
 
@@ -112,16 +114,63 @@ def counted_bubble(pipe: Pipeline) -> float:
     return waits / (3 * m * pipe.chunks + waits)
 
 
-def most_held(pipe: Pipeline, orders: Sequence[Sequence[Op]] | None = None) -> list[int]:
+def most_held(pipe: Pipeline) -> list[int]:
     """The most activations that each rank holds at a time: of one micro-batch in one part each.
 
     They are held from a forward pass to the end of its backward pass, that for the weights where it has two.
     """
     most = []
-    for order in orders if orders is not None else pipe.orders():
+    for order in pipe.orders():
         held = highest = 0
         for op in order:
             held += {FORWARD: 1, BACKWARD: -1, WEIGHT: -1}.get(op.kind, 0)
             highest = max(highest, held)
         most.append(highest)
     return most
+
+
+# ------------------------------------------------------------------------------------------- messages
+
+
+class Send(NamedTuple):
+    """What the pass ``op`` of this rank made goes to another ``rank``."""
+
+    op: Op
+    rank: int
+
+
+class Receive(NamedTuple):
+    """What the pass ``op`` of another ``rank`` made is received, before a pass that needs it."""
+
+    op: Op
+    rank: int
+
+
+Step = Op | Send | Receive
+
+
+@lru_cache(maxsize=256)
+def steps(pipe: Pipeline, *, forward_only: bool = False) -> tuple[tuple[Step, ...], ...]:
+    """The passes of each rank with the messages between them.
+
+    Messages are begun in the order in which the passes that make them end, on the rank that sends and on the one that
+    receives: whatever two ranks have for each other, they begin it in the same order, so that no message waits for one
+    that is begun later.
+
+    Args:
+        pipe: The schedule.
+        forward_only: Leave the backward passes out.
+    """
+    spans = timeline(pipe, orders=pipe.forward_orders() if forward_only else pipe.orders())
+    placed: list[list[tuple[float, int, Step]]] = [
+        [(each.start, 1, each.op) for each in own] for own in spans
+    ]
+    for end, rank, op in sorted((span.end, rank, span.op) for rank, own in enumerate(spans) for span in own):
+        taker = op.part + {FORWARD: 1, BACKWARD: -1, INPUT: -1}.get(op.kind, 0)
+        if op.kind == WEIGHT or not 0 <= taker < pipe.parts or pipe.rank_of(taker) == rank:
+            continue
+        to = pipe.rank_of(taker)
+        placed[rank].append((end, 0, Send(op, to)))
+        placed[to].append((end, 0, Receive(op, rank)))
+    # Messages before the passes that start when they are there. A sort is stable: they stay in the order above.
+    return tuple(tuple(step for *_, step in sorted(own, key=lambda item: item[:2])) for own in placed)

@@ -17,7 +17,7 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
-from determined_ds.trial.ordered_engine import PlannedEngine
+from determined_ds.trial.pipeline_engine import PlannedEngine
 
 # Hyperparameters of the library that no engine knows; all others it has settled already.
 KEPT = ("torch_compile", "sdpa_kernel", "fit", "trial_seed")

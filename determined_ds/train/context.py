@@ -31,9 +31,8 @@ from determined_ds.train.scripts.given_run import cluster_info, script_run
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
-from determined_ds.trial.mpu import DeepSpeedMPU
-from determined_ds.trial.of_context import completed_hparams
-from determined_ds.trial.ordered_engine import PlannedEngine
+from determined_ds.trial.of_context import DeepSpeedMPU, completed_hparams
+from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.tensor_parallel import degree_of, is_copy, unit_of
 
 logger = logging.getLogger("determined_ds")

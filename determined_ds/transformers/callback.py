@@ -31,8 +31,7 @@ from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.here import TrialHere, is_chief, num_ranks, placed, trial_here
-from determined_ds.trial.comms_logger import correct_comms_logger
-from determined_ds.trial.engine import print_communication
+from determined_ds.trial.printing import correct_comms_logger, print_communication
 
 logger = logging.getLogger("determined_ds")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 from collections.abc import Mapping
@@ -17,6 +18,12 @@ LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
 MAX_NAMES = 8
 
 
+def is_of_library(defined: Any) -> bool:
+    """Whether a class, function or method is not the author's."""
+    module = getattr(defined, "__module__", None) or "determined_ds"
+    return str(module).split(".")[0] in LIBRARIES
+
+
 def written_by_author(owner: Any, *names: str) -> str:
     """The first of these methods that is not a library's; the first of all where none is.
 
@@ -24,41 +31,28 @@ def written_by_author(owner: Any, *names: str) -> str:
         owner: A trial, a callback or a reducer.
         names: Methods, the outermost first: ``train_batch``, which calls ``loss`` unless an author replaced it.
     """
-    return next((name for name in names if not _is_of_library(getattr(owner, name, None))), names[0])
-
-
-def _is_of_library(method: Any) -> bool:
-    module = getattr(method, "__module__", None) or "determined_ds"
-    return str(module).split(".")[0] in LIBRARIES
+    return next((name for name in names if not is_of_library(getattr(owner, name, None))), names[0])
 
 
 def place_of(function: Any) -> str:
     """``model_defs/mine/trial.py:17``: where a method, function or class begins; "" where that is unknown."""
-    if callable(function) and not isinstance(function, type):
-        function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
     try:
-        file = inspect.getsourcefile(function)
-        return f"{shown_path(str(file))}:{inspect.getsourcelines(function)[1]}"
-    except (TypeError, OSError):
+        if isinstance(function, type):
+            file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
+        else:
+            code = inspect.unwrap(function).__code__
+            file, line = code.co_filename, code.co_firstlineno
+    except (AttributeError, TypeError, OSError):
         return ""
-
-
-def shown_path(file: str) -> str:
-    """A file as the user knows it: relative to the context directory, where it is inside."""
-    path = Path(file)
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return file
+    with contextlib.suppress(ValueError, OSError):  # relative to the context directory, where it is inside
+        file = str(Path(str(file)).resolve().relative_to(Path.cwd()))
+    return f"{file}:{line}"
 
 
 def _place_of_method(owner: Any, name: str) -> str:
     """Only of an author's methods: the place of a library's does not help."""
     method = getattr(owner, name, None)
-    return "" if _is_of_library(method) else place_of(method)
+    return "" if is_of_library(method) else place_of(method)
 
 
 def method_of(owner: Any, name: str) -> str:
@@ -83,11 +77,12 @@ def wrong(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: st
         fix: What to write instead.
         did: What it did wrong, instead of ``returned`` and the value.
     """
+    forgotten = "add the missing return statement: " if value is None and not did else ""
     return Problem(
         key=f"{type(owner).__name__}.{name}",
         origin=_place_of_method(owner, name),
         message=f"{did or f'returned {described(value)}'}; expected {expected}",
-        fix=fix,
+        fix=forgotten + fix,
         code="returned",
     )
 
@@ -102,7 +97,8 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, torch.Tensor):
-        return _described_tensor(value)
+        words = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a scalar tensor"
+        return words if value.is_floating_point() else f"{words} of {value.dtype}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
@@ -110,24 +106,13 @@ def described(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, (int, float, str)):
         return f"the {name} {shown(value)}"
+    kind = f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+    if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return kind
+    if not value:
+        return f"an empty {name}"
+    more = ", ..." if len(value) > MAX_NAMES else ""
     if isinstance(value, Mapping):
-        return f"{_article(name)} of {_names(value)}" if value else f"an empty {name}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        kinds = ", ".join(type(item).__name__ for item in list(value)[:MAX_NAMES])
-        more = ", ..." if len(value) > MAX_NAMES else ""
-        return f"{_article(name)} of {len(value)} ({kinds}{more})" if value else f"an empty {name}"
-    return _article(name)
-
-
-def _described_tensor(tensor: torch.Tensor) -> str:
-    words = f"a tensor of shape {tuple(tensor.shape)}" if tensor.ndim else "a scalar tensor"
-    return words if tensor.is_floating_point() else f"{words} of {tensor.dtype}"
-
-
-def _names(mapping: Mapping[Any, Any]) -> str:
-    names = [shown(key) for key in list(mapping)[:MAX_NAMES]]
-    return ", ".join(names) + (", ..." if len(mapping) > MAX_NAMES else "")
-
-
-def _article(name: str) -> str:
-    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+        return f"{kind} of {', '.join(shown(key) for key in list(value)[:MAX_NAMES])}{more}"
+    kinds = ", ".join(type(item).__name__ for item in list(value)[:MAX_NAMES])
+    return f"{kind} of {len(value)} ({kinds}{more})"

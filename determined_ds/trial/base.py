@@ -13,12 +13,13 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial import divided_layers, returned, tensor_parallel
+from determined_ds.trial import expert_parallel, returned, tensor_parallel
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import Arguments, resolved_of
-from determined_ds.trial.ordered_engine import initialize
+from determined_ds.trial.patched import check_deepspeed
+from determined_ds.trial.pipeline_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of
@@ -58,39 +59,16 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "training_loader": "self.training_loader",
         "validation_loader": "self.validation_loader",
     }
-    # Method -> the arguments that it is called with.
-    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
-        "prepare": (),
-        "build_model": (),
-        "build_optimizer": ("model",),
-        "build_parameters": ("model",),
-        "build_scheduler": ("optimizer",),
-        "on_step_end": ("batch_idx", "metrics"),
-        "frozen": ("batch_idx",),
-        "weight_names": ("model",),
-        "huggingface_config": (),
-        "export_files": ("folder",),
-        "predict": ("model", "batch"),
-        "split_sequence": ("batch",),
-        "build_prediction_data_loader": (),
-        "build_training_data_loader": (),
-        "build_validation_data_loader": (),
-        "build_callbacks": (),
-        "train_batch": ("dataloader_iter", "epoch_idx", "batch_idx"),
-        "get_batch_length": ("batch",),
-        "evaluation_reducer": (),
-        "tokens_per_sample": (),
-    }
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
         self.args = Arguments(context.get_hparams())
         self.resolved = resolved_of(context)
-        self._groups: list[tuple[Any, list[set[int]]]] = []
-        self._check_loop()
-        self.check_engine()
+        self._groups: list[tuple[Any, list[set[int]]]] = []  # of each engine, ids of what its groups train
+        check_deepspeed()
+        self._check_abilities()
         self.sequence = sequence_group_of(self)
-        returned.signatures(self, self.called_with)
+        returned.signatures(self)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
         self._build()
@@ -102,25 +80,19 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             self.resolved = tensor_parallel.decided(self.context, self.resolved)
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
-    def _check_loop(self) -> None:
-        """Refuse what Determined's own loop would silently leave out."""
-        if isinstance(getattr(self.context, "resolved", None), ResolvedConfig):
-            return
-        used = [name for name in OWN_LOOP if getattr(type(self), name) is not getattr(ReconciledTrial, name)]
-        used += ["validation_metrics"] if isinstance(self.validation_metrics, Mapping) else []
-        if used:
-            name = f"{type(self).__name__}.{used[0]}"
-            message = "has no effect under Determined's own context and Trainer"
-            fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
-            raise ConfigError(Problem(key=name, message=message, fix=fix, code="own-loop"))
-
-    def check_engine(self) -> None:
-        """Check that the configured engine can train this; torch's DistributedDataParallel needs whole models.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        if self.by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
+    def _check_abilities(self) -> None:
+        """Refuse what Determined's own loop would silently leave out, and models that the engine cannot train."""
+        if not isinstance(getattr(self.context, "resolved", None), ResolvedConfig):
+            used = [
+                name for name in OWN_LOOP if getattr(type(self), name) is not getattr(ReconciledTrial, name)
+            ]
+            used += ["validation_metrics"] if isinstance(self.validation_metrics, Mapping) else []
+            if used:
+                name = f"{type(self).__name__}.{used[0]}"
+                message = "has no effect under Determined's own context and Trainer"
+                fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
+                raise ConfigError(Problem(key=name, message=message, fix=fix, code="own-loop"))
+        if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
             message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
             fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
             raise ConfigError(Problem(key="engine", value=DDP, message=message, fix=fix, code=DDP))
@@ -316,25 +288,32 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             The engine, registered with the context.
         """
-        optimizer = returned.optimizer(self, model, self.build_optimizer(model))
-        parameters = None
+        optimizer, parameters = returned.optimizer(self, model, self.build_optimizer(model)), None
         if optimizer is None:
             parameters = returned.parameters(self, self.build_parameters(model))
         groups = returned.groups(self, model, optimizer, parameters)
         check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
-        if self.by_ddp:
+        if self._by_ddp:
             engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
         else:
-            if optimizer is not None:
-                check_optimizer(optimizer, ds_config)
+            check_optimizer(optimizer, ds_config)
             check_sparse_gradients(model, ds_config)
-            made_of = {"model": model, **divided_layers.arguments(optimizer, parameters, ds_config)}
-            names = divided_layers.names_of(model)
-            with divided_layers.carried_out(model, ds_config) as mpu:
-                engine = initialize(**made_of, mpu=mpu or self.sequence.unit, config=dict(ds_config))
+            parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
+            names = expert_parallel.whole_names(model)
+            with (
+                expert_parallel.carried_out(model, ds_config),
+                tensor_parallel.carried_out(model, ds_config) as mpu,
+            ):
+                engine = initialize(
+                    model=model,
+                    optimizer=optimizer,
+                    model_parameters=parameters,
+                    mpu=mpu or self.sequence.unit,
+                    config=dict(ds_config),
+                )
             fix_engine(engine)
-            groups = divided_layers.afterwards(groups, names, model)
+            groups = expert_parallel.groups_after(groups, names, model)
         give_schedule(self, engine, ds_config)
         self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
@@ -342,8 +321,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return self.sequence.wrapped(engine, self.context)
 
     @property
-    def by_ddp(self) -> bool:
-        """Whether torch's DistributedDataParallel trains, and not DeepSpeed."""
+    def _by_ddp(self) -> bool:
         return getattr(self.context, "engine", None) == DDP
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -31,12 +31,6 @@ class DataParallelTrial(ReconciledTrial):
             def build_validation_data_loader(self):
                 return self.validation_loader(my_validation_set)
     """
-
-    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
-        **ReconciledTrial.called_with,
-        "loss": ("model", "batch"),
-        "evaluate": ("model", "batch"),
-    }
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Any) -> torch.Tensor | dict[str, Any]:

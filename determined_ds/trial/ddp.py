@@ -60,14 +60,15 @@ def initialize_ddp(
     Raises:
         ConfigError: torch has no such optimizer, or no fp16 on this device.
     """
-    dtype = _autocast_dtype(ds_config)
+    enabled = [name for name in HALVES if (ds_config.get(name) or {}).get("enabled")]
+    autocast = ds_config.get("torch_autocast") or {}
+    if not enabled and autocast.get("enabled"):
+        enabled = [DTYPES[str(autocast["dtype"]).lower()]]
+    dtype = HALVES.get(enabled[0]) if enabled else None
     if dtype == torch.float16 and device.type != "cuda":
-        _refuse(
-            "fp16.enabled",
-            True,
-            f"torch's DistributedDataParallel trains in fp16 on CUDA only, not on {device.type}",
-            'set fp16.enabled to false, or bf16.enabled to true; or compare with "zero0" instead',
-        )
+        message = f"torch's DistributedDataParallel trains in fp16 on CUDA only, not on {device.type}"
+        fix = 'set fp16.enabled to false, or bf16.enabled to true; or compare with "zero0" instead'
+        _refuse("fp16.enabled", True, message, fix)
     model.to(device)
     if optimizer is None:
         optimizer = _optimizer(model_parameters, ds_config)
@@ -119,7 +120,13 @@ class DDPEngine(torch.nn.Module):
         self._ds_config = ds_config
         self._dtype = dtype
         self._grad_norm: torch.Tensor | None = None
-        self._scaler = _grad_scaler(ds_config) if dtype == torch.float16 else None
+        self._scaler: torch.amp.GradScaler | None = None
+        if dtype == torch.float16:  # DeepSpeedFP16Config in deepspeed 0.19.8's runtime/precision_config.py
+            fp16 = ds_config.get("fp16") or {}
+            fixed = float(fp16.get("loss_scale", 0))
+            scale = fixed or 2.0 ** fp16.get("initial_scale_power", 16)
+            window = NEVER if fixed else int(fp16.get("loss_scale_window", 1000))
+            self._scaler = torch.amp.GradScaler("cuda", init_scale=scale, growth_interval=window)
         self._replica: torch.nn.parallel.DistributedDataParallel | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             replica = torch.nn.parallel.DistributedDataParallel(
@@ -149,31 +156,24 @@ class DDPEngine(torch.nn.Module):
     def step(self) -> None:
         """End a micro-batch; after the last one of a batch the optimizer steps."""
         if self.is_gradient_accumulation_boundary():
-            self._step()
+            overflown, limit = False, self.gradient_clipping()
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            if limit:
+                self._grad_norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+            if self._scaler is None:
+                self.optimizer.step()
+            else:
+                before = self._scaler.get_scale()
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+                overflown = self._scaler.get_scale() < before
+                self.skipped_steps += overflown
+            if self.lr_scheduler is not None and not overflown:
+                self.lr_scheduler.step()
+            self.optimizer.zero_grad(set_to_none=True)
             self.global_steps += 1
         self.micro_steps += 1
-
-    def _step(self) -> None:
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        if self.gradient_clipping():
-            self._grad_norm = torch.nn.utils.clip_grad_norm_(
-                self.module.parameters(), self.gradient_clipping()
-            )
-        if self._took_step() and self.lr_scheduler is not None:
-            self.lr_scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _took_step(self) -> bool:
-        if self._scaler is None:
-            self.optimizer.step()
-            return True
-        before = self._scaler.get_scale()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        overflown = self._scaler.get_scale() < before
-        self.skipped_steps += overflown
-        return not overflown
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """``torch.compile`` the model, in place."""
@@ -237,13 +237,14 @@ class DDPEngine(torch.nn.Module):
         return str(folder), {}
 
     def _parts(self) -> dict[str, Any]:
-        parts = {
-            "module": self.module,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "scaler": self._scaler,
+        names = {
+            "module": "module",
+            "optimizer": "optimizer",
+            "lr_scheduler": "lr_scheduler",
+            "scaler": "_scaler",
         }
-        return {name: part for name, part in parts.items() if part is not None}
+        found = {name: getattr(self, attribute) for name, attribute in names.items()}
+        return {name: part for name, part in found.items() if part is not None}
 
 
 def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -273,9 +274,8 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
     try:
         return found(parameters, **params)
     except (TypeError, ValueError) as error:
-        _refuse(
-            "optimizer.params", params, f"torch's {name} does not take them: {error}", "change or remove it"
-        )
+        message = f"torch's {name} does not take them: {error}"
+        _refuse("optimizer.params", params, message, "change or remove it")
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -> Any:
@@ -287,33 +287,11 @@ def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -
     kind = section.get("type")
     if kind is None:
         return None
-    rooms = (lr_schedules, torch.optim.lr_scheduler)
-    found: Any = next((getattr(room, kind) for room in rooms if hasattr(room, kind)), None)
+    found: Any = getattr(lr_schedules, kind, None) or getattr(torch.optim.lr_scheduler, kind, None)
     if found is None:
         fix = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
         _refuse("scheduler.type", kind, "is not a schedule of DeepSpeed or torch", fix)
     return found(optimizer, **(section.get("params") or {}))
-
-
-def _autocast_dtype(ds_config: Mapping[str, Any]) -> torch.dtype | None:
-    """The precision of the first section that enables half precision; None for fp32."""
-    sections = {name: ds_config.get(name) or {} for name in (*HALVES, "torch_autocast")}
-    for name, dtype in HALVES.items():
-        if sections[name].get("enabled"):
-            return dtype
-    autocast = sections["torch_autocast"]
-    return HALVES.get(DTYPES[str(autocast["dtype"]).lower()]) if autocast.get("enabled") else None
-
-
-def _grad_scaler(ds_config: Mapping[str, Any]) -> torch.amp.GradScaler:
-    """Source: ``DeepSpeedFP16Config`` in deepspeed 0.19.8's ``runtime/precision_config.py``."""
-    fp16 = ds_config.get("fp16") or {}
-    fixed = float(fp16.get("loss_scale", 0))
-    return torch.amp.GradScaler(
-        "cuda",
-        init_scale=fixed or 2.0 ** fp16.get("initial_scale_power", 16),
-        growth_interval=NEVER if fixed else int(fp16.get("loss_scale_window", 1000)),
-    )
 
 
 def _refuse(key: str, value: Any, message: str, fix: str) -> NoReturn:

@@ -1,12 +1,10 @@
-"""Corrections to an engine of deepspeed 0.19.8, and the numbers and messages that it keeps to itself."""
+"""Corrections to an engine of deepspeed 0.19.8 that change its numbers, and checks of what it is made of."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
-import deepspeed.comm as comm
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.lion import DeepSpeedCPULion
@@ -16,16 +14,14 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
-from deepspeed.utils import comms_logging
-from deepspeed.utils.logging import print_dist
 
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers
 from determined_ds.trial.instruction_times import time_instructions
-from determined_ds.trial.ordered_engine import PlannedEngine
-from determined_ds.trial.step_timers import correct_timers
+from determined_ds.trial.patched import check_deepspeed
+from determined_ds.trial.pipeline_engine import PlannedEngine
+from determined_ds.trial.printing import print_what_is_configured
 from determined_ds.trial.ulysses import add_up_slices
 
 # Of this process, each while its trial holds it.
@@ -33,9 +29,14 @@ ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fix_engine(engine: Any) -> None:
-    """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine."""
-    if not isinstance(engine, DeepSpeedEngine):
+    """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine.
+
+    Raises:
+        ConfigError: this DeepSpeed has other names than those that are corrected.
+    """
+    if not isinstance(engine, DeepSpeedEngine) or is_fixed(engine):
         return
+    check_deepspeed()
     # It goes into every checkpoint, where torch would not load an AttrDict.
     engine.config = as_plain(engine.config)
     if isinstance(engine, PipelineEngine):
@@ -46,19 +47,23 @@ def fix_engine(engine: Any) -> None:
     _let_gradients_through(engine)
     _keep_gradient_norm(engine)
     _scale_loss(engine)
-    _print_what_is_configured(engine)
+    print_what_is_configured(engine)
+    ENGINES.add(engine)
 
 
 def is_fixed(engine: Any) -> bool:
     """Whether :func:`fix_engine` has seen an engine: ``ReconciledTrial.initialize`` calls it, before any wrapping."""
-    return bool(getattr(engine, "_prints_what_is_configured", False))
+    return engine in ENGINES
+
+
+# ------------------------------------------------------------------------------------------- what it is made of
 
 
 def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
     """Refuse an optimizer from ``build_optimizer`` that ZeRO refuses.
 
     Args:
-        optimizer: What ``build_optimizer`` returned.
+        optimizer: What ``build_optimizer`` returned, perhaps None.
         ds_config: What DeepSpeed is given.
 
     Raises:
@@ -69,13 +74,14 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
     """
     zero = ds_config.get("zero_optimization") or {}
     stage, kind = int(zero.get("stage") or 0), type(optimizer)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    device = (zero.get("offload_optimizer") or {}).get("device")
     untested = kind not in ZERO_SUPPORTED_OPTIMIZERS and kind.__name__ != "MuonWithAuxAdam"
+    is_offloaded = (zero.get("offload_optimizer") or {}).get("device") in ("cpu", "nvme")
+    if optimizer is None:
+        return
     if stage and untested and not ds_config.get("zero_allow_untested_optimizer"):
         message = f"ZeRO stage {stage} does not take it"
         fix = 'return torch.optim.AdamW, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
-    elif device in ("cpu", "nvme") and not isinstance(optimizer, (DeepSpeedCPUAdam, DeepSpeedCPULion)):
+    elif is_offloaded and not isinstance(optimizer, (DeepSpeedCPUAdam, DeepSpeedCPULion)):
         if ds_config.get("zero_force_ds_cpu_optimizer", True) is False:
             return
         message = "an offloaded optimizer must be DeepSpeed's own"
@@ -85,9 +91,8 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
         )
     else:
         return
-    raise ConfigError(
-        Problem(key="build_optimizer", value=name, message=message, fix=fix, code="zero-untested-optimizer")
-    )
+    key, name = "build_optimizer", f"{kind.__module__}.{kind.__qualname__}"
+    raise ConfigError(Problem(key=key, value=name, message=message, fix=fix, code="zero-untested-optimizer"))
 
 
 def check_sparse_gradients(model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
@@ -106,14 +111,16 @@ def check_sparse_gradients(model: torch.nn.Module, ds_config: dict[str, Any]) ->
     stage = int((ds_config.get("zero_optimization") or {}).get("stage") or 0)
     sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
     if stage and sparse:
-        problem = Problem(
-            key="build_model",
-            value=", ".join(sparse),
-            message=f"has sparse gradients, and ZeRO stage {stage} takes dense ones only",
-            fix="build the embedding with sparse=False, or set zero_optimization.stage to 0",
-            code="zero-sparse-gradients",
+        message = f"has sparse gradients, and ZeRO stage {stage} takes dense ones only"
+        fix, code = (
+            "build the embedding with sparse=False, or set zero_optimization.stage to 0",
+            "zero-sparse-gradients",
         )
-        raise ConfigError(problem)
+        value = ", ".join(sparse)
+        raise ConfigError(Problem(key="build_model", value=value, message=message, fix=fix, code=code))
+
+
+# ------------------------------------------------------------------------------------------- corrections
 
 
 def _clip_by_all_stages(engine: Any) -> None:
@@ -167,9 +174,6 @@ def _let_gradients_through(engine: Any) -> None:
 
     Source: ``DeepSpeedEngine._backward_prologue`` in ``deepspeed/runtime/engine.py``.
     """
-    if engine in ENGINES:
-        return
-    ENGINES.add(engine)
     prologue = engine._backward_prologue
 
     def backward_prologue() -> None:
@@ -185,16 +189,15 @@ def _keep_gradient_norm(engine: Any) -> None:
 
     Source: ``DeepSpeedEngine.clip_fp32_gradients`` in ``deepspeed/runtime/engine.py``.
     """
-
     has_experts = bool(expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
+        limit = engine.gradient_clipping()
         if has_experts:
-            engine._global_grad_norm = clip_by_all_experts(engine.module, engine.gradient_clipping())
-            return
-        engine._global_grad_norm = clip_grad_norm_(
-            parameters=engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
-        )
+            engine._global_grad_norm = clip_by_all_experts(engine.module, limit)
+        else:
+            parameters = engine.module.parameters()
+            engine._global_grad_norm = clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
 
     engine.clip_fp32_gradients = clip_fp32_gradients
 
@@ -218,50 +221,14 @@ def _scale_loss(engine: Any) -> None:
         used = float(engine._get_optimizer_loss_scale())
         return loss.float() * used
 
+    def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        return kind.backward(engine, scaled(loss), *args, **kwargs) / used
+
     def get_global_grad_norm() -> Any:
         norm = kind.get_global_grad_norm(engine)
         return None if norm is None else norm / used
 
-    engine.backward = lambda loss, *args, **kwargs: (
-        kind.backward(engine, scaled(loss), *args, **kwargs) / used
-    )
+    engine.backward = backward
     engine.scale = lambda loss: kind.scale(engine, scaled(loss))
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         engine.get_global_grad_norm = get_global_grad_norm
-
-
-def _print_what_is_configured(engine: Any) -> None:
-    """Have rank 0 print what the DeepSpeed JSON asks for, which DeepSpeed 0.19.8 logs below the level that it shows.
-
-    ``wall_clock_breakdown``, ``memory_breakdown`` and ``flops_profiler`` print by themselves.
-
-    Source: ``_report_progress`` and ``__init__`` in ``runtime/engine.py``, ``ThroughputTimer`` in ``utils/timer.py``,
-    ``CommsLogger.append`` in ``utils/comms_logging.py``; the logger's level is WARNING in ``utils/logging.py``.
-    """
-    if getattr(engine, "_prints_what_is_configured", False):
-        return
-    engine._prints_what_is_configured = True
-    correct_timers(engine)
-    correct_comms_logger()
-    if engine.steps_per_print():
-        engine._report_progress = functools.partial(_report_progress, engine)
-        engine.tput_timer.logging = _print
-    if engine.dump_state():
-        lines = [f"  {name} {'.' * (29 - len(name))} {value}" for name, value in sorted(vars(engine).items())]
-        _print("\n".join(["DeepSpeedEngine:", *lines]))
-    if comms_logging.__dict__.get("log_dist") is not print_dist and comm.comms_logger.verbose:
-        comms_logging.log_dist = print_dist
-
-
-def _report_progress(engine: Any, step: int) -> None:
-    _print(f"step={step}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={engine.get_mom()}")
-
-
-def _print(message: str) -> None:
-    print_dist(message, ranks=[0])
-
-
-def print_communication() -> None:
-    """The table of ``comms_logger`` at the end of training, where it is enabled; a collective then."""
-    if comm.comms_logger.enabled and getattr(comm.comms_logger, "prints", True):
-        comm.log_summary()

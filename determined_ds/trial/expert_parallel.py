@@ -19,11 +19,14 @@ from deepspeed.moe.utils import is_moe_param
 from deepspeed.utils import groups
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial.tensor_parallel import refuse_adapters
+from determined_ds.trial.tensor_parallel import raised_in, refuse_adapters, undivided
 
 KEY, SIZE = "expert_parallel", "hyperparameters.expert_parallel_size"
 PLACE = "determined_ds_expert_place"
 FAMILIES = "mixtral, qwen3_moe or deepseek_v3"
+
+# Of a parameter or buffer before DeepSpeed divides the model: its shape, and itself, which is not kept alive.
+Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,58 +73,33 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     if not section.get("enabled"):
         yield
         return
-    size = section.get("autoep_size", 1)
+    size, fix = section.get("autoep_size", 1), f"use a model of the type {FAMILIES}, or leave {KEY} out"
     refuse_adapters(model, SIZE, size)
     before = _tensors(model)
     try:
         with _recorders_by_name():
             yield
     except ValueError as error:
-        if not _is_of_autoep(error):
+        if not raised_in(error, "_configure_expert_parallel"):
             raise
-        fix = f"change what it names, use a model of the type {FAMILIES}, or leave {KEY} out"
-        raise _problem(model, size, str(error).rstrip("."), fix) from error
+        message, fix = str(error).rstrip("."), f"change what it names, {fix}"
+        raise undivided(model, SIZE, size, message, fix, KEY) from error
     layers = expert_layers(model)
     if not layers:
-        fix = f"use a model of the type {FAMILIES}, or leave {KEY} out"
-        raise _problem(model, size, "DeepSpeed finds no experts in it", fix)
+        raise undivided(model, SIZE, size, "DeepSpeed finds no experts in it", fix, KEY)
     for name, layer in layers.items():
         _mark(f"{name}.", layer, before)
 
 
-def _problem(model: torch.nn.Module, size: int, message: str, fix: str) -> ConfigError:
-    words = f"{type(model).__name__}: {message}"
-    return ConfigError(Problem(key=SIZE, value=size, message=words, fix=fix, code=KEY))
-
-
-def _is_of_autoep(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_configure_expert_parallel":
-            return True
-        trace = trace.tb_next
-    return False
+def _tensors(module: torch.nn.Module) -> dict[str, Original]:
+    """Of each parameter, and each buffer that a checkpoint holds."""
+    saved = module.state_dict(keep_vars=True).keys()
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: (_shape(each), weakref.ref(each)) for name, each in named if name in saved}
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
-
-
-@dataclass(frozen=True)
-class Original:
-    """A parameter or buffer of the model before DeepSpeed divides it, which keeps no memory."""
-
-    shape: tuple[int, ...]
-    tensor: weakref.ref[torch.Tensor]
-
-
-def _tensors(module: torch.nn.Module, prefix: str = "") -> dict[str, Original]:
-    """Name -> parameter, or buffer that a checkpoint holds."""
-    saved = module.state_dict(keep_vars=True).keys()
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {
-        f"{prefix}{name}": Original(_shape(each), weakref.ref(each)) for name, each in named if name in saved
-    }
 
 
 def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
@@ -135,44 +113,36 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
     Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``, ``AutoEPMoELayer.__init__``.
     """
     own = {name: each for name, each in before.items() if name.startswith(prefix)}
-    alive = {id(tensor): name for name, each in own.items() if (tensor := each.tensor()) is not None}
-    places: list[tuple[torch.Tensor, ExpertPlace]] = _places_of_experts(prefix, layer, own)
+    alive = {id(tensor): name for name, (_, ref) in own.items() if (tensor := ref()) is not None}
+    places: list[tuple[torch.Tensor, ExpertPlace]] = []
+    fused, down = f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
+    if {fused, down} <= own.keys():  # transformers' tensors of all experts
+        experts = layer.experts
+        local, inner, width = _shape(experts.w1)
+        total = own[fused][0][0]
+        shapes = (total, 2 * inner, width), (total, width, inner)
+        if (own[fused][0], own[down][0]) == shapes:
+            rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
+            held = {"first": rank * local, "count": local}
+            gate = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
+            up = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
+            out = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
+            places = [(experts.w1, gate), (experts.w3, up), (experts.w2, out)]
     split = {id(each) for each, _ in places}
-    for name, held in _tensors(layer).items():
-        tensor = held.tensor()
+    for name, (shape, ref) in _tensors(layer).items():
+        tensor = ref()
         if tensor is None or id(tensor) in split:
             continue
         # Shared experts are the same tensors; a router's are copies, under the names that they had in the gate.
         last = name.removeprefix("router.").removeprefix("gate.")
         copied = (original for original in own if original.endswith(f"gate.{last}"))
         whole = alive.get(id(tensor)) or next(copied, "")
-        if not whole or own[whole].shape != held.shape:
+        if not whole or own[whole][0] != shape:
             return
-        places.append((tensor, ExpertPlace(name=whole, shape=held.shape)))
+        places.append((tensor, ExpertPlace(name=whole, shape=shape)))
     if {place.name for _, place in places} == own.keys():
         for tensor, place in places:
             setattr(tensor, PLACE, place)
-
-
-def _places_of_experts(
-    prefix: str, layer: Any, own: Mapping[str, Original]
-) -> list[tuple[torch.Tensor, ExpertPlace]]:
-    """Where the parts of experts lie in transformers' tensors of all; nothing where it keeps them otherwise."""
-    fused, down = f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
-    if not {fused, down} <= own.keys():
-        return []
-    experts = layer.experts
-    local, inner, width = _shape(experts.w1)
-    total = own[fused].shape[0]
-    shapes = (total, 2 * inner, width), (total, width, inner)
-    if (own[fused].shape, own[down].shape) != shapes:
-        return []
-    rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
-    held = {"first": rank * local, "count": local}
-    gate = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
-    up = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
-    out = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
-    return [(experts.w1, gate), (experts.w3, up), (experts.w2, out)]
 
 
 @contextlib.contextmanager
@@ -210,15 +180,53 @@ def _recorders_by_name() -> Iterator[None]:
         output_capturing._CAN_RECORD_REGISTRY = registry
 
 
-def named_groups(parameters: Any, ds_config: Mapping[str, Any]) -> Any:
+# ------------------------------------------------------------------------------------------- groups and gradients
+
+
+def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) -> Any:
     """Groups of parameters with names, by which DeepSpeed takes experts out of them.
+
+    Args:
+        optimizer: Of ``build_optimizer``, or None.
+        parameters: Of ``build_parameters``, for the JSON's optimizer; else None.
+        ds_config: What the engine will be given.
+
+    Raises:
+        ConfigError: the experts' states cannot be kept apart in an optimizer of the trial's own.
 
     Source: ``split_params_into_different_moe_groups_for_optimizer`` in deepspeed 0.19.8's ``moe/utils.py``.
     """
+    if not (ds_config.get(KEY) or {}).get("enabled"):
+        return parameters
+    if optimizer is not None:
+        message = "with expert parallel, DeepSpeed takes the experts out of groups that it makes itself"
+        fix = "return None, and name an optimizer in the DeepSpeed JSON"
+        name = type(optimizer).__name__
+        raise ConfigError(Problem(key="build_optimizer", value=name, message=message, fix=fix, code=KEY))
     listed = list(parameters or ())
-    if not (ds_config.get(KEY) or {}).get("enabled") or not listed or not isinstance(listed[0], Mapping):
+    if not listed or not isinstance(listed[0], Mapping):
         return parameters
     return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
+
+
+def whole_names(model: torch.nn.Module) -> dict[int, str]:
+    """The id of each parameter -> its name; of a divided one, the name that it had in the whole model."""
+    named = model.named_parameters()
+    return {id(each): getattr(getattr(each, PLACE, None), "name", name) for name, each in named}
+
+
+def groups_after(found: list[set[int]], names: Mapping[int, str], model: torch.nn.Module) -> list[set[int]]:
+    """Sets of ids of parameters, of those that go by the same names now: what is divided may be other objects.
+
+    Args:
+        found: Of the parameters before DeepSpeed has divided the model.
+        names: From :func:`whole_names`, before.
+        model: Divided.
+    """
+    now: dict[str, set[int]] = {}
+    for each, name in whole_names(model).items():
+        now.setdefault(name, set()).add(each)
+    return [set().union(*(now.get(names.get(each, ""), {each}) for each in group)) for group in found]
 
 
 def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:

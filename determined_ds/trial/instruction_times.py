@@ -6,8 +6,6 @@ batch's schedule to the end of its last micro-batch's last instruction, is waiti
 between two instructions. What follows the micro-batches is not counted, since it is the same without a pipeline: the
 reduction of gradients and the optimizer's step.
 
-While :meth:`InstructionTimes.record` is on, the passes of each batch are kept: what ran when.
-
 The share of waiting is the pipeline's bubble. ``pipe.timeline.counted_bubble`` is what a schedule has by itself, where
 all stages take equally long and communication takes no time.
 
@@ -20,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import schedule
@@ -29,7 +27,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
 from determined_ds.pipe.recording import LOAD
 from determined_ds.pipe.timeline import Span, counted_bubble
-from determined_ds.trial.ordered_schedule import InputPass, WeightPass
+from determined_ds.trial.pipeline_engine import InputPass, WeightPass
 
 WORK = {
     schedule.LoadMicroBatch: LOAD,
@@ -44,19 +42,13 @@ _ATTRIBUTE = "_instruction_times"
 
 def time_instructions(engine: Any) -> None:
     """Have a pipeline time its instructions in training; does nothing the second time, or with a single stage."""
-    if engine.num_stages > 1 and instruction_times(engine) is None:
+    if engine.num_stages > 1 and _ATTRIBUTE not in vars(engine):
         setattr(engine, _ATTRIBUTE, InstructionTimes(engine))
-
-
-def instruction_times(engine: Any) -> InstructionTimes | None:
-    """The times of an engine; None unless it is a pipeline."""
-    found: InstructionTimes | None = vars(engine).get(_ATTRIBUTE)
-    return found
 
 
 def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
     """The times of the first engine that is a pipeline, the same on every rank; None without one."""
-    return next((times for engine in engines if (times := instruction_times(engine)) is not None), None)
+    return next((vars(engine)[_ATTRIBUTE] for engine in engines if _ATTRIBUTE in vars(engine)), None)
 
 
 def bubble(
@@ -93,7 +85,8 @@ class InstructionTimes:
 
     def __init__(self, engine: PipelineEngine) -> None:
         self._engine = engine
-        self._clock: _Clock = _DeviceClock() if engine.device.type == "cuda" else _HostClock()
+        self._on_gpu = engine.device.type == "cuda"
+        self._zero: tuple[Any, float] = None, 0.0  # a mark, and the machine's clock then
         self._running: _Batch | None = None
         self._finished: deque[_Batch] = deque()
         self._busy_s = self._span_s = 0.0
@@ -109,15 +102,17 @@ class InstructionTimes:
         Returns:
             Seconds of work, and seconds from the start of each batch to the end of its last micro-batch.
         """
-        self._wait_and_read()
+        self._read(wait=True)
         taken = self._busy_s, self._span_s
         self._busy_s = self._span_s = 0.0
         return taken
 
     def record(self) -> None:
         """Keep the passes of the batches from now on."""
-        self._wait_and_read()
-        self._clock.set()
+        self._read(wait=True)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            self._zero = self._now(), time.perf_counter()
         self._recorded = []
 
     def recorded(self) -> list[list[Span]]:
@@ -125,7 +120,7 @@ class InstructionTimes:
 
         Those of a part and a kind run in the order of their micro-batches, whatever the schedule.
         """
-        self._wait_and_read()
+        self._read(wait=True)
         found, self._recorded = self._recorded or [], None
         return found
 
@@ -143,10 +138,10 @@ class InstructionTimes:
     def pipeline(self) -> Pipeline:
         """What the ranks compute in which order."""
         micro_batches = self._engine.gradient_accumulation_steps()
-        planned = getattr(self._engine.module, "pipe", None)
-        if planned is None:
-            return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
-        return replace(planned, micro_batches=micro_batches)
+        known = getattr(self._engine.module, "pipe", None)
+        if isinstance(known, Pipeline):
+            return replace(known, micro_batches=micro_batches)
+        return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
 
     @property
     def pipelines(self) -> list[list[int]]:
@@ -154,63 +149,71 @@ class InstructionTimes:
         topology = self._engine.grid.topology()
         return [topology.get_axis_list("data", index) for index in range(topology.get_dim("data"))]
 
+    # ------------------------------------------------------------------------------------------- timing
+
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         run = type(self._engine)._exec_schedule
         if not torch.is_grad_enabled():  # of an evaluation
             run(self._engine, pipe_schedule)
             return
         self._read()
-        self._running = batch = _Batch(start=self._clock.now())
+        self._running = batch = _Batch(start=self._now())
         try:
             run(self._engine, pipe_schedule)
         finally:
             self._running = None
-        if batch.end is None:
-            batch.end = self._clock.now()
+        batch.end = self._now() if batch.end is None else batch.end
         self._finished.append(batch)
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
         def at_work(engine: Any, **kwargs: Any) -> None:
-            batch = self._running
-            if batch is None:
-                instruction(engine, **kwargs)
-                return
-            start = self._clock.now()
+            batch, start = self._running, self._now() if self._running else None
             instruction(engine, **kwargs)
-            part = kwargs.get("part", engine.stage_id)
-            batch.work.append((WORK[kind], part, start, self._clock.now()))
+            if batch is not None:
+                part = kwargs.get("part", engine.stage_id)
+                batch.work.append((WORK[kind], part, start, self._now()))
 
         def afterwards(engine: Any, **kwargs: Any) -> None:
             if self._running is not None and self._running.end is None:
-                self._running.end = self._clock.now()
+                self._running.end = self._now()
             instruction(engine, **kwargs)
 
         if kind in WORK:
             return at_work
         return afterwards if issubclass(kind, AFTER_MICRO_BATCHES) else instruction
 
-    def _wait_and_read(self) -> None:
-        if self._finished:
-            self._clock.wait_for(self._finished[-1].end)
-        self._read()
-
-    def _read(self) -> None:
-        """Add up the batches that the device has finished, so that few are kept."""
-        while self._finished and self._clock.has_passed(self._finished[0].end):
+    def _read(self, wait: bool = False) -> None:
+        """Add up the batches that the device has finished, so that few are kept; all of them, after a ``wait``."""
+        if wait and self._on_gpu and self._finished:
+            self._finished[-1].end.synchronize()
+        while self._finished and (not self._on_gpu or self._finished[0].end.query()):
             batch = self._finished.popleft()
-            self._busy_s += sum(self._clock.seconds(start, end) for _, _, start, end in batch.work)
-            self._span_s += self._clock.seconds(batch.start, batch.end)
-            if self._recorded is not None:
-                self._recorded.append(self._spans(batch))
+            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in batch.work)
+            self._span_s += self._seconds(batch.start, batch.end)
+            if self._recorded is None:
+                continue
+            passes: Counter[tuple[str, int]] = Counter()
+            self._recorded.append([])
+            for kind, part, start, end in batch.work:
+                op = Op(kind, part, passes[kind, part])
+                passes[kind, part] += 1
+                self._recorded[-1].append(Span(op=op, start=self._at(start), end=self._at(end)))
 
-    def _spans(self, batch: _Batch) -> list[Span]:
-        passes: Counter[tuple[str, int]] = Counter()
-        spans = []
-        for kind, part, start, end in batch.work:
-            op = Op(kind, part, passes[kind, part])
-            passes[kind, part] += 1
-            spans.append(Span(op=op, start=self._clock.at(start), end=self._clock.at(end)))
-        return spans
+    # A mark of time is an event on the current CUDA stream, or a number of the machine's clock.
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()  # CLOCK_MONOTONIC, which the processes of a machine share
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000 if self._on_gpu else end - start
+
+    def _at(self, mark: Any) -> float:
+        zero, zero_s = self._zero
+        return zero_s + self._seconds(zero, mark) if self._on_gpu else mark
 
 
 @dataclass
@@ -220,65 +223,3 @@ class _Batch:
     start: Any
     work: list[tuple[str, int, Any, Any]] = field(default_factory=list)  # kind, part, start, end
     end: Any = None
-
-
-class _Clock(Protocol):
-    """Marks of time, which may be read later; :meth:`at` by the machine's own clock, once it is :meth:`set`."""
-
-    def now(self) -> Any: ...
-
-    def has_passed(self, mark: Any) -> bool: ...
-
-    def wait_for(self, mark: Any) -> None: ...
-
-    def seconds(self, start: Any, end: Any) -> float: ...
-
-    def set(self) -> None: ...
-
-    def at(self, mark: Any) -> float: ...
-
-
-class _HostClock:
-    """For instructions that are over when their call returns."""
-
-    now = staticmethod(time.perf_counter)
-
-    def has_passed(self, mark: Any) -> bool:
-        return True
-
-    def wait_for(self, mark: Any) -> None:
-        pass
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-    def set(self) -> None:
-        pass
-
-    def at(self, mark: float) -> float:
-        return mark  # CLOCK_MONOTONIC, which the processes of a machine share
-
-
-class _DeviceClock:
-    """Events on the current CUDA stream, passed when earlier work on it is done."""
-
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def has_passed(self, mark: torch.cuda.Event) -> bool:
-        return bool(mark.query())
-
-    def wait_for(self, mark: torch.cuda.Event) -> None:
-        mark.synchronize()
-
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(start.elapsed_time(end)) / 1000
-
-    def set(self) -> None:
-        torch.cuda.synchronize()
-        self._zero, self._zero_s = self.now(), time.perf_counter()
-
-    def at(self, mark: torch.cuda.Event) -> float:
-        return self._zero_s + self.seconds(self._zero, mark)

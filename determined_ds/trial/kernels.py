@@ -16,9 +16,8 @@ import torch
 from determined_ds.config.params import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
-from determined_ds.trial.ordered_module import PlannedModule
 
-_before: list[tuple[bool, ...]] = []
+_as_torch_chooses: list[tuple[bool, ...]] = []  # the switches before the first choice
 
 
 def choose_sdpa_kernel(kernel: str | None) -> None:
@@ -34,20 +33,17 @@ def choose_sdpa_kernel(kernel: str | None) -> None:
     Source: ``torch.backends.cuda``, whose switches hold on CPUs too (``sdp_utils_cpp.cpp`` in torch 2.13).
     """
     cuda = torch.backends.cuda
-    if kernel is None:
-        if _before:
-            _set(*_before.pop())
+    if kernel is None and not _as_torch_chooses:
         return
-    if not _before:
-        math = cuda.fp16_bf16_reduction_math_sdp_allowed()
-        enabled = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled())
-        _before.append((*enabled, math))
-    assert kernel in SDPA_KERNELS, kernel
-    _set(kernel == "flash", kernel == "efficient", kernel == "cudnn", kernel == "math")
-
-
-def _set(flash: bool, efficient: bool, cudnn: bool, reduced: bool) -> None:
-    cuda = torch.backends.cuda
+    if kernel is None:
+        switches = _as_torch_chooses.pop()
+    else:
+        assert kernel in SDPA_KERNELS, kernel
+        if not _as_torch_chooses:
+            enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+            _as_torch_chooses.append((*enabled, cuda.fp16_bf16_reduction_math_sdp_allowed()))
+        switches = tuple(kernel == each for each in ("flash", "efficient", "cudnn", "math"))
+    flash, efficient, cudnn, reduced = switches
     cuda.enable_flash_sdp(flash)
     cuda.enable_mem_efficient_sdp(efficient)
     cuda.enable_cudnn_sdp(cudnn)
@@ -72,22 +68,25 @@ def compile_engine(engine: Any, device: torch.device) -> None:
     Raises:
         ConfigError: this machine lacks a compiler, which torch would only find out in the first step.
 
-    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; ``donated_buffer`` in
-    torch 2.13's ``_functorch/config.py``.
+    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; in torch 2.13
+    ``donated_buffer`` of ``_functorch/config.py`` and ``_TorchDynamoContext.__call__`` of ``_dynamo/eval_frame.py``.
     """
     if missing := missing_tools(device):
         message = f"torch.compile needs a compiler on this machine; missing: {', '.join(missing)}"
         fix = "install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false"
         key = "hyperparameters.torch_compile"
         raise ConfigError(Problem(key=key, value=True, message=message, fix=fix, code="torch-compile"))
-    layers = getattr(engine.module, "forward_funcs", ())
-    if isinstance(engine.module, PlannedModule):
-        layers = [layer for part in engine.module.functions.values() for layer in part]
-        if engine.module.pipe.schedule == ZB_H1:
-            # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
-            torch._functorch.config.donated_buffer = False
+    layers = [layer for part in getattr(engine.module, "functions", {}).values() for layer in part]
+    if getattr(getattr(engine.module, "pipe", None), "schedule", "") == ZB_H1:
+        # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
+        torch._functorch.config.donated_buffer = False
+    # torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
+    # model's is compiled, each by itself. Where a model calls only torch's own, such as a Sequential of its layers,
+    # nothing is. A function of ours around it is compiled with all that is in it.
     for module in (engine.module, *layers):
-        _give_own_frame(module)
+        is_module = isinstance(module, torch.nn.Module) and "forward" not in vars(module)
+        if is_module and type(module).forward.__module__.startswith("torch."):
+            module.forward = _in_own_frame(module.forward)
     engine.compile()
 
 
@@ -113,21 +112,6 @@ def missing_tools(device: torch.device) -> list[str]:
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         missing.append("Python.h, the headers of this Python")
     return missing
-
-
-def _give_own_frame(module: Any) -> None:
-    """Have a module of torch's own class, such as ``Sequential``, compiled; torch would silently skip it.
-
-    torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
-    model's is compiled, each by itself. Where a model calls only torch's own, nothing is. A function of ours around it
-    is compiled with all that is in it.
-
-    Source: ``torch.nn.Module.compile``, and ``_TorchDynamoContext.__call__`` in torch 2.13's ``_dynamo/eval_frame.py``.
-    """
-    if not isinstance(module, torch.nn.Module) or "forward" in vars(module):
-        return
-    if type(module).forward.__module__.startswith("torch."):
-        module.forward = _in_own_frame(module.forward)
 
 
 def _in_own_frame(forward: Callable[..., Any]) -> Callable[..., Any]:

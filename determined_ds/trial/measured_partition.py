@@ -1,31 +1,42 @@
-"""``partition_method: measured``: the layers of a pipeline, shared out by their times.
+"""``partition_method: measured``: the layers of a pipeline, shared out by the time that each takes.
 
 The way of a partition::
 
     the checkpoint that training continues from, if it has one for these layers
-    else rank 0 measures its layers, and all ranks get the times
+    else rank 0 measures its layers, one after the other, and all ranks get the times
     -> the cut with the shortest step -> partition.json in the run directory, and in each checkpoint
+
+Measuring leaves no trace: the generators of random numbers are as they were, and modules that a trial built itself are
+copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import copy
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from deepspeed.runtime.utils import partition_balanced
+from torch.utils._pytree import tree_map_only
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import Pipeline
-from determined_ds.pipe.partition import (
-    MEASURED,
-    Bounds,
-    LayerTime,
-    Partition,
-    fastest,
-    in_words,
-    read_partition,
-)
-from determined_ds.trial.layer_times import measured_layers, names_of
+from determined_ds.pipe.partition import MEASURED, LayerTime, Partition, fastest, in_words, read_partition
+from determined_ds.trial.stream_loader import micro_batches_of
+
+LEAST, MOST = 3, 15  # repetitions of a layer
+ENOUGH_S = 0.2  # of a layer's repetitions
+ALIKE = 0.25  # layers of a kind take equally long, where their times differ by no more
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measured_partition(
@@ -42,36 +53,8 @@ def measured_partition(
     Raises:
         ConfigError: the context is Determined's own, or several ranks share a layer.
     """
-    context = trial.context
-    _check(trial)
-    names = names_of(specs)
-    stored = read_partition(context.stored_partition() or "")
-    if stored is not None and stored.is_of(names, pipe):
-        found = stored
-    else:
-        layers = None if stored is None else stored.times(names)
-        if layers is None:
-            is_chief = context.distributed.rank == 0
-            layers = context.distributed.broadcast(measured_layers(trial, specs, loss) if is_chief else None)
-        found = Partition(
-            pipe=pipe,
-            layers=layers,
-            bounds=fastest(layers, pipe),
-            by_parameters=by_parameters(layers, pipe.parts),
-        )
-    context.keep_partition(found.text())
-    if context.distributed.rank == 0:
-        print(f"partition   {in_words(found)}", flush=True)
-    return found
-
-
-def by_parameters(layers: Sequence[LayerTime], parts: int) -> Bounds:
-    """Where DeepSpeed would cut by the numbers of parameters."""
-    return tuple(int(bound) for bound in partition_balanced([each.parameters for each in layers], parts))
-
-
-def _check(trial: Any) -> None:
-    if not hasattr(trial.context, "keep_partition"):
+    context, message = trial.context, ""
+    if not hasattr(context, "keep_partition"):
         message = (
             "layers are measured, and their times kept in checkpoints, under this library's context only"
         )
@@ -81,7 +64,153 @@ def _check(trial: Any) -> None:
             "one rank measures a layer, and with model_parallel_size above 1 several compute it together"
         )
         fix = "use parameters, uniform or type:REGEX"
-    else:
-        return
-    key = f"{type(trial).__name__}.partition_method"
-    raise ConfigError(Problem(key=key, value=MEASURED, message=message, fix=fix, code="partition-measured"))
+    if message:
+        key = f"{type(trial).__name__}.partition_method"
+        raise ConfigError(
+            Problem(key=key, value=MEASURED, message=message, fix=fix, code="partition-measured")
+        )
+    names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
+    found, is_chief = read_partition(context.stored_partition() or ""), context.distributed.rank == 0
+    if found is None or not found.is_of(names, pipe):
+        layers = None if found is None else found.times(names)
+        if layers is None:
+            own = measured_layers(trial, specs, names, loss) if is_chief else None
+            layers = context.distributed.broadcast(own)
+        by_parameters = partition_balanced([each.parameters for each in layers], pipe.parts)
+        found = Partition(
+            pipe=pipe,
+            layers=layers,
+            bounds=fastest(layers, pipe),
+            by_parameters=tuple(int(bound) for bound in by_parameters),
+        )
+    context.keep_partition(found.text())
+    if is_chief:
+        print(f"partition   {in_words(found)}", flush=True)
+    return found
+
+
+def measured_layers(
+    trial: Any, specs: Sequence[Any], names: Sequence[str], loss: Callable[[Any, Any], torch.Tensor]
+) -> tuple[LayerTime, ...]:
+    """Measure each layer of a trial on this rank's device; the others take no part. One layer is held at a time.
+
+    The loss belongs to the last layer. Making a micro-batch belongs to the first and to the last one, since the ranks
+    of both make theirs, unless worker processes do it.
+
+    Args:
+        trial: A ``PipelineTrial``.
+        specs: What its ``build_layers`` returned.
+        names: Of the layers.
+        loss: Of outputs and targets.
+    """
+    device = torch.device(trial.context.device)
+    dtype = DTYPES[trial.resolved.strategy.precision]
+    interval = (trial.resolved.ds_config.get("pipeline") or {}).get("activation_checkpoint_interval")
+    recomputes, recomputed = interval or trial.activation_checkpoint_interval, trial.checkpointable_layers
+    found = []
+    with _generators_kept(device):
+        inputs, targets, making_s = _micro_batch(trial, device, dtype)
+        for spec, name in zip(specs, names, strict=True):
+            module, call = None, spec
+            if isinstance(spec, (LayerSpec, torch.nn.Module)):
+                module = spec.build() if isinstance(spec, LayerSpec) else copy.deepcopy(spec)
+                call = module = module.to(device, dtype) if isinstance(module, torch.nn.Module) else module
+                if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None:
+                    call = functools.partial(spec.forward_fn, module)
+            forward_s, backward_s, inputs = _timed(call, inputs, device)
+            held = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+            # Whether the backward pass computes it again: PipelineModule._is_checkpointable in deepspeed 0.19.8.
+            if recomputes and (bool(held) if recomputed is None else name in recomputed):
+                backward_s += forward_s
+            parameters = sum(each.numel() for each in held if each.requires_grad)
+            found.append(
+                LayerTime(name=name, parameters=parameters, forward_s=forward_s, backward_s=backward_s)
+            )
+        loss_s, loss_backward_s, _ = _timed(lambda outputs: loss(outputs, targets), inputs, device)
+    found = _evened(found)
+    found[0] = replace(found[0], forward_s=found[0].forward_s + making_s)
+    last, making_s = found[-1], making_s if len(found) > 1 else 0
+    found[-1] = replace(
+        last, forward_s=last.forward_s + loss_s + making_s, backward_s=last.backward_s + loss_backward_s
+    )
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Have every generator of random numbers afterwards as it is now."""
+    own, theirs = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(theirs)
+
+
+def _micro_batch(trial: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any, float]:
+    """Inputs and targets on the device, and the seconds of making them."""
+    loader = trial.build_training_data_loader()
+    make = micro_batches_of(loader, trial.micro_batch_size)
+    seconds = []
+    for _ in range(LEAST):
+        start = time.perf_counter()
+        inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), make())
+        seconds.append(_since(start, device))
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    making_s = 0.0 if getattr(loader, "num_workers", 0) else statistics.median(seconds)
+    return tree_map_only(torch.Tensor, cast, inputs), targets, making_s
+
+
+def _timed(call: Callable[[Any], Any], inputs: Any, device: torch.device) -> tuple[float, float, Any]:
+    """Seconds of a forward and of a backward pass, medians of several, and what the first pass returned."""
+
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+    def passes() -> tuple[float, float, Any]:
+        given = tree_map_only(torch.Tensor, leaf, inputs)
+        start = time.perf_counter()
+        outputs = call(given)
+        forward_s = _since(start, device)
+        many = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        trained = [each for each in many if isinstance(each, torch.Tensor) and each.requires_grad]
+        gradients = [torch.ones_like(each) for each in trained]
+        start = time.perf_counter()
+        if trained:
+            torch.autograd.backward(trained, gradients)
+        return forward_s, _since(start, device), tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+    began = time.perf_counter()
+    outputs = passes()[2]
+    seconds: list[tuple[float, float]] = []
+    while len(seconds) < LEAST or (len(seconds) < MOST and time.perf_counter() - began < ENOUGH_S):
+        seconds.append(passes()[:2])
+    forward_s, backward_s = (statistics.median(each) for each in zip(*seconds, strict=True))
+    return forward_s, backward_s, outputs
+
+
+def _since(start: float, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _evened(layers: Sequence[LayerTime]) -> list[LayerTime]:
+    """Layers of one class and size with the median of their times, where theirs are near it: the rest is noise."""
+    kinds: dict[tuple[str, int], list[LayerTime]] = {}
+    for layer in layers:
+        kinds.setdefault((layer.name, layer.parameters), []).append(layer)
+    found = []
+    for layer in layers:
+        alike = kinds[layer.name, layer.parameters]
+        middle = statistics.median(each.seconds for each in alike)
+        if abs(layer.seconds - middle) <= ALIKE * middle:
+            forward_s = statistics.median(each.forward_s for each in alike)
+            backward_s = statistics.median(each.backward_s for each in alike)
+            layer = replace(layer, forward_s=forward_s, backward_s=backward_s)
+        found.append(layer)
+    return found

@@ -1,10 +1,11 @@
-"""What a context decides for its trial: the reconciled configuration, and the hyperparameters with its numbers."""
+"""What a context decides for its trial: the configuration, the hyperparameters with its numbers, the unit of a rank."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import deepspeed.comm as dist
 from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
@@ -57,16 +58,18 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
         ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
     """
     if isinstance(context, pytorch.PyTorchTrialContext):
-        kind = type(context).__name__
         message = (
             "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, and this is a DeepSpeedTrial"
         )
-        fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
-        raise ConfigError(Problem(key="context", value=kind, message=message, fix=fix, code="context"))
+        key, value, fix = (
+            "context",
+            type(context).__name__,
+            "determined_ds.load_model_from_checkpoint_path(path) returns the trained model",
+        )
+        raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=key))
     resolved = getattr(context, "resolved", None)
     if isinstance(resolved, ResolvedConfig):
         return resolved
-    document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
     ranks = context.distributed
     where = Where(
         context_dir=Path.cwd(),
@@ -74,4 +77,34 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
         slots=ranks.size,
         machines=ranks.cross_size,
     )
-    return resolve(document, where)
+    return resolve(
+        Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters"), where
+    )
+
+
+def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
+    """The unit for ``context.wrap_mpu``, from ``engine.mpu`` of any engine.
+
+    Args:
+        mpu: A pipeline engine's grid; an object with Megatron's ``get_data_parallel_rank`` and
+            ``get_data_parallel_world_size``; DeepSpeed's ``parallel_state_sp``, whose ranks that share a sequence are
+            one replica; or None, as a data-parallel engine has it.
+
+    Returns:
+        Determined's unit: this rank's replica, and whether it reads data and reports metrics.
+
+    Source: ``determined.pytorch.deepspeed._mpu`` (0.38.1); the class of this name of its first releases.
+    """
+    if hasattr(mpu, "get_pipe_parallel_rank"):
+        return det_ds.make_deepspeed_mpu(mpu)
+    if mpu is None or hasattr(mpu, "initialize_sequence_parallel"):
+        size = 1 if mpu is None else mpu.get_sequence_parallel_world_size()
+        rank, replicas = dist.get_rank() // size, dist.get_world_size() // size
+    else:
+        rank, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    return det_ds.ModelParallelUnit(
+        data_parallel_rank=rank,
+        data_parallel_world_size=replicas,
+        should_report_metrics=True,
+        should_build_data_loader=True,
+    )

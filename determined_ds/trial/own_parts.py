@@ -93,15 +93,16 @@ class OwnParts:
 
     def values(self) -> list[torch.Tensor]:
         """This replica's part of each parameter as it is now, not copied."""
+        found = []
         with torch.no_grad():
-            return [self._own(parameter) for parameter in self._parameters.values()]
-
-    def _own(self, parameter: Any) -> torch.Tensor:
-        if self._is_split:
-            own: torch.Tensor = parameter.ds_tensor.data
-            size = parameter.ds_tensor.numel()
-            return own[: max(0, min(size, parameter.ds_numel - self.replica * size))]
-        return self.part_of(parameter.data)
+            for parameter in self._parameters.values():
+                if self._is_split:
+                    size = parameter.ds_tensor.numel()
+                    filled = max(0, min(size, parameter.ds_numel - self.replica * size))
+                    found.append(parameter.ds_tensor.data[:filled])
+                else:
+                    found.append(self.part_of(parameter.data))
+        return found
 
     @contextlib.contextmanager
     def replaced_by(self, parts: list[torch.Tensor]) -> Iterator[None]:
@@ -110,31 +111,24 @@ class OwnParts:
         Args:
             parts: This replica's, as :meth:`values` lists them.
         """
+        parameters = list(self._parameters.values())
         with torch.no_grad():
-            before = self._replace(parts)
+            if self._is_split:
+                before = [parameter.ds_tensor.data.clone() for parameter in parameters]
+                self._write_split(parts)
+            else:
+                before = [parameter.data for parameter in parameters]
+                for parameter, whole in zip(parameters, self._wholes(parts), strict=True):
+                    parameter.data = whole
         try:
             yield
         finally:
             with torch.no_grad():
-                self._put_back(before)
-
-    def _replace(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        parameters = list(self._parameters.values())
-        if self._is_split:
-            before = [parameter.ds_tensor.data.clone() for parameter in parameters]
-            self._write_split(parts)
-            return before
-        before = [parameter.data for parameter in parameters]
-        for parameter, whole in zip(parameters, self._wholes(parts), strict=True):
-            parameter.data = whole
-        return before
-
-    def _put_back(self, before: list[torch.Tensor]) -> None:
-        if self._is_split:
-            self._write_split(before)
-            return
-        for parameter, whole in zip(self._parameters.values(), before, strict=True):
-            parameter.data = whole
+                if self._is_split:
+                    self._write_split(before)
+                else:
+                    for parameter, whole in zip(parameters, before, strict=True):
+                        parameter.data = whole
 
     def _write_split(self, parts: list[torch.Tensor]) -> None:
         """Write this rank's partitions, as a step of ZeRO 3 does.

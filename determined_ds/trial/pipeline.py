@@ -6,20 +6,22 @@ import abc
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import ProcessTopology
 from deepspeed.runtime.utils import is_model_parallel_parameter
 
+from determined_ds.config.strategy import autotp_degree
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1, Pipeline
 from determined_ds.pipe.partition import MEASURED, UNIFORM
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.measured_partition import measured_partition
-from determined_ds.trial.ordered_module import made_module, process_topology
-from determined_ds.trial.tensor_parallel import KEY, SIZE, degree_in
+from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.tensor_parallel import KEY, SIZE
 
 
 class PipelineTrial(ReconciledTrial):
@@ -40,12 +42,6 @@ class PipelineTrial(ReconciledTrial):
     activation_checkpoint_interval = 0
     checkpointable_layers: list[str] | None = None
     is_whole = False
-    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
-        **ReconciledTrial.called_with,
-        "build_layers": (),
-        "loss": ("outputs", "targets"),
-        "load_weights": ("module",),
-    }
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:
@@ -87,22 +83,18 @@ class PipelineTrial(ReconciledTrial):
         Returns:
             This rank's part of the model.
         """
-        pipe = self.resolved.strategy.pipeline
+        pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         self._check_schedule(pipe)
-        if (degree := degree_in(self.resolved.ds_config)) > 1:
-            message = f"{type(self).__name__} is a PipelineTrial, and AutoTP cuts whole models alone"
-            fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
-            raise ConfigError(
-                Problem(key=f"{KEY}.autotp_size", value=degree, message=message, fix=fix, code=KEY)
-            )
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
         method, bounds = returned.partition_method(self, self.chosen_partition, layers), None
         if method == MEASURED and pipe.ranks > 1:
             bounds = measured_partition(self, layers, pipe, self._checked_loss).bounds
+        names = ("pipe", "data", "model") if layout.model_parallel_size > 1 else ("pipe", "data")
+        axes = {name: size for name, size in layout.axes.items() if name in names}
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
-            module = made_module(
+            module = ScheduledModule(
                 pipe,
-                topology=process_topology(self.resolved.topology),
+                topology=ProcessTopology(axes=list(axes), dims=list(axes.values())),
                 layers=layers,
                 loss_fn=self._checked_loss,
                 bounds=bounds,
@@ -143,37 +135,41 @@ class PipelineTrial(ReconciledTrial):
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
 
     def _check_schedule(self, pipe: Pipeline) -> None:
-        """Refuse what a schedule cannot do and only the trial and this process show; the rest is refused by rules."""
-        if pipe.schedule != ZB_H1 or pipe.ranks == 1:
-            return
-        key, message = "", ""
-        if self.activation_checkpoint_interval:
-            key = f"{type(self).__name__}.activation_checkpoint_interval"
+        """Refuse what only the trial and this process show; the rest is refused by rules."""
+        name, value, code = type(self).__name__, None, "zb-h1"
+        key, message, fix = "", "", "take another hyperparameters.pipe_schedule"
+        is_split = pipe.schedule == ZB_H1 and pipe.ranks > 1
+        if is_split and self.activation_checkpoint_interval:
+            key = f"{name}.activation_checkpoint_interval"
             message = (
                 "zb-h1 cannot train with activation checkpointing: each layer would be computed anew twice"
             )
-        elif torch.__version__ < "2.7":  # whose backward() does not begin at a node of the graph
+        elif is_split and torch.__version__ < "2.7":  # whose backward() does not begin at a node of the graph
             key, message = "torch", "zb-h1 needs torch 2.7 or later"
+        elif (value := autotp_degree(self.resolved.ds_config)) > 1:
+            key, code = f"{KEY}.autotp_size", KEY
+            message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
+            fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
         if key:
-            fix = "take another hyperparameters.pipe_schedule"
-            raise ConfigError(Problem(key=key, message=message, fix=fix, code="zb-h1"))
+            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
 
-    def _check_cut(self, module: PipelineModule) -> None:
+    def _check_cut(self, module: ScheduledModule) -> None:
         """Refuse ranks that are to share layers, and hold all of them each; a collective."""
-        degree = self.resolved.topology.model_parallel_size
-        distributed = self.context.distributed
-        if degree == 1 or distributed is None:
+        degree, ranks = self.resolved.topology.model_parallel_size, self.context.distributed
+        if degree == 1 or ranks is None:
             return
-        if any(distributed.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
+        if any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
             return
         kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in module.forward_funcs)) or "no layers"
-        name = type(self).__name__
-        message = f"no parameter of {name}'s layers ({kinds}) is cut among ranks, so {degree} would compute the same"
+        message = (
+            f"no parameter of {type(self).__name__}'s layers ({kinds}) is cut among ranks, so {degree} would"
+        )
         fix = (
             "set model_parallel_size to 1; or build layers that hold a part each, whose parameters have the attribute "
             "model_parallel = True"
         )
-        raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
+        problem = Problem(key=SIZE, value=degree, message=f"{message} compute the same", fix=fix, code=KEY)
+        raise ConfigError(problem)
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.pipeline_loss(self, self.loss(outputs, targets))

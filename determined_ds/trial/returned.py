@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from deepspeed.pipe import LayerSpec
@@ -20,7 +20,7 @@ from determined import pytorch
 from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
 from determined_ds.pipe.partition import BY_TYPE, METHODS, method_problem
-from determined_ds.trial.author import described, failed, method_of, written_by_author, wrong
+from determined_ds.trial.author import described, failed, is_of_library, method_of, written_by_author, wrong
 from determined_ds.trial.stream_loader import is_stream
 
 logger = logging.getLogger("determined_ds")
@@ -28,28 +28,48 @@ logger = logging.getLogger("determined_ds")
 SCALAR_LOSS = "a scalar tensor that requires a gradient"
 
 
-def _forgotten(value: Any) -> str:
-    return "add the missing return statement: " if value is None else ""
-
-
-def _is_number(value: Any, *kinds: Any) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
+def _refuse(trial: Any, name: str, value: Any, expected: str, fix: str, did: str = "") -> NoReturn:
+    raise TrialError(wrong(trial, name, value, expected, fix, did=did))
 
 
 # ------------------------------------------------------------------------------------------- before training
 
 
+def signatures(trial: Any) -> None:
+    """Check that an author's methods take the arguments that the library's of that name take; all problems at once."""
+    problems = []
+    for name in sorted(set(dir(type(trial)))):
+        method = getattr(type(trial), name)
+        classes = [each for each in type(trial).__mro__ if is_of_library(each) and name in vars(each)]
+        ours = vars(classes[0])[name] if classes else None
+        if name.startswith("_") or not inspect.isfunction(ours) or is_of_library(method):
+            continue
+        parameters = list(inspect.signature(ours).parameters.values())[1:]
+        given = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        try:
+            found = inspect.signature(getattr(trial, name))
+        except (TypeError, ValueError):  # not a function, or one without a signature
+            continue
+        try:
+            found.bind(*given)
+        except TypeError:
+            expected = f"{name}({', '.join(['self', *given])})"
+            did = f"is defined with the arguments {found}"
+            problems.append(wrong(trial, name, method, expected, f"write def {expected}", did=did))
+    if problems:
+        raise TrialError(problems)
+
+
 def model(trial: Any, value: Any) -> torch.nn.Module:
     """Check ``build_model``."""
+    fix = "return the model"
     if isinstance(value, DeepSpeedEngine):
         fix = "return the bare model: the library calls deepspeed.initialize"
     elif isinstance(value, torch.nn.Module):
         return value
     elif isinstance(value, type):
         fix = f"call it: return {value.__name__}(...)"
-    else:
-        fix = _forgotten(value) + "return the model"
-    raise TrialError(wrong(trial, "build_model", value, "a torch.nn.Module", fix))
+    _refuse(trial, "build_model", value, "a torch.nn.Module", fix)
 
 
 def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
@@ -57,11 +77,10 @@ def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
     name, expected = "build_models", "a dict of the name of each engine and its torch.nn.Module"
     fix = 'return {"generator": ..., "discriminator": ...}'
     if not isinstance(value, dict) or not value:
-        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + fix))
+        _refuse(trial, name, value, expected, fix)
     for key, each in value.items():
         if not isinstance(key, str) or not isinstance(each, torch.nn.Module):
-            did = f"returned {key!r}: {described(each)}"
-            raise TrialError(wrong(trial, name, each, expected, fix, did=did))
+            _refuse(trial, name, each, expected, fix, f"returned {key!r}: {described(each)}")
     return value
 
 
@@ -69,12 +88,9 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
     """Check ``build_layers``: at least one layer for each of the ``chunks`` parts of each stage."""
     name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
     lists = (torch.nn.Sequential, torch.nn.ModuleList)
-    if isinstance(value, torch.nn.Module) and not isinstance(value, lists):
-        fix = "return its layers, one after the other, in a list"
-        raise TrialError(wrong(trial, name, value, expected, fix))
-    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
-        fix = _forgotten(value) + "return [layer, layer, ...]"
-        raise TrialError(wrong(trial, name, value, expected, fix))
+    is_one = isinstance(value, torch.nn.Module) and not isinstance(value, lists)
+    if is_one or not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
+        _refuse(trial, name, value, expected, "return its layers in a list: return [layer, layer, ...]")
     found = list(value)
     for index, layer in enumerate(found):
         if isinstance(layer, type):
@@ -83,19 +99,16 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
             continue
         else:
             fix = "wrap what is not a module in a function, or leave it out"
-        did = f"returned {described(layer)} as layer {index}"
-        raise TrialError(wrong(trial, name, layer, expected, fix, did=did))
+        _refuse(trial, name, layer, expected, fix, f"returned {described(layer)} as layer {index}")
     if len(found) < num_stages * chunks:
         did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
         fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found) // chunks)}"
         expected = "at least one layer for each stage"
         if chunks > 1:
-            did, expected = (
-                f"{did} with pipe_chunks {chunks}",
-                "at least one layer for each part of each stage",
-            )
+            did += f" with pipe_chunks {chunks}"
+            expected = "at least one layer for each part of each stage"
             fix += ", or take a pipe_schedule of fewer chunks, such as 1f1b"
-        raise TrialError(wrong(trial, name, value, expected, fix, did=did))
+        _refuse(trial, name, value, expected, fix, did)
     return found
 
 
@@ -113,11 +126,7 @@ def partition_method(trial: Any, value: Any, layers: Iterable[Any]) -> str:
         if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
             message = f"matches no layer: they are {', '.join(names) or 'functions without a name'}"
             guess = nearest(pattern, names)
-            fix = (
-                f"write type:{guess}, or use {', '.join(METHODS)}"
-                if guess
-                else f"name one of them, or use {', '.join(METHODS)}"
-            )
+            fix = f"{f'write type:{guess}' if guess else 'name one of them'}, or use {', '.join(METHODS)}"
     if message:
         is_stated = trial.resolved.strategy.partition_method is not None
         key = f"{'hyperparameters' if is_stated else type(trial).__name__}.partition_method"
@@ -132,14 +141,13 @@ def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Opt
         return None
     if not isinstance(value, torch.optim.Optimizer):
         is_class = isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
-        call = f"call it: return {value.__name__}(self.build_parameters(model), lr=...)" if is_class else ""
-        fix = call or "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
-        raise TrialError(wrong(trial, name, value, expected, fix))
+        kind = f"call it: return {value.__name__}" if is_class else "return torch.optim.AdamW"
+        _refuse(trial, name, value, expected, f"{kind}(self.build_parameters(model), lr=...)")
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(each) in own for group in value.param_groups for each in group["params"]):
         did = f"returned {described(value)} that has no parameter of the model, so nothing would be trained"
         fix = "build it from the model that the method is given: self.build_parameters(model)"
-        raise TrialError(wrong(trial, name, value, expected, fix, did=did))
+        _refuse(trial, name, value, expected, fix, did)
     return value
 
 
@@ -148,20 +156,18 @@ def parameters(trial: Any, value: Any) -> list[Any]:
     name = "build_parameters"
     expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
     if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Iterable):
-        fix = _forgotten(value) + "return [p for p in model.parameters() if p.requires_grad]"
-        raise TrialError(wrong(trial, name, value, expected, fix))
+        fix = "return [p for p in model.parameters() if p.requires_grad]"
+        _refuse(trial, name, value, expected, fix)
     found = list(value)
     for each in found:
-        is_group = isinstance(each, Mapping) and "params" in each
-        if not is_group and not isinstance(each, torch.Tensor):
-            did = f"returned {described(each)} in a list"
+        if not isinstance(each, torch.Tensor) and not (isinstance(each, Mapping) and "params" in each):
             fix = "model.named_parameters() yields pairs: take the second of each"
-            raise TrialError(wrong(trial, name, each, expected, fix, did=did))
+            _refuse(trial, name, each, expected, fix, f"returned {described(each)} in a list")
     if not found and trial.is_whole:
         name = written_by_author(trial, name, "build_model")
         did = "returned no parameter that requires a gradient"
         fix = "give the model a parameter whose requires_grad is true"
-        raise TrialError(wrong(trial, name, value, "at least one parameter", fix, did=did))
+        _refuse(trial, name, value, "at least one parameter", fix, did)
     return found
 
 
@@ -194,32 +200,31 @@ def engines(trial: Any, found: list[Any]) -> None:
     if not found:
         has_own = hasattr(trial, "build_model")
         fix = "call super().__init__(context) first" if has_own else "call it on the engine"
-        expected = "context.wrap_model_engine(engine)"
-        raise TrialError(wrong(trial, "__init__", None, expected, fix, did="wrapped no engine"))
+        _refuse(trial, "__init__", None, "context.wrap_model_engine(engine)", fix, "wrapped no engine")
 
 
 def loader(trial: Any, name: str, value: Any) -> Any:
     """Check ``build_training_data_loader`` or ``build_validation_data_loader``."""
     method = "training_loader" if "training" in name else "validation_loader"
-    has_own = hasattr(trial, method)
-    fix = f"return self.{method}(dataset)" if has_own else "return DataLoader(dataset, batch_size)"
+    fix = (
+        f"return self.{method}(dataset)"
+        if hasattr(trial, method)
+        else "return DataLoader(dataset, batch_size)"
+    )
     not_loaders = (torch.utils.data.Dataset, torch.Tensor, type, bool, int, float, str)
     if value is None or isinstance(value, not_loaders):
-        raise TrialError(wrong(trial, name, value, "a data loader", _forgotten(value) + fix))
+        _refuse(trial, name, value, "a data loader", fix)
     return value
-
-
-def _has_index(dataset: Any) -> bool:
-    try:
-        return hasattr(dataset, "__getitem__") and len(dataset) >= 0
-    except TypeError:  # it has no length, such as a tensor of no dimension
-        return False
 
 
 def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str, Any]) -> None:
     """Check the arguments of ``self.training_loader`` or ``self.validation_loader``: data, and no ``batch_size``."""
-    name = trial.loader_names[method]
-    if isinstance(dataset, type) or not (is_stream(dataset) or _has_index(dataset)):
+    name, message = trial.loader_names[method], ""
+    try:
+        has_index = hasattr(dataset, "__getitem__") and len(dataset) >= 0
+    except TypeError:  # it has no length, such as a tensor of no dimension
+        has_index = False
+    if isinstance(dataset, type) or not (is_stream(dataset) or has_index):
         message = (
             f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be iterated, or a "
             "function that returns an iterator"
@@ -228,14 +233,15 @@ def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str
     elif "batch_size" in options:
         size = trial.micro_batch_size
         message = f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}"
-        fix = (
-            f"leave batch_size out: {name}(dataset); its size is set by global_batch_size, or by "
-            "train_micro_batch_size_per_gpu in the DeepSpeed JSON"
+        fix, code = (
+            (
+                f"leave batch_size out: {name}(dataset); its size is set by global_batch_size, or by "
+                "train_micro_batch_size_per_gpu in the DeepSpeed JSON"
+            ),
+            "loader-batch-size",
         )
-        code = "loader-batch-size"
-    else:
-        return
-    raise TrialError(Problem(key=name, message=message, fix=fix, code=code))
+    if message:
+        raise TrialError(Problem(key=name, message=message, fix=fix, code=code))
 
 
 def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
@@ -243,35 +249,29 @@ def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
     name, expected = "build_callbacks", "a dict of names and PyTorchCallback objects"
     fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
     if not isinstance(value, dict):
-        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + fix))
+        _refuse(trial, name, value, expected, fix)
+    hooks = ["on_step_end", *(hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_"))]
     for key, callback in value.items():
         if not isinstance(key, str) or not isinstance(callback, pytorch.PyTorchCallback):
             is_class = isinstance(callback, type) and issubclass(callback, pytorch.PyTorchCallback)
             call = f"call it: {key!r}: {callback.__name__}()" if is_class else ""
-            did = f"returned {key!r}: {described(callback)}"
-            raise TrialError(wrong(trial, name, callback, expected, call or fix, did=did))
-        if trial.context.distributed.rank == 0:
-            _warn_of_hooks(callback)
+            _refuse(trial, name, callback, expected, call or fix, f"returned {key!r}: {described(callback)}")
+        for method in dir(callback) if trial.context.distributed.rank == 0 else ():
+            if method.startswith("on_") and method not in hooks:
+                guess = nearest(method, hooks)
+                logger.warning(
+                    "warning: %s is not a hook of PyTorchCallback, and is never called%s",
+                    *(method_of(callback, method), f"; did you mean {guess}?" if guess else ""),
+                )
     return value
-
-
-def _warn_of_hooks(callback: pytorch.PyTorchCallback) -> None:
-    hooks = ["on_step_end", *(hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_"))]
-    for method in dir(callback):
-        if method.startswith("on_") and method not in hooks:
-            guess = nearest(method, hooks)
-            logger.warning(
-                "warning: %s is not a hook of PyTorchCallback, and is never called%s",
-                *(method_of(callback, method), f"; did you mean {guess}?" if guess else ""),
-            )
 
 
 def tokens_per_sample(trial: Any, value: Any) -> float | None:
     """Check ``tokens_per_sample``."""
-    if value is None or _is_number(value, int, float):
-        return value  # type: ignore[no-any-return]
-    fix = "return the tokens in a training sample, such as self.args.sequence_length, or None"
-    raise TrialError(wrong(trial, "tokens_per_sample", value, "a number of at least 0, or None", fix))
+    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0):
+        fix = "return the tokens in a training sample, such as self.args.sequence_length, or None"
+        _refuse(trial, "tokens_per_sample", value, "a number of at least 0, or None", fix)
+    return value
 
 
 def evaluation_reducer(trial: Any, value: Any) -> Any:
@@ -280,33 +280,8 @@ def evaluation_reducer(trial: Any, value: Any) -> Any:
         if not isinstance(one, pytorch.Reducer):
             expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
             fix = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
-            did = f"returned {described(one)}" + (" for a metric" if isinstance(value, Mapping) else "")
-            raise TrialError(wrong(trial, "evaluation_reducer", one, expected, fix, did=did))
+            _refuse(trial, "evaluation_reducer", one, expected, fix)
     return value
-
-
-def signatures(trial: Any, arguments: Mapping[str, tuple[str, ...]]) -> None:
-    """Check that an author's methods can be called as they will be; all problems at once.
-
-    Args:
-        trial: The trial.
-        arguments: Method -> the arguments that it is called with.
-    """
-    problems = []
-    for name, given in arguments.items():
-        method = getattr(trial, name)
-        if written_by_author(trial, name) != name or not callable(method):
-            continue
-        try:
-            inspect.signature(method).bind(*given)
-        except TypeError:
-            expected = f"{name}({', '.join(['self', *given])})"
-            did = f"is defined with the arguments {inspect.signature(method)}"
-            problems.append(wrong(trial, name, method, expected, f"write def {expected}", did=did))
-        except ValueError:  # a method without a signature
-            continue
-    if problems:
-        raise TrialError(problems)
 
 
 # ------------------------------------------------------------------------------------------- in training
@@ -323,11 +298,11 @@ def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
 
 def training_loss(trial: Any, value: Any) -> dict[str, Any]:
     """Check ``loss`` in training. Returns metrics by name, with a ``loss`` that has a gradient."""
-    if isinstance(value, dict):
-        if "loss" not in value:
-            raise _wrong_loss(trial, value, 'name the loss "loss": return {"loss": loss, ...}')
-        return {**value, "loss": _descendable(trial, value["loss"], "a dict whose 'loss' is ")}
-    return {"loss": _descendable(trial, value, "")}
+    if not isinstance(value, dict):
+        return {"loss": _descendable(trial, value, "")}
+    if "loss" not in value:
+        raise _wrong_loss(trial, value, 'name the loss "loss": return {"loss": loss, ...}')
+    return {**value, "loss": _descendable(trial, value["loss"], "a dict whose 'loss' is ")}
 
 
 def evaluated_loss(trial: Any, value: Any) -> dict[str, Any]:
@@ -352,8 +327,8 @@ def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
 
 def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
-        number = "return the tensor itself, without .item() or float()"
-        raise _wrong_loss(trial, loss, number if isinstance(loss, float) else None, prefix)
+        fix = "return the tensor itself, without .item() or float()" if isinstance(loss, float) else ""
+        raise _wrong_loss(trial, loss, fix, prefix)
     if loss.numel() != 1:
         fix = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
         raise _wrong_loss(trial, loss, fix, prefix)
@@ -363,14 +338,12 @@ def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
     return loss
 
 
-def _wrong_loss(
-    trial: Any, value: Any, fix: str | None = None, prefix: str = "", suffix: str = ""
-) -> TrainingError:
-    whole = getattr(trial, "is_whole", True)
-    expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if whole else "")
-    fix = fix or _forgotten(value) + "return the mean loss of the micro-batch"
-    did = f"returned {prefix}{described(value)}{suffix}"
-    return failed(trial, "loss", value, expected, fix, did=did)
+def _wrong_loss(trial: Any, value: Any, fix: str = "", prefix: str = "", suffix: str = "") -> TrainingError:
+    expected = SCALAR_LOSS + (
+        ", or a dict of metrics with 'loss'" if getattr(trial, "is_whole", True) else ""
+    )
+    did = f"returned {prefix}{described(value)}{suffix}" if prefix or suffix else ""
+    return failed(trial, "loss", value, expected, fix or "return the mean loss of the micro-batch", did=did)
 
 
 def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
@@ -383,19 +356,20 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
     """
     if isinstance(value, torch.Tensor):
         return {"loss": value}
+    name = written_by_author(trial, *names)
     if not isinstance(value, dict):
-        fix = _forgotten(value) + 'return {"name of a metric": value, ...}'
-        raise failed(trial, written_by_author(trial, *names), value, "a dict of metrics by name", fix)
+        fix = 'return {"name of a metric": value, ...}'
+        raise failed(trial, name, value, "a dict of metrics by name", fix)
     for key in value:
         if not isinstance(key, str):
-            name, did = written_by_author(trial, *names), f"returned a dict with the key {key!r}"
+            did = f"returned a dict with the key {key!r}"
             raise failed(trial, name, value, "names of metrics as strings", f"write {str(key)!r}", did=did)
     return value
 
 
 def batch_length(trial: Any, value: Any) -> int:
     """Check ``get_batch_length``."""
-    if _is_number(value, int):
-        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
     fix = "return the number of samples in the batch, such as len(batch['labels'])"
     raise failed(trial, "get_batch_length", value, "an integer of at least 0", fix)

@@ -10,12 +10,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from determined_ds.config.fill import PEAKS
 from determined_ds.errors import ConfigError, Problem, TrialError
-from determined_ds.trial.author import described, method_of, wrong
+from determined_ds.trial.author import described, is_of_library, method_of, wrong
 
 logger = logging.getLogger("determined_ds")
 
 NAME = "build_scheduler"
-OURS = "determined_ds.trial.base"  # whose method stands for the JSON's schedule
 NO_SCHEDULER = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
 
 
@@ -44,14 +43,6 @@ class PlateauSchedule:
     def step(self) -> None:
         """After an optimizer step the rate stays."""
 
-    def validated(self, value: float) -> None:
-        """After a validation.
-
-        Args:
-            value: Of ``searcher.metric``.
-        """
-        self.plateau.step(value)
-
     def get_last_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
@@ -78,32 +69,25 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
     optimizer = getattr(engine, "basic_optimizer", engine.optimizer)
     if optimizer is None:
         return
-    schedule = _own_schedule(trial, optimizer, ds_config)
-    if schedule is not None:
-        engine.lr_scheduler = schedule
-
-
-def _own_schedule(trial: Any, optimizer: Any, ds_config: dict[str, Any]) -> Any:
-    """What ``build_scheduler`` returns, checked; None for the schedule of the JSON."""
-    value = trial.build_scheduler(optimizer)
+    value, did, fix = trial.build_scheduler(optimizer), "", ""
     kind = (ds_config.get("scheduler") or {}).get("type")
-    expected = "a schedule of torch.optim.lr_scheduler for the given optimizer"
     if value is None:
-        if kind is None and type(trial).build_scheduler.__module__ != OURS:
-            fix = "return the schedule that it builds; for a rate that does not change, ConstantLR(optimizer, 1.0)"
-            raise TrialError(wrong(trial, NAME, value, expected, fix))
-        return None
-    if isinstance(value, type):
+        if kind is not None or is_of_library(trial.build_scheduler):
+            return
+        fix = (
+            "return the schedule that it builds; for a rate that does not change, ConstantLR(optimizer, 1.0)"
+        )
+    elif isinstance(value, type):
         fix = f"call it: return {value.__name__}(optimizer, ...)"
-        raise TrialError(wrong(trial, NAME, value, expected, fix))
-    if not all(callable(getattr(value, each, None)) for each in ("step", "state_dict", "load_state_dict")):
+    elif not all(callable(getattr(value, each, None)) for each in ("step", "state_dict", "load_state_dict")):
         fix = (
             "return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
         )
-        raise TrialError(wrong(trial, NAME, value, expected, fix))
-    if getattr(value, "optimizer", optimizer) is not optimizer:
+    elif getattr(value, "optimizer", optimizer) is not optimizer:
         did = f"returned {described(value)} of another optimizer, so it would change nothing"
         fix = f"build it from the argument: return {type(value).__name__}(optimizer, ...)"
+    if fix:
+        expected = "a schedule of torch.optim.lr_scheduler for the given optimizer"
         raise TrialError(wrong(trial, NAME, value, expected, fix, did=did))
     if kind is not None:
         message = (
@@ -114,8 +98,8 @@ def _own_schedule(trial: Any, optimizer: Any, ds_config: dict[str, Any]) -> Any:
         raise ConfigError(problem)
     if isinstance(value, ReduceLROnPlateau):
         _check_metric(trial, value)
-        return PlateauSchedule(value)
-    return value
+        value = PlateauSchedule(value)
+    engine.lr_scheduler = value
 
 
 def _check_metric(trial: Any, plateau: ReduceLROnPlateau) -> None:
@@ -159,21 +143,18 @@ def check_rates(trial: Any, optimizer: Any, parameters: Any, ds_config: dict[str
     own = [float(group["lr"]) for group in groups if isinstance(group, Mapping) and "lr" in group]
     if not isinstance(peak, (int, float)) or not own or set(own) == {peak}:
         return
-    name = "build_parameters" if optimizer is None else "build_optimizer"
+    method = method_of(trial, "build_parameters" if optimizer is None else "build_optimizer")
     rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(own))
-    if len(set(own)) == 1 and optimizer is not None:
-        if trial.context.distributed.rank == 0:
-            message = (
-                "warning: the learning rate %s of %s is not used: %s of the DeepSpeed JSON sets it, up to %g"
-            )
-            logger.warning(message, rates, method_of(trial, name), kind, peak)
-        return
-    message = (
-        f"{kind} sets the rate of all groups, up to {peak:g}; {method_of(trial, name)} gives them {rates}"
-    )
-    key = f"scheduler.params.{PEAKS[kind]}"
-    fix = f"write a list there, a rate for each group; or return a schedule from {NAME}, with {NO_SCHEDULER}"
-    raise ConfigError(Problem(key=key, value=peak, message=message, fix=fix, code="group-rates"))
+    if len(set(own)) > 1 or optimizer is None:
+        message = f"{kind} sets the rate of all groups, up to {peak:g}; {method} gives them {rates}"
+        key = f"scheduler.params.{PEAKS[kind]}"
+        fix = f"write a list there, a rate for each group; or return a schedule from {NAME}, with {NO_SCHEDULER}"
+        raise ConfigError(Problem(key=key, value=peak, message=message, fix=fix, code="group-rates"))
+    if trial.context.distributed.rank == 0:
+        message = (
+            "warning: the learning rate %s of %s is not used: %s of the DeepSpeed JSON sets it, up to %g"
+        )
+        logger.warning(message, rates, method, kind, peak)
 
 
 def drive_by_validation(engines: list[Any], value: float | None) -> None:
@@ -186,4 +167,4 @@ def drive_by_validation(engines: list[Any], value: float | None) -> None:
     for engine in engines:
         schedule = getattr(engine, "lr_scheduler", None)
         if isinstance(schedule, PlateauSchedule) and value is not None:
-            schedule.validated(value)
+            schedule.plateau.step(value)

@@ -69,9 +69,18 @@ class SeveralEnginesTrial(ReconciledTrial):
         super().__init__(context)
 
     def _build(self) -> None:
-        models = returned.models(self, self.build_models())
-        self.ds_configs = engine_configs(_hyperparameters(self.context), self.resolved, tuple(models))
-        self._write_ds_configs()
+        models, context = returned.models(self, self.build_models()), self.context
+        stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
+        if not isinstance(stated, Document):
+            stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+        self.ds_configs = engine_configs(stated, self.resolved, tuple(models))
+        shared = context.get_hparams().get("deepspeed_config")
+        if isinstance(shared, str) and hasattr(context, "resolved") and context.distributed.rank == 0:
+            for name, ds_config in self.ds_configs.items():
+                path = Path(shared).with_name(
+                    f"deepspeed_config.{name}.json"
+                )  # beside what all engines share
+                write_whole(path, json.dumps(ds_config, indent=2) + "\n")
         self.engines = {}
         for self.building, model in models.items():
             self.engines[self.building] = self.initialize(model, self.ds_configs[self.building])
@@ -93,23 +102,6 @@ class SeveralEnginesTrial(ReconciledTrial):
         """
         return next(iter(self.build_models().values()))
 
-    def _write_ds_configs(self) -> None:
-        """Beside the shared mapping, what each engine was given."""
-        shared = self.context.get_hparams().get("deepspeed_config")
-        is_chief = hasattr(self.context, "resolved") and self.context.distributed.rank == 0
-        if isinstance(shared, str) and is_chief:
-            for name, ds_config in self.ds_configs.items():
-                path = Path(shared).with_name(f"deepspeed_config.{name}.json")
-                write_whole(path, json.dumps(ds_config, indent=2) + "\n")
-
-
-def _hyperparameters(context: Any) -> Document:
-    """The hyperparameters as written, with their places where the context knows them."""
-    known = getattr(context, "_hyperparameters", None)
-    if isinstance(known, Document):
-        return known
-    return Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-
 
 def engine_configs(
     hyperparameters: Document, resolved: ResolvedConfig, engines: tuple[str, ...]
@@ -127,74 +119,50 @@ def engine_configs(
     Raises:
         ConfigError: All that cannot run, of all engines.
     """
-    configs: dict[str, dict[str, Any]] = {}
-    problems: list[Problem] = []
-    if resolved.topology.pipe_parallel_size > 1:
+    code = "several-engines"
+    if (stages := resolved.topology.pipe_parallel_size) > 1:
         message, fix = "several engines do not run as pipelines", "pipe_parallel_size: 1"
-        key, value = "hyperparameters.pipe_parallel_size", resolved.topology.pipe_parallel_size
-        problems.append(Problem(key=key, value=value, message=message, fix=fix, code="several-engines"))
-    for engine in engines if not problems else ():
-        own = _own_of_shared(hyperparameters, engine)
-        problems.extend(own)
-        if own:
-            continue
-        try:
-            found = _reconciled(engine_hyperparameters(hyperparameters, engine), resolved)
-        except ConfigError as error:
-            problems.extend(problem for problem in error.problems if problem not in problems)
-            continue
-        problems.extend(_other_batch(engine, found, resolved))
-        configs[engine] = found.ds_config
-    if problems:
-        raise ConfigError(problems)
-    return configs
-
-
-def engine_hyperparameters(hyperparameters: Document, engine: str) -> Document:
-    """The hyperparameters of one engine: ``<engine>_<name>`` overrides ``<name>``."""
-    prefix = f"{engine}_"
-    changes: list[tuple[KeyPath, Any, str]] = []
-    for key, value in hyperparameters.data.items():
-        if isinstance(key, str) and key.startswith(prefix):
-            origin = hyperparameters.origin((key,))
-            changes.append(((key.removeprefix(prefix),), value, origin.reworded(f"{key}, {origin}")))
-    return hyperparameters.overwritten_all(changes)
-
-
-def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
-    """A problem for each hyperparameter that an engine states and that all must share."""
-    return [
-        hyperparameters.problem(
-            (f"{engine}_{name}",),
-            f"is one for all engines: {WHY_SHARED.get(name, 'one data loader feeds them')}",
-            f"set {name}, without {engine}_",
-            "several-engines",
-        )
-        for name in SHARED
-        if f"{engine}_{name}" in hyperparameters.data
-    ]
-
-
-def _reconciled(hyperparameters: Document, resolved: ResolvedConfig) -> ResolvedConfig:
+        key = "hyperparameters.pipe_parallel_size"
+        raise ConfigError(Problem(key=key, value=stages, message=message, fix=fix, code=code))
     where = Where(
         context_dir=Path.cwd(),
         accelerator=resolved.accelerator,
         slots=resolved.topology.slots,
         machines=resolved.machines,
     )
-    return resolve(hyperparameters, where).writing_in(resolved.folder)
-
-
-def _other_batch(engine: str, found: ResolvedConfig, resolved: ResolvedConfig) -> list[Problem]:
-    if found.batch == resolved.batch:
-        return []
-    own, shared = found.batch, resolved.batch
-    return [
-        Problem(
-            key=f"hyperparameters.{engine}_overwrite_deepspeed_args",
-            message=f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
-            f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}",
-            fix="set batch sizes for all engines, in overwrite_deepspeed_args",
-            code="several-engines",
-        )
-    ]
+    configs: dict[str, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    for engine in engines:
+        stated = [name for name in SHARED if f"{engine}_{name}" in hyperparameters.data]
+        for name in stated:
+            message = f"is one for all engines: {WHY_SHARED.get(name, 'one data loader feeds them')}"
+            fix = f"set {name}, without {engine}_"
+            problems.append(hyperparameters.problem((f"{engine}_{name}",), message, fix, code))
+        if stated:
+            continue
+        # <engine>_<name> overrides <name>.
+        changes: list[tuple[KeyPath, Any, str]] = []
+        for key, value in hyperparameters.data.items():
+            if isinstance(key, str) and key.startswith(f"{engine}_"):
+                origin = hyperparameters.origin((key,))
+                changes.append(
+                    ((key.removeprefix(f"{engine}_"),), value, origin.reworded(f"{key}, {origin}"))
+                )
+        try:
+            found = resolve(hyperparameters.overwritten_all(changes), where).writing_in(resolved.folder)
+        except ConfigError as error:
+            problems.extend(problem for problem in error.problems if problem not in problems)
+            continue
+        own, shared = found.batch, resolved.batch
+        if own != shared:
+            key = f"hyperparameters.{engine}_overwrite_deepspeed_args"
+            message = (
+                f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
+                f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}"
+            )
+            fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
+            problems.append(Problem(key=key, message=message, fix=fix, code=code))
+        configs[engine] = found.ds_config
+    if problems:
+        raise ConfigError(problems)
+    return configs

@@ -10,7 +10,7 @@ ZeRO and DeepSpeed's bf16 optimizer take them, so the weights' pass is here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,34 +88,23 @@ def weight_pass(held: LateWeights) -> None:
     # From one node of a weight that is used twice, gradients reach the next one through nodes that other groups need.
     is_kept = any(len(group["intermediates"]) > 1 for group in held.groups)
     for group in held.groups:
-        nodes, arrived = group.pop("intermediates"), group.pop("grads", ())
-        found = [
+        arrived = zip(group.pop("intermediates"), group.pop("grads", ()), strict=False)
+        taken = [(node, grads) for node, grads in arrived if any(each is not None for each in grads or ())]
+        if not taken:
+            continue
+        edges = [
             (GradientEdge(node, index), grad)
-            for node, grads in zip(nodes, arrived, strict=False)
-            for index, grad in enumerate(grads or ())
+            for node, grads in taken
+            for index, grad in enumerate(grads)
             if grad is not None
         ]
-        if not found:
-            continue
-        with _arriving(nodes, arrived):
+        with contextlib.ExitStack() as hooks:
+            # Nodes take what arrived there in the first pass: neither more from one another, nor by a hook twice.
+            for node, grads in taken:
+                hooks.callback(node.register_prehook(lambda _, own=grads: own).remove)
             torch.autograd.backward(
-                [edge for edge, _ in found],
-                [grad for _, grad in found],
+                [edge for edge, _ in edges],
+                [grad for _, grad in edges],
                 retain_graph=is_kept,
                 inputs=[node.variable for node in group["params"]],
             )
-
-
-@contextlib.contextmanager
-def _arriving(nodes: Sequence[Any], arrived: Sequence[Any]) -> Iterator[None]:
-    """Have nodes take what arrived there in the first pass: neither more from one another, nor by a hook twice."""
-    hooks = [
-        node.register_prehook(lambda _, own=grads: own)
-        for node, grads in zip(nodes, arrived, strict=False)
-        if grads
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -70,7 +70,31 @@ class StreamLoader:
             "persistent_workers": persistent_workers,
         }
         self.worker_init_fn = worker_init_fn
-        problems = [problem for problem in (_iterator(dataset), *_options(shuffle, drop_last)) if problem]
+        problems = []
+        if hasattr(dataset, "__next__") and not hasattr(dataset, "load_state_dict"):
+            kind, code = type(dataset).__name__, "stream-iterator"
+            message = (
+                "an iterator can be read only once, and neither replicas nor a resumed run can begin it again"
+            )
+            fix = "give the function that makes it, and not what it returns: training_loader(read)"
+            problems.append(Problem(key="dataset", value=kind, message=message, fix=fix, code=code))
+        if shuffle:
+            message, code = "a stream has no index to shuffle by", "stream-shuffle"
+            fix = (
+                "shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
+                "random, numpy or torch are the same on every replica and after a resume"
+            )
+            problems.append(Problem(key="shuffle", value=shuffle, message=message, fix=fix, code=code))
+        if drop_last:
+            message, code = (
+                (
+                    "a stream drops nothing: the rest of one pass is trained with the beginning of the next, and "
+                    "validation counts every sample"
+                ),
+                "stream-drop-last",
+            )
+            fix = "leave drop_last out"
+            problems.append(Problem(key="drop_last", value=drop_last, message=message, fix=fix, code=code))
         if problems:
             raise ConfigError(problems)
 
@@ -80,22 +104,14 @@ class StreamLoader:
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
 
     def length(self) -> int | None:
-        """Samples of a pass.
-
-        Returns:
-            ``len(dataset)``; None where it has none.
-        """
+        """Samples of a pass: ``len(dataset)``; None where it has none."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError, AttributeError):
             return None
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass over the dataset.
-
-        Returns:
-            An iterator over samples.
-        """
+        """Begin a pass over the dataset. Returns an iterator over samples."""
         made = self.dataset if hasattr(self.dataset, "__iter__") else self.dataset()
         return iter(made)
 
@@ -107,27 +123,25 @@ def is_stream(dataset: Any) -> bool:
     return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
 
 
-def _iterator(dataset: Any) -> Problem | None:
-    if not hasattr(dataset, "__next__") or hasattr(dataset, "load_state_dict"):
-        return None
-    kind, code = type(dataset).__name__, "stream-iterator"
-    message = "an iterator can be read only once, and neither replicas nor a resumed run can begin it again"
-    fix = "give the function that makes it, and not what it returns: training_loader(read)"
-    return Problem(key="dataset", value=kind, message=message, fix=fix, code=code)
+def micro_batches_of(loader: Any, samples: int) -> Callable[[], Any]:
+    """Make micro-batches as a loader would, before training, on the CPU, in this process.
 
+    Args:
+        loader: What ``build_training_data_loader`` returned.
+        samples: Of a micro-batch.
 
-def _options(shuffle: bool, drop_last: bool) -> Iterator[Problem]:
-    if shuffle:
-        message, code = "a stream has no index to shuffle by", "stream-shuffle"
-        fix = (
-            "shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of random, "
-            "numpy or torch are the same on every replica and after a resume"
-        )
-        yield Problem(key="shuffle", value=shuffle, message=message, fix=fix, code=code)
-    if drop_last:
-        message = (
-            "a stream drops nothing: the rest of one pass is trained with the beginning of the next, and validation "
-            "counts every sample"
-        )
-        fix, code = "leave drop_last out", "stream-drop-last"
-        yield Problem(key="drop_last", value=drop_last, message=message, fix=fix, code=code)
+    Returns:
+        A function that returns one each time it is called; of a stream, which is left where it was, the first sample
+        again and again.
+    """
+    collate = getattr(loader, "collate_fn", None) or torch_data.default_collate
+    dataset = loader.dataset
+    if not isinstance(loader, StreamLoader):
+        return lambda: collate([dataset[index % len(dataset)] for index in range(samples)])
+    state = dataset.state_dict() if hasattr(dataset, "load_state_dict") else None
+    try:
+        first = next(loader.open())
+    finally:
+        if state is not None:
+            dataset.load_state_dict(state)
+    return lambda: collate([first] * samples)

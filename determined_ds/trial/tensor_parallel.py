@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,20 +21,19 @@ from deepspeed.utils import groups
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.config.strategy import autotp_degree
 from determined_ds.errors import ConfigError, Problem
 
 KEY, SIZE = "tensor_parallel", "hyperparameters.model_parallel_size"
 FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gpt_neox, opt or gpt_bigcode"
-LAYER_SPECS = "tensor_parallel.partition_config.layer_specs"
-
-
-def degree_in(ds_config: Mapping[str, Any]) -> int:
-    """Ranks that share a layer by AutoTP; 1: none."""
-    return max(1, int((ds_config.get(KEY) or {}).get("autotp_size") or 0))
+SAY_WHICH = (
+    "say which layers are cut, by tensor_parallel.partition_config.layer_specs; or use a model of the type "
+    f"{FAMILIES}"
+)
 
 
 def degree_of(engine: Any) -> int:
-    """The same of an engine."""
+    """Ranks that share a layer of an engine by AutoTP; 1: none."""
     size = getattr(engine, "autotp_size", None)
     return max(1, int(size() or 0)) if callable(size) else 1
 
@@ -49,66 +50,76 @@ def decided(context: Any, resolved: ResolvedConfig) -> ResolvedConfig:
     return found
 
 
-def groups_of(degree: int) -> Any:
-    """The model-parallel unit for ``deepspeed.initialize``; None without tensor parallel. A collective.
-
-    With it DeepSpeed counts replicas for its batch sizes; without it, ranks.
-
-    Raises:
-        ConfigError: an earlier engine of this process has another degree.
-
-    Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``
-    (deepspeed 0.19.8).
-    """
-    if degree == 1:
-        return None
-    groups._init_tp_mesh_device(tensor_model_parallel_size=degree)
-    made = groups.get_tensor_model_parallel_world_size()
-    if made != degree:
-        message = f"this process has groups of {made} ranks already, and DeepSpeed makes them once"
-        fix = "start a process for each degree"
-        raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
-    return groups
-
-
 @contextlib.contextmanager
 def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[Any]:
     """Around ``deepspeed.initialize``, which cuts the model as its configuration says; a collective.
 
     Yields:
-        The ``mpu`` for it; None without tensor parallel.
+        The model-parallel unit for it, by which DeepSpeed counts replicas for its batch sizes; None without tensor
+        parallel.
 
     Raises:
-        ConfigError: DeepSpeed cannot cut the model, or it would train on other numbers.
+        ConfigError: DeepSpeed cannot cut the model, or it would train on other numbers; or an earlier engine of this
+            process has another degree.
+
+    Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
+    ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
+    (deepspeed 0.19.8).
     """
-    degree = degree_in(ds_config)
-    mpu = groups_of(degree)
-    if mpu is None:
+    degree = autotp_degree(ds_config)
+    if degree == 1:
         yield None
         return
-    _check_kind(model, degree)
-    try:
-        yield mpu
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        if not _is_of_autotp(error):
-            raise
-        fix = f"say which layers are cut, by {LAYER_SPECS}; or use a model of the type {FAMILIES}"
-        raise _problem(model, degree, f"DeepSpeed cannot cut it: {error}", fix) from error
-    _check_cut(model, degree)
-
-
-def _check_kind(model: torch.nn.Module, degree: int) -> None:
-    """GPT-2's ``Conv1D`` holds weights the other way round, which AutoTP would cut in the wrong direction.
-
-    Source: ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in
-    ``module_inject/auto_tp.py`` (deepspeed 0.19.8).
-    """
+    groups._init_tp_mesh_device(tensor_model_parallel_size=degree)
+    if (made := groups.get_tensor_model_parallel_world_size()) != degree:
+        message = f"this process has groups of {made} ranks already, and DeepSpeed makes them once"
+        fix = "start a process for each degree"
+        raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
     refuse_adapters(model, SIZE, degree)
-    kinds = {type(module).__name__ for module in model.modules()}
-    if "Conv1D" in kinds:
+    if "Conv1D" in {type(module).__name__ for module in model.modules()}:
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
         fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
-        raise _problem(model, degree, message, fix)
+        raise undivided(model, SIZE, degree, message, fix, KEY)
+    has_own_specs = bool(((ds_config.get(KEY) or {}).get("partition_config") or {}).get("layer_specs"))
+    try:
+        with contextlib.nullcontext() if has_own_specs else _first_match_is_meant():
+            yield groups
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        if not raised_in(error, "_apply_autotp_partitioning"):
+            raise
+        message = f"DeepSpeed cannot cut it: {error}"
+        raise undivided(model, SIZE, degree, message, SAY_WHICH, KEY) from error
+    cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
+    if not cut:
+        message = "none of its layers was cut, so all ranks would compute the same"
+        raise undivided(model, SIZE, degree, message, SAY_WHICH, KEY)
+    uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
+    if uneven and draws_dropout(model):
+        sizes = " and ".join(str(size) for size in uneven[0]._partition_sizes)
+        message = (
+            f"{uneven[0].name} is cut into {sizes}, so the ranks would draw different numbers of random numbers, "
+            "and then different dropout for the activations that they share"
+        )
+        fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
+        raise undivided(model, SIZE, degree, message, fix, KEY)
+
+
+@contextlib.contextmanager
+def _first_match_is_meant() -> Iterator[None]:
+    """Silence a warning for each layer: of DeepSpeed's own specs for a family several match, and the first is meant.
+
+    Source: ``AutoTPConfig.find_matching_spec`` in deepspeed 0.19.8's ``module_inject/autotp_config.py``.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "matched multiple layer_specs" not in record.getMessage()
+
+    logger = logging.getLogger("DeepSpeed")
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
@@ -120,61 +131,35 @@ def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
     Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
     """
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        message = f"{type(model).__name__}: DeepSpeed would replace its adapters by layers without them"
-        fix = "train all of it (lora: null), or share no layers or experts"
-        raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code=KEY))
-
-
-def _is_of_autotp(error: BaseException) -> bool:
-    """Whether an error was raised where DeepSpeed cuts the model."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_apply_autotp_partitioning":
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _check_cut(model: torch.nn.Module, degree: int) -> None:
-    """Check a model that DeepSpeed has cut.
-
-    Raises:
-        ConfigError: no layer was cut; or the ranks would draw different dropout for activations that they share.
-    """
-    cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
-    if not cut:
-        message = "none of its layers was cut, so all ranks would compute the same"
-        fix = f"say which layers are cut, by {LAYER_SPECS}; or use a model of the type {FAMILIES}"
-        raise _problem(model, degree, message, fix)
-    uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
-    if uneven and draws_dropout(model):
-        sizes = " and ".join(str(size) for size in uneven[0]._partition_sizes)
-        message = (
-            f"{uneven[0].name} is cut into {sizes}, so the ranks would draw different numbers of random numbers, "
-            "and then different dropout for the activations that they share"
+        message, fix = (
+            "DeepSpeed would replace its adapters by layers without them",
+            "train all of it (lora: null)",
         )
-        fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
-        raise _problem(model, degree, message, fix)
+        raise undivided(model, key, degree, message, f"{fix}, or share no layers or experts", KEY)
+
+
+def undivided(
+    model: torch.nn.Module, key: str, degree: int, message: str, fix: str, code: str
+) -> ConfigError:
+    """The error of a model that DeepSpeed cannot divide among ``degree`` ranks."""
+    words = f"{type(model).__name__}: {message}"
+    return ConfigError(Problem(key=key, value=degree, message=words, fix=fix, code=code))
+
+
+def raised_in(error: BaseException, function: str) -> bool:
+    """Whether an error was raised in a function, or in what it called."""
+    return any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def draws_dropout(model: torch.nn.Module) -> bool:
     """Whether any part of a model drops activations."""
-    layers = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
-    config = getattr(model, "config", None)
-    settings = vars(config).items() if config is not None else ()
-    names = [
-        name for name, value in settings if ("dropout" in name or "pdrop" in name) and _is_positive(value)
-    ]
-    return layers or bool(names)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
-
-
-def _problem(model: torch.nn.Module, degree: int, message: str, fix: str) -> ConfigError:
-    words = f"{type(model).__name__}: {message}"
-    return ConfigError(Problem(key=SIZE, value=degree, message=words, fix=fix, code=KEY))
+    if any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()):
+        return True
+    settings = vars(getattr(model, "config", None) or object).items()
+    return any(
+        ("dropout" in name or "pdrop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
 
 
 def unit_of(engine: Any) -> det_ds.ModelParallelUnit:

@@ -12,10 +12,9 @@ Source: deepspeed 0.19.8 ``runtime/sequence_parallel/ulysses_sp.py``, ``parallel
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import deepspeed
 import deepspeed.comm as dist
 import torch
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from determined_ds.config.layout import whole_sequences
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.trial.mpu import DeepSpeedMPU
+from determined_ds.trial.of_context import DeepSpeedMPU
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
 TOKENS = 1  # the dimension of a batch's tensors that is cut
@@ -90,25 +89,21 @@ class SequenceGroup:
         """
         if self.size == 1:
             return batch
-        if isinstance(batch, Tensor):
-            return self._slice(batch) if batch.dim() > TOKENS else batch
-        if isinstance(batch, Mapping):
-            cut = {name: self.cut(value) for name, value in batch.items()}
-            return type(batch)(cut) if type(batch) is not dict else cut  # type: ignore[call-arg]
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(self.cut, batch))
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(map(self.cut, batch))
-        return batch
-
-    def _slice(self, tensor: Tensor) -> Tensor:
-        num_tokens = tensor.shape[TOKENS]
-        if num_tokens % self.size:
-            message = f"a batch of {num_tokens} tokens cannot be cut into {self.size} slices of one length"
+        if isinstance(batch, Tensor) and batch.dim() > TOKENS:
+            length, rest = divmod(batch.shape[TOKENS], self.size)
+            if not rest:
+                return batch.narrow(TOKENS, self.rank * length, length).contiguous()
+            message = (
+                f"a batch of {batch.shape[TOKENS]} tokens cannot be cut into {self.size} slices of one length"
+            )
             fix = f"pad sequences to a multiple of {self.size}; or define split_sequence(batch) in the trial"
             raise TrainingError(Problem(key=KEY, value=self.size, message=message, fix=fix, code=CODE))
-        length = num_tokens // self.size
-        return tensor.narrow(TOKENS, self.rank * length, length).contiguous()
+        if isinstance(batch, Mapping):
+            cut = {name: self.cut(value) for name, value in batch.items()}
+            return cut if type(batch) is dict else type(batch)(cut)  # type: ignore[call-arg]
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*map(self.cut, batch))
+        return type(batch)(map(self.cut, batch)) if isinstance(batch, (list, tuple)) else batch
 
     def positions(self, num_tokens: int, device: Any = None) -> Tensor:
         """Positions of this rank's slice in the whole sequence.
@@ -188,20 +183,15 @@ class SequenceGroup:
             fix = "attn_implementation: sdpa"
             key = "hyperparameters.attn_implementation"
             raise ConfigError(Problem(key=key, value=kernel, message=message, fix=fix, code=CODE))
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers import AttentionInterface
 
-        name = f"ulysses_{kernel}"
-        AttentionInterface.register(name, self._exchanging(AttentionInterface()[kernel]))
-        return name
-
-    def _exchanging(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """DeepSpeed's attention around a kernel, for any number of samples and heads."""
-        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+        attention = AttentionInterface()[kernel]
 
         @functools.cache
-        def made(samples: int, heads: int, kv_heads: int, width: int) -> Any:
+        def exchanging(samples: int, heads: int, kv_heads: int, width: int) -> Any:
             return UlyssesSPAttentionHF(
-                attn=kernel,
+                attn=attention,
                 batch_size=samples,
                 attn_head_count=heads,
                 attn_head_size=width,
@@ -220,11 +210,12 @@ class SequenceGroup:
                 raise windowed(window, tokens * self.size)
             # It gathers positions for kernels that read them. Not all models hand theirs on.
             kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
-            exchanged = made(samples, heads, key.shape[1], width)
+            exchanged = exchanging(samples, heads, key.shape[1], width)
             output, weights = exchanged(module, query, key, value, None, *args, **kwargs)
             return output.view(samples, tokens, heads, width), weights
 
-        return attend
+        AttentionInterface.register(f"ulysses_{kernel}", attend)
+        return f"ulysses_{kernel}"
 
 
 def sequence_group_of(trial: Any) -> SequenceGroup:
@@ -271,17 +262,8 @@ def add_up_slices(engine: Any) -> None:
     Source: ``__avg_scatter_grads`` in deepspeed 0.19.8's ``runtime/zero/stage3.py``, which does not count
     ``sequence_parallel_size``; ``__avg_scatter_contiguous_grads``, which does.
     """
-    size = engine.sequence_parallel_size
-    name = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
-    if size == 1 or not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
-        return
-    if not hasattr(engine.optimizer, name):
-        raise TrainingError(
-            f"deepspeed {deepspeed.__version__} has no {name.removeprefix('_DeepSpeedZeroOptimizer_Stage3')}, which is "
-            "corrected here for sequence parallelism under ZeRO 3: gradients would be too small\n"
-            "  fix: pip install deepspeed==0.19.8, or another ZeRO stage"
-        )
-    if name in vars(engine.optimizer):
-        return
-    averaged = getattr(engine.optimizer, name)
-    setattr(engine.optimizer, name, lambda *args: [part.mul(size) for part in averaged(*args)])
+    size, optimizer = engine.sequence_parallel_size, engine.optimizer
+    if size > 1 and isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        name = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
+        averaged = getattr(optimizer, name)
+        setattr(optimizer, name, lambda *args: [part.mul(size) for part in averaged(*args)])

@@ -29,8 +29,8 @@ from determined_ds.train.loop.settings import LoopOptions
 from determined_ds.train.loop.step_end import StepEnd, attach
 from determined_ds.train.loop.validation import Validator
 from determined_ds.train.profiling.capture import Capture, capture_of
-from determined_ds.trial.engine import print_communication
-from determined_ds.trial.seeded_module import seed_layers
+from determined_ds.trial.pipeline_module import seed_layers
+from determined_ds.trial.printing import print_communication
 
 
 class TrainingLoop(DueAfterStep):

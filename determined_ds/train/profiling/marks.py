@@ -30,7 +30,7 @@ from determined_ds.rundir.profile_files import (
     PIPELINE,
 )
 from determined_ds.trial.ddp import DDPEngine
-from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, WeightPass
+from determined_ds.trial.pipeline_engine import AwaitMessage, InputPass, WeightPass
 
 METHODS = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
 INSTRUCTIONS = {

@@ -159,7 +159,7 @@ def _loss(trial: Any, model: Any, samples: int) -> Any:
 
 def _batch(trial: Any, model: Any, samples: int) -> Any:
     """A micro-batch of so many samples."""
-    from determined_ds.trial.sample_batch import micro_batches_of
+    from determined_ds.trial.stream_loader import micro_batches_of
 
     make = micro_batches_of(trial.build_training_data_loader(), samples)
     dtype = next(model.parameters()).dtype

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import deepspeed
@@ -24,10 +25,10 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.errors import Problem, TrialError
-from determined_ds.pipe.orders import FORWARD, Pipeline
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
+from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.muon_parameters import told_apart
-from determined_ds.trial.ordered_module import PlannedModule
-from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, PlannedSchedule, WeightPass
+from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.split_backward import input_pass, weight_pass
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
@@ -35,27 +36,96 @@ MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each b
 
 
 def initialize(**arguments: Any) -> Any:
-    """``deepspeed.initialize``, with the engine that a :class:`PlannedModule` needs. Returns the engine.
+    """``deepspeed.initialize``, with the engine that the module's schedule needs. Returns the engine.
 
     Source: ``initialize`` in deepspeed 0.19.8's ``__init__.py``, which takes the engine's class from its own names.
     """
-    is_planned = isinstance(arguments["model"], PlannedModule)
-    kind = deepspeed.PipelineEngine
+    own = deepspeed.PipelineEngine
     try:
-        if is_planned:
+        if getattr(arguments["model"], "is_planned", False):
             deepspeed.PipelineEngine = PlannedEngine
         with told_apart():
             engine, *_ = deepspeed.initialize(**arguments)
     finally:
-        deepspeed.PipelineEngine = kind
+        deepspeed.PipelineEngine = own
     return engine
 
 
+# ------------------------------------------------------------------------------------------- instructions
+
+
+class InputPass(schedule.BackwardPass):
+    """The part of a backward pass that the rank before waits for."""
+
+
+class WeightPass(schedule.BackwardPass):
+    """The part of a backward pass that only the optimizer waits for."""
+
+
+class AwaitMessage(schedule.BufferOpInstruction):
+    """Wait for the message that a pass needs, whose receiving has begun."""
+
+
+PASSES = {
+    FORWARD: schedule.ForwardPass,
+    BACKWARD: schedule.BackwardPass,
+    INPUT: InputPass,
+    WEIGHT: WeightPass,
+}
+
+
+class PlannedSchedule(schedule.PipeSchedule):
+    """The steps of a rank as DeepSpeed's instructions.
+
+    There is a buffer for each part and micro-batch; most are empty.
+
+    Args:
+        pipe: The schedule.
+        rank: Of the pipeline.
+        forward_only: Leave out the backward passes and what comes after them.
+    """
+
+    def __init__(self, pipe: Pipeline, rank: int, *, forward_only: bool = False) -> None:
+        super().__init__(micro_batches=pipe.micro_batches, stages=pipe.ranks, stage_id=rank)
+        self.pipe = pipe
+        self._forward_only = forward_only
+
+    def num_pipe_buffers(self) -> int:
+        return self.pipe.parts * self.pipe.micro_batches
+
+    def steps(self) -> Iterator[list[Any]]:
+        pipe, last = self.pipe, self.pipe.parts - 1
+        for step in steps(pipe, forward_only=self._forward_only)[self.stage_id]:
+            kind, part, micro_batch = step.op if isinstance(step, (Send, Receive)) else step
+            if isinstance(step, Receive):  # into the buffer of the pass that takes it
+                part += 1 if kind == FORWARD else -1
+            buffer = part * pipe.micro_batches + micro_batch
+            if isinstance(step, Send):
+                made = schedule.SendActivation if kind == FORWARD else schedule.SendGrad
+                yield [made(buffer, part=part, peer=step.rank)]
+            elif isinstance(step, Receive):
+                made = schedule.RecvActivation if kind == FORWARD else schedule.RecvGrad
+                yield [made(buffer, part=part, peer=step.rank)]
+            else:
+                instructions = [PASSES[kind](buffer, part=part)]
+                if kind != WEIGHT:
+                    instructions.insert(0, AwaitMessage(buffer, kind=kind))
+                if kind == FORWARD and (part == 0 or (part == last and pipe.rank_of(0) != self.stage_id)):
+                    instructions.insert(0, schedule.LoadMicroBatch(buffer, part=part))
+                yield instructions
+        if not self._forward_only:
+            yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
+
+
+# ------------------------------------------------------------------------------------------- the engine
+
+
 class PlannedEngine(PipelineEngine):
-    """Trains a :class:`PlannedModule`."""
+    """Trains a :class:`ScheduledModule` by another schedule than DeepSpeed's own."""
 
     loss: torch.Tensor
     grad_layer: Any
+    module: ScheduledModule
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._active: int | None = None
@@ -63,34 +133,33 @@ class PlannedEngine(PipelineEngine):
         super().__init__(*args, **kwargs)
         self._is_made = True
         self.pipe_buffers.update({"grads": [], "losses": [], "held": []})
-        self._sent: dict[int, deque[list[tuple[Any, torch.Tensor]]]] = {}  # of each rank
+        self._last = self.module.pipe.parts - 1
+        self._sent: dict[int, deque[list[tuple[Any, torch.Tensor]]]] = {}  # to each rank
         self._awaited: dict[tuple[bool, int], list[Any]] = {}
         self._specs: dict[int, Specs] = {}  # of what a part takes, here or elsewhere
 
-    # ------------------------------------------------------------------------------------ where the parts are
+    # ------------------------------------------------------------------------------- where the parts are
 
-    @property
-    def _pipe(self) -> Pipeline:
-        return self.module.pipe
+    def _is_here(self, part: int) -> bool:
+        return self.module.pipe.rank_of(part) == self.stage_id
 
     def is_first_stage(self) -> bool:
         if not self._is_made:
-            return super().is_first_stage()
-        return self._active == 0 if self._active is not None else self._pipe.rank_of(0) == self.stage_id
+            return bool(super().is_first_stage())
+        return self._active == 0 if self._active is not None else self._is_here(0)
 
     def is_last_stage(self) -> bool:
         if not self._is_made:
-            return super().is_last_stage()
-        last = self._pipe.parts - 1
-        return self._active == last if self._active is not None else self._pipe.rank_of(last) == self.stage_id
+            return bool(super().is_last_stage())
+        return self._active == self._last if self._active is not None else self._is_here(self._last)
 
     @property
     def loads_data(self) -> bool:
         """Whether this rank reads inputs or targets."""
-        return self.stage_id in (self._pipe.rank_of(0), self._pipe.rank_of(self._pipe.parts - 1))
+        return self._is_here(0) or self._is_here(self._last)
 
     def _loss_stage_global_rank(self) -> int:
-        return self.grid.stage_to_global(self._pipe.rank_of(self._pipe.parts - 1))
+        return int(self.grid.stage_to_global(self.module.pipe.rank_of(self._last)))
 
     @contextlib.contextmanager
     def _at(self, part: int) -> Iterator[None]:
@@ -101,53 +170,48 @@ class PlannedEngine(PipelineEngine):
         finally:
             self._active = None
 
-    # ------------------------------------------------------------------------------------ the schedule
+    # ------------------------------------------------------------------------------- the schedule
 
     def _train_schedule(self) -> PlannedSchedule:
-        self._planned = PlannedSchedule(self._of(self.micro_batches), self.stage_id)
-        return self._planned
+        self._planned = replace(self.module.pipe, micro_batches=self.micro_batches)
+        return PlannedSchedule(self._planned, self.stage_id)
 
     def _inference_schedule(self, micro_batches: int) -> PlannedSchedule:
-        self._planned = PlannedSchedule(self._of(micro_batches), self.stage_id, forward_only=True)
-        return self._planned
-
-    def _of(self, micro_batches: int) -> Pipeline:
-        pipe = self._pipe
-        return Pipeline(
-            schedule=pipe.schedule, ranks=pipe.ranks, micro_batches=micro_batches, chunks=pipe.chunks
-        )
+        self._planned = replace(self.module.pipe, micro_batches=micro_batches)
+        return PlannedSchedule(self._planned, self.stage_id, forward_only=True)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         super()._exec_schedule(pipe_schedule)
-        self._await_sent(0)
+        for peer in self._sent:
+            self._await_sent(peer, 0)
 
     def reset_activation_shape(self) -> None:
         super().reset_activation_shape()
         self._specs.clear()
 
-    # ------------------------------------------------------------------------------------ passes
+    # ------------------------------------------------------------------------------- passes
 
     def _beside(self, buffer_id: int, by: int) -> int:
         """The buffer of the same micro-batch, so many parts further on."""
-        return buffer_id + by * self._planned.pipe.micro_batches
+        return buffer_id + by * self._planned.micro_batches
 
     def _exec_load_micro_batch(self, buffer_id: int, part: int) -> None:
         super()._exec_load_micro_batch(buffer_id)
-        last = self._pipe.parts - 1
-        if part != last and self._pipe.rank_of(last) == self.stage_id:
-            there = self._beside(buffer_id, last - part)
-            labels = self.pipe_buffers["labels"]
+        if part != self._last and self._is_here(self._last):
+            labels, there = self.pipe_buffers["labels"], self._beside(buffer_id, self._last - part)
             labels[there], labels[buffer_id] = labels[buffer_id], None
 
     def _exec_forward_pass(self, buffer_id: int, part: int) -> None:
         with self._at(part):
             super()._exec_forward_pass(buffer_id)
-        buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._pipe.parts - 1
+        buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._last
         if is_last and trains:
             buffers["losses"][buffer_id], self.loss = self.loss, self.loss.detach()
-        is_sent = not is_last and self._pipe.rank_of(part + 1) != self.stage_id
+        is_sent = not is_last and not self._is_here(part + 1)
         if not is_last and not is_sent:
-            buffers["inputs"][self._beside(buffer_id, 1)] = _detached(buffers["outputs"][buffer_id])
+            outputs = buffers["outputs"][buffer_id]
+            made = [each.detach().requires_grad_(each.is_floating_point()) for each in _listed(outputs)]
+            buffers["inputs"][self._beside(buffer_id, 1)] = _like(outputs, made)
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
         if is_last or (not trains and not is_sent):  # of the last part the loss alone is needed
@@ -162,16 +226,13 @@ class PlannedEngine(PipelineEngine):
     def _take_gradient(self, buffer_id: int, part: int) -> None:
         """Have the gradient of a part's output, or its loss, where the engine takes it."""
         buffers = self.pipe_buffers
-        if part == self._pipe.parts - 1:
-            self.loss = buffers["losses"][buffer_id]
-            buffers["losses"][buffer_id] = None
-        elif self._pipe.rank_of(part + 1) == self.stage_id:
+        if part == self._last:
+            self.loss, buffers["losses"][buffer_id] = buffers["losses"][buffer_id], None
+        elif self._is_here(part + 1):
             there = self._beside(buffer_id, 1)
-            self.grad_layer = _gradients(buffers["inputs"][there])
-            buffers["inputs"][there] = None
+            self.grad_layer, buffers["inputs"][there] = _gradients(buffers["inputs"][there]), None
         else:
-            self.grad_layer = buffers["grads"][buffer_id]
-            buffers["grads"][buffer_id] = None
+            self.grad_layer, buffers["grads"][buffer_id] = buffers["grads"][buffer_id], None
 
     def _let_go(self, buffer_id: int, part: int) -> None:
         """Free what a backward pass has used; inputs stay until their gradients are sent."""
@@ -180,13 +241,11 @@ class PlannedEngine(PipelineEngine):
         if part == 0:
             self.pipe_buffers["inputs"][buffer_id] = None
 
-    # ------------------------------------------------------------------------------------ a backward pass in two
-
     def _exec_input_pass(self, buffer_id: int, part: int) -> None:
         """The gradient of a part's inputs, and what the gradients of its weights are made of later."""
         self._take_gradient(buffer_id, part)
         buffers = self.pipe_buffers
-        if part == self._pipe.parts - 1:
+        if part == self._last:
             outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
             gradients = [torch.ones_like(outputs[0])]
         else:
@@ -200,8 +259,7 @@ class PlannedEngine(PipelineEngine):
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
         """The gradients of a part's weights."""
-        held = self.pipe_buffers["held"][buffer_id]
-        self.pipe_buffers["held"][buffer_id] = None
+        held, self.pipe_buffers["held"][buffer_id] = self.pipe_buffers["held"][buffer_id], None
         with self._backward_of_engine():
             if self.using_bf16_optimizer:
                 self.optimizer.clear_lp_grads()
@@ -228,18 +286,24 @@ class PlannedEngine(PipelineEngine):
             self._stop_timers(timers)
             self._running_engine_backward = False
 
-    # ------------------------------------------------------------------------------------ messages
+    # ------------------------------------------------------------------------------- messages
 
     def _exec_send_activations(self, buffer_id: int, part: int, peer: int) -> None:
-        outputs = self.pipe_buffers["outputs"][buffer_id]
+        outputs, taker = self.pipe_buffers["outputs"][buffer_id], part + 1
         if not torch.is_grad_enabled():
             self.pipe_buffers["outputs"][buffer_id] = None
-        specs, taker = _specs(outputs), part + 1
-        if self.dynamic_shape or taker not in self._specs:
+        specs, before = _specs(outputs), self._specs.get(taker)
+        if self.dynamic_shape or before is None:
             self._specs[taker] = specs
             self._send_tensor_meta(outputs, peer)
-        elif specs != self._specs[taker]:
-            raise _other_shape(part, self._specs[taker], specs)
+        elif specs != before:
+            shapes = [", ".join(f"{tuple(shape)}" for shape, _ in each) for _, each in (before, specs)]
+            message = (
+                f"a micro-batch of {shapes[1]} after one of {shapes[0]} between two stages of a pipeline"
+            )
+            key, value = "build_training_data_loader", f"part {part}"
+            fix = "give all samples of training one size: pad or cut them, and drop a smaller last batch"
+            raise TrialError(Problem(key=key, value=value, message=message, fix=fix, code="pipeline-shapes"))
         self._send(_listed(outputs), peer)
 
     def _exec_recv_activations(self, buffer_id: int, part: int, peer: int) -> None:
@@ -264,27 +328,23 @@ class PlannedEngine(PipelineEngine):
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
-        made = [
-            torch.empty(each.shape, dtype=each.dtype, device=each.device)
-            for each in _listed(outputs)
-            if each.is_floating_point()
-        ]
+        floats = [each for each in _listed(outputs) if each.is_floating_point()]
+        made = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in floats]
         self._receive(False, buffer_id, made, peer)
         self.pipe_buffers["grads"][buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
     def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
-        self._await_sent(MOST_ON_THEIR_WAY - 1, peer)
+        self._await_sent(peer, MOST_ON_THEIR_WAY - 1)
         rank = self.grid.stage_to_global(peer)
         sent = [each.detach().contiguous() for each in tensors]
-        message = [(comm.isend(each, rank), each) for each in sent]
-        self._sent.setdefault(peer, deque()).append(message)
+        self._sent.setdefault(peer, deque()).append([(comm.isend(each, rank), each) for each in sent])
 
-    def _await_sent(self, most: int, peer: int | None = None) -> None:
-        """Wait until so many messages are on their way to a rank, or to each, and forget the others."""
-        for sent in self._sent.values() if peer is None else (self._sent.get(peer, deque()),):
-            while len(sent) > most:
-                for work, _ in sent.popleft():
-                    work.wait()
+    def _await_sent(self, peer: int, most: int) -> None:
+        """Wait until so many messages are on their way to a rank, and forget the others."""
+        sent = self._sent.get(peer, deque())
+        while len(sent) > most:
+            for work, _ in sent.popleft():
+                work.wait()
 
     def _receive(
         self, is_activation: bool, buffer_id: int, tensors: Sequence[torch.Tensor], peer: int
@@ -315,32 +375,15 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if torch.is_tensor(tensors) else list(tensors)
 
 
-def _detached(outputs: Any) -> Any:
-    made = [each.detach().requires_grad_(each.is_floating_point()) for each in _listed(outputs)]
-    return made[0] if torch.is_tensor(outputs) else tuple(made)
+def _like(tensors: Any, made: list[torch.Tensor]) -> Any:
+    return made[0] if torch.is_tensor(tensors) else tuple(made)
 
 
 def _gradients(inputs: Any) -> Any:
     """Of what a part has taken; zeros for what it has not used."""
-    found = [
-        torch.zeros_like(each) if each.grad is None else each.grad
-        for each in _listed(inputs)
-        if each.is_floating_point()
-    ]
-    return found[0] if torch.is_tensor(inputs) else found
+    floats = [each for each in _listed(inputs) if each.is_floating_point()]
+    return _like(inputs, [torch.zeros_like(each) if each.grad is None else each.grad for each in floats])
 
 
 def _specs(tensors: Any) -> Specs:
     return torch.is_tensor(tensors), tuple((each.shape, each.dtype) for each in _listed(tensors))
-
-
-def _other_shape(part: int, before: Specs, now: Specs) -> TrialError:
-    shapes = [", ".join(f"{tuple(shape)}" for shape, _ in specs) for _, specs in (before, now)]
-    message = f"a micro-batch of {shapes[1]} after one of {shapes[0]} between two stages of a pipeline"
-    fix = (
-        "give all samples of training one size: pad or cut them, and drop the last batch where it is smaller"
-    )
-    key = "build_training_data_loader"
-    return TrialError(
-        Problem(key=key, value=f"part {part}", message=message, fix=fix, code="pipeline-shapes")
-    )

@@ -1,0 +1,56 @@
+"""The names of DeepSpeed that this library replaces or overrides, and that no version of it promises.
+
+Where one is gone, a correction would vanish silently, and a training would run on other numbers: so a start without one
+is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import deepspeed
+
+from determined_ds.errors import ConfigError, Problem
+
+# Module, "" or a class in it, and the names.
+PATCHED = (
+    ("deepspeed", "", "PipelineEngine set_optimizer_flags"),
+    ("deepspeed.comm.comm", "", "timers comms_logger"),
+    ("deepspeed.utils.groups", "", "_init_tp_mesh_device _get_expert_parallel_group"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "_backward_prologue _backward_prologue_per_tensor"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "_apply_autotp_partitioning _configure_expert_parallel"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "_get_optimizer_loss_scale _report_progress"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "clip_fp32_gradients scale backward"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "_scale_loss_by_gas _start_timers _stop_timers"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine", "_INSTRUCTION_MAP _exec_schedule _send_tensor_meta"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine", "_recv_tensor_meta _allocate_or_extend_buffers"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine", "_exec_load_micro_batch _exec_forward_pass"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine", "_exec_backward_pass _loss_stage_global_rank"),
+    ("deepspeed.runtime.pipe.engine", "PipelineEngine", "_train_schedule _inference_schedule"),
+    ("deepspeed.runtime.pipe.module", "PipelineModule", "_partition_layers _build _set_bounds"),
+    ("deepspeed.runtime.pipe.module", "PipelineModule", "_precompute_checkpointable_values"),
+    (
+        "deepspeed.runtime.zero.stage3",
+        "DeepSpeedZeroOptimizer_Stage3",
+        "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads",
+    ),
+)
+
+
+@functools.cache
+def check_deepspeed() -> None:
+    """Check that this DeepSpeed has every name that is replaced or overridden.
+
+    Raises:
+        ConfigError: it lacks one.
+    """
+    missing = []
+    for module, kind, names in PATCHED:
+        found = importlib.import_module(module)
+        owner = getattr(found, kind, None) if kind else found
+        missing += [f"{kind or module}.{name}" for name in names.split() if not hasattr(owner, name)]
+    if missing:
+        message = f"has no {', '.join(missing)}, which this library corrects: it would train on other numbers"
+        key, fix = f"deepspeed {deepspeed.__version__}", "pip install deepspeed==0.19.8"
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code="deepspeed-names"))

@@ -1,0 +1,214 @@
+"""A ``PipelineModule`` for any schedule of :mod:`determined_ds.pipe`, whose layers draw random numbers by their place.
+
+A rank holds one part of the model or several, cut at given bounds or by DeepSpeed's methods; ``forward`` computes the
+part that is active.
+
+Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
+compute; and two stages, which begin with one seed, draw the same numbers. Here each layer has a seed of its own in each
+pass. So any schedule on any number of ranks trains as one process does that seeds its layers alike
+(:func:`layer_seed`), a pass that is computed anew draws the same again, and a resumed run too. First weights are
+drawn in the same way: they do not depend on where the layers are cut.
+
+DeepSpeed 0.19.8 has ``seed_layers``. Layers are built by it; in training it counts passes from the start of the
+process, and layers from the start of what is recomputed together.
+
+Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``DualPipeVModule`` in
+``runtime/pipe/dualpipev.py``, which holds two parts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+
+from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
+from determined_ds.pipe.partition import Bounds
+
+
+def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
+    """The seed of torch's generators before a layer's forward pass in training.
+
+    Args:
+        seed: Of the trial.
+        replica: From 0.
+        step: Optimizer steps taken before, those included that fp16 skipped.
+        micro_batch: Of the step and the replica, from 0.
+        layer: Of ``build_layers``, from 0.
+    """
+    return hash((seed, replica, step, micro_batch, layer)) % 2**63  # of integers, the same in every process
+
+
+class ScheduledModule(PipelineModule):
+    """The parts of a rank.
+
+    Args:
+        pipe: The schedule; its micro-batches do not matter here.
+        bounds: Where each part starts, and the number of layers; None: as ``partition_method`` says.
+        more: Arguments of ``PipelineModule``. Layer ``i`` is built under a seed of ``base_seed`` and ``i``.
+
+    Attributes:
+        pipe: The schedule. One rank has 1F1B, whatever was asked for.
+        own_parts: Which parts of the model this rank holds.
+        functions: Of each of them, its layers.
+    """
+
+    functions: dict[int, list[Any]]
+    seed_fn: Callable[[int], None] | None
+
+    def __init__(self, pipe: Pipeline, *, bounds: Bounds | None = None, **more: Any) -> None:
+        pipe = pipe if pipe.ranks > 1 else replace(pipe, schedule=ONE_F_ONE_B, chunks=1)
+        # The module is built within the constructor of its base.
+        self.__dict__.update(pipe=pipe, bounds=bounds, functions={}, checkpointable={}, seeds=None)
+        super().__init__(**more)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the schedule is another than the one that DeepSpeed's own engine carries out."""
+        return bool(self.pipe.schedule != ONE_F_ONE_B)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        self.num_stages = self.pipe.parts
+        if self.bounds is None:
+            super()._partition_layers(method)
+        else:
+            self.parts = list(self.bounds)
+        self.own_parts = [part for part in range(self.pipe.parts) if self.pipe.rank_of(part) == self.stage_id]
+
+    def stage_owner(self, layer_idx: int) -> int:
+        return self.pipe.rank_of(super().stage_owner(layer_idx))
+
+    def _build(self) -> None:
+        self.seed_layers, self.seed_fn = True, self._seed_built
+        with torch.random.fork_rng(_gpus()):
+            for part in self.own_parts:
+                self._set_bounds(self.parts[part], self.parts[part + 1])
+                self.forward_funcs: list[Any] = []
+                super()._build()
+                self.functions[part], self.checkpointable[part] = self.forward_funcs, []
+        self.seed_layers, self.seed_fn = False, None
+        self.activate(self.own_parts[0])
+
+    def _seed_built(self, number: int) -> None:
+        """Seed a layer that is built; copies of a tied layer on several ranks begin alike.
+
+        Args:
+            number: ``base_seed`` and the layer's number, added by DeepSpeed.
+        """
+        layer = number - self.base_seed
+        if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
+            keys = [getattr(each, "key", None) for each in self._layer_specs]
+            layer = keys.index(spec.key)
+        _seed(hash((self.base_seed, layer)) % 2**63)
+
+    # ------------------------------------------------------------------------------------------- part by part
+
+    def activate(self, part: int) -> None:
+        """Make a part the one that ``forward`` computes."""
+        self.forward_funcs = self.functions[part]
+        self.is_checkpointable_results = self.checkpointable[part]
+        self._set_bounds(self.parts[part], self.parts[part + 1])
+
+    def _each_part(self) -> Iterator[int]:
+        for part in self.own_parts:
+            self.activate(part)
+            yield part
+        self.activate(self.own_parts[0])
+
+    def _precompute_checkpointable_values(self) -> None:
+        for part in self._each_part():
+            self.is_checkpointable_results_interval = None  # the base keeps what it found for one part
+            super()._precompute_checkpointable_values()
+            self.checkpointable[part] = self.is_checkpointable_results
+
+    def save_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Write the layers of this rank, as DeepSpeed's ``save_checkpoint`` has it."""
+        for _ in self._each_part():
+            super().save_state_dict(*args, **kwargs)
+
+    def load_state_dir(self, *args: Any, **kwargs: Any) -> None:
+        """Read the layers of this rank, as DeepSpeed's ``load_checkpoint`` has it."""
+        for _ in self._each_part():
+            super().load_state_dir(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer of this rank."""
+        for _ in self._each_part():
+            super().compile(*args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------- random numbers
+
+    def seed_passes(self, seed: int, replica: int, step: Callable[[], int]) -> None:
+        """Have the layers draw by their place in the training.
+
+        Args:
+            seed: Of the trial.
+            replica: Of this rank, from 0.
+            step: Returns the optimizer steps taken.
+        """
+        passes: Counter[int] = Counter()  # through each part since the step began
+        began = -1
+
+        def of_pass(first_layer: int) -> Callable[[int], int]:
+            nonlocal began
+            if (now := step()) != began:
+                began = now
+                passes.clear()
+            passes[first_layer] += 1  # each schedule has the micro-batches of a part in order
+            return partial(layer_seed, seed, replica, now, passes[first_layer] - 1)
+
+        self.seeds = of_pass
+
+    def forward(self, forward_input: Any) -> Any:
+        if self.seeds is None or not self.training:
+            return super().forward(forward_input)
+        layers, first = self.forward_funcs, self._local_start
+        seed_of = self.seeds(first)
+        # What else draws numbers draws them as if no layer had been seeded.
+        with torch.random.fork_rng(_gpus()):
+            interval = self.activation_checkpoint_interval
+            if not interval:
+                return _run(layers, first, seed_of, forward_input)
+            outputs = forward_input
+            blocks = zip(range(0, len(layers), interval), self.is_checkpointable_results, strict=True)
+            for start, is_recomputed in blocks:
+                block = partial(_run, layers[start : start + interval], first + start, seed_of)
+                inputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                outputs = self.activation_checkpoint_func(block, *inputs) if is_recomputed else block(*inputs)
+            return outputs
+
+
+def seed_layers(engines: Iterable[Any], seed: int, replica: int) -> None:
+    """Have the layers of pipelines draw by their place in the training; other engines are left alone.
+
+    Args:
+        engines: Of a trial.
+        seed: Of the trial.
+        replica: Of this rank, from 0.
+    """
+    for engine in engines:
+        if isinstance(module := getattr(engine, "module", None), ScheduledModule):
+            module.seed_passes(seed, replica, partial(getattr, engine, "global_steps"))
+
+
+def _run(layers: Sequence[Any], first: int, seed_of: Callable[[int], int], *inputs: Any) -> Any:
+    outputs = inputs[0] if len(inputs) == 1 else inputs
+    for index, layer in enumerate(layers, first):
+        _seed(seed_of(index))
+        outputs = layer(outputs)
+    return outputs
+
+
+def _seed(seed: int) -> None:
+    torch.random.default_generator.manual_seed(seed)
+    for gpu in _gpus():
+        torch.cuda.default_generators[gpu].manual_seed(seed)
+
+
+def _gpus() -> list[int]:
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -1,0 +1,101 @@
+"""What an engine of deepspeed 0.19.8 prints: what the JSON asks for is shown, and its timers tell the truth.
+
+``wall_clock_breakdown``, ``memory_breakdown`` and ``flops_profiler`` print by themselves; ``steps_per_print``,
+``dump_state`` and ``comms_logger`` are logged below the level that DeepSpeed shows, and are printed here by rank 0.
+Corrected of the timers is that
+
+- a pipeline of two stages or more fails in its first backward pass under ``wall_clock_breakdown``: the timer is started
+  by the pipeline, and again by the engine's hook on the tensors that it goes back through;
+- a pipeline keeps a record of every batch where ``steps_per_print`` is absent;
+- the time of a call in ``comms_logger`` is that of all calls of its name since the start;
+- an operation that it knows no bandwidth of, such as ``all_gather_object``, ends the process, with exit code 0.
+
+Not corrected: on a CPU ``comms_logger`` sees only the start of an operation that runs in the background.
+
+Source: ``SynchronizedWallClockTimer`` and ``ThroughputTimer`` in ``utils/timer.py``; ``PipelineEngine`` in
+``runtime/pipe/engine.py``; ``_backward_prologue``, ``_report_progress`` and ``__init__`` in ``runtime/engine.py``;
+``timed_op`` in ``comm/comm.py``; ``CommsLogger`` and ``calc_bw_log`` in ``utils/comms_logging.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepspeed.comm import comm
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
+from deepspeed.utils import comms_logging
+from deepspeed.utils.logging import print_dist
+from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
+
+# Operations that DeepSpeed logs, and has no bandwidth of.
+WITHOUT_BANDWIDTH = frozenset({"all_gather_object", "monitored_barrier"})
+SHORTEST_MS = 1e-6  # a bandwidth is divided by it
+
+
+class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
+    """Timers that may be started while they run, and stopped while they do not."""
+
+    class Timer(SynchronizedWallClockTimer.Timer):  # type: ignore[misc]
+        def start(self) -> None:
+            if not self.started_:
+                super().start()
+
+        def stop(self, reset: bool = False, record: bool = False) -> None:
+            if self.started_:
+                super().stop(reset, record)
+
+
+class _CallTimers(SynchronizedWallClockTimer):  # type: ignore[misc]
+    """Timers of one call at a time."""
+
+    class Timer(_Timers.Timer):
+        def elapsed(self, reset: bool = True) -> float:
+            """Milliseconds of the last call, whatever ``reset`` says."""
+            return float(super().elapsed(reset=True))
+
+
+def print_what_is_configured(engine: Any) -> None:
+    """Have rank 0 print what the DeepSpeed JSON of an engine asks for."""
+    engine.timers = _Timers()
+    if isinstance(engine, PipelineEngine):
+        if engine.wall_clock_breakdown() and not engine.steps_per_print():
+            engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
+        if not engine.steps_per_print():
+            engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # nothing reads it
+
+    def report_progress(step: int) -> None:
+        _print(f"step={step}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={engine.get_mom()}")
+
+    correct_comms_logger()
+    if engine.steps_per_print():
+        engine._report_progress = report_progress
+        engine.tput_timer.logging = _print
+    if engine.dump_state():
+        lines = [f"  {name} {'.' * (29 - len(name))} {value}" for name, value in sorted(vars(engine).items())]
+        _print("\n".join(["DeepSpeedEngine:", *lines]))
+    if comm.comms_logger.verbose:
+        comms_logging.log_dist = print_dist
+
+
+def correct_comms_logger() -> None:
+    """Have DeepSpeed's logger of communication log what a call has taken; does nothing the second time."""
+    if isinstance(comm.timers, _CallTimers):
+        return
+    comm.timers = _CallTimers()
+    append = comm.comms_logger.append
+
+    def append_call(raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
+        if raw_name not in WITHOUT_BANDWIDTH:
+            append(raw_name, record_name, max(latency, SHORTEST_MS), msg_size)
+
+    comm.comms_logger.append = append_call
+
+
+def print_communication() -> None:
+    """The table of ``comms_logger`` at the end of training, where it is enabled; a collective then."""
+    if comm.comms_logger.enabled and getattr(comm.comms_logger, "prints", True):
+        comm.log_summary()
+
+
+def _print(message: str) -> None:
+    print_dist(message, ranks=[0])
