@@ -232,6 +232,32 @@ def cut_by_times(seconds: Sequence[tuple[float, float]], *schedule: Any) -> list
     return list(fastest(layers, Pipeline(**numbers))[:-1])
 
 
+def recorded_step(
+    schedule: Sequence[Any], spans: Sequence[Sequence[Any]], machines: Sequence[str]
+) -> dict[str, Any]:
+    """A recorded step of a pipeline: its spans by one clock, the planned ones, its machines; {} where there is none.
+
+    Args:
+        schedule: Arguments of ``order``.
+        spans: Of each rank, by the clock of its machine: a pass as in ``order``, its start and its end.
+        machines: Of each rank.
+    """
+    from determined_ds.pipe.orders import Op, Pipeline
+    from determined_ds.pipe.recording import recorded_step
+    from determined_ds.pipe.timeline import Span
+
+    pipe = Pipeline(**dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False)))
+    made = [[Span(op=Op(*op), start=start, end=end) for op, start, end in own] for own in spans]
+    step = recorded_step(pipe, made, machines)
+    if step is None:
+        return {}
+    plain = [
+        [[(tuple(each.op), each.start, each.end) for each in own] for own in rows]
+        for rows in (step.spans, step.planned())
+    ]
+    return {"spans": plain[0], "planned": plain[1], "machines": step.machines}
+
+
 def trials_at_once(
     experiment: Experiment, accelerator: Accelerator, machine_slots: int | None = None
 ) -> tuple[int, tuple[str, ...]]:

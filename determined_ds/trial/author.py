@@ -77,12 +77,15 @@ def wrong(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: st
         fix: What to write instead.
         did: What it did wrong, instead of ``returned`` and the value.
     """
-    forgotten = "add the missing return statement: " if value is None and not did else ""
+    if value is None and not did:
+        fix = f"add the missing return statement: {fix}"
+    elif isinstance(value, type) and not did:
+        fix = f"call it: return {value.__name__}(...)"
     return Problem(
         key=f"{type(owner).__name__}.{name}",
         origin=_place_of_method(owner, name),
         message=f"{did or f'returned {described(value)}'}; expected {expected}",
-        fix=forgotten + fix,
+        fix=fix,
         code="returned",
     )
 

@@ -48,18 +48,7 @@ def initialize_ddp(
     ds_config: Mapping[str, Any],
     device: torch.device,
 ) -> DDPEngine:
-    """As ``deepspeed.initialize``, without DeepSpeed. A collective where there is more than one rank.
-
-    Args:
-        model: The model, with the weights to start from.
-        optimizer: From ``build_optimizer``; None for the one in the JSON, by torch's class.
-        model_parameters: Parameters, or groups of them, for the JSON's.
-        ds_config: A complete DeepSpeed JSON, as :attr:`ResolvedConfig.ds_config`.
-        device: Where the model goes.
-
-    Raises:
-        ConfigError: torch has no such optimizer, or no fp16 on this device.
-    """
+    """As ``deepspeed.initialize``, without DeepSpeed. A collective where there is more than one rank."""
     enabled = [name for name in HALVES if (ds_config.get(name) or {}).get("enabled")]
     autocast = ds_config.get("torch_autocast") or {}
     if not enabled and autocast.get("enabled"):
@@ -88,16 +77,7 @@ def engine_name(engine: Any) -> str:
 
 
 class DDPEngine(torch.nn.Module):
-    """A model, its replicas kept in step by torch; on one rank, the bare model.
-
-    Args:
-        module: The model, on ``device``.
-        optimizer: One of torch's.
-        lr_scheduler: Stepped after each step of the optimizer; None for constant rates.
-        ds_config: A complete DeepSpeed JSON.
-        device: What it computes on.
-        dtype: Of the forward pass's autocast; None: fp32.
-    """
+    """A model, its replicas kept in step by torch; on one rank, the bare model. ``dtype`` is that of its autocast."""
 
     module: torch.nn.Module
 

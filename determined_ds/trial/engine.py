@@ -62,13 +62,6 @@ def is_fixed(engine: Any) -> bool:
 def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
     """Refuse an optimizer from ``build_optimizer`` that ZeRO refuses.
 
-    Args:
-        optimizer: What ``build_optimizer`` returned, perhaps None.
-        ds_config: What DeepSpeed is given.
-
-    Raises:
-        ConfigError: with what to write.
-
     Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in
     ``deepspeed/runtime/engine.py``.
     """
@@ -97,13 +90,6 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
 
 def check_sparse_gradients(model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
     """Refuse embeddings with sparse gradients under ZeRO, which cannot divide them.
-
-    Args:
-        model: The bare model.
-        ds_config: What DeepSpeed is given.
-
-    Raises:
-        ConfigError: with the name of the embedding.
 
     Source: deepspeed 0.19.8 ``split_half_float_double`` in ``runtime/zero/stage_1_and_2.py``; without ZeRO
     ``sparse_allreduce`` in ``runtime/engine.py`` gathers the rows that each rank has used.

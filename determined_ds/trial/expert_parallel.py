@@ -103,12 +103,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
-    """Mark all of a layer, if each of its tensors has an original; leave a layer of another form as it is.
-
-    Args:
-        prefix: The layer's name, with the dot behind it.
-        layer: DeepSpeed's.
-        before: What the whole model had.
+    """Mark all of a layer of DeepSpeed's, if each of its tensors has an original ``before``; else leave it as it is.
 
     Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``, ``AutoEPMoELayer.__init__``.
     """
@@ -186,14 +181,6 @@ def _recorders_by_name() -> Iterator[None]:
 def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) -> Any:
     """Groups of parameters with names, by which DeepSpeed takes experts out of them.
 
-    Args:
-        optimizer: Of ``build_optimizer``, or None.
-        parameters: Of ``build_parameters``, for the JSON's optimizer; else None.
-        ds_config: What the engine will be given.
-
-    Raises:
-        ConfigError: the experts' states cannot be kept apart in an optimizer of the trial's own.
-
     Source: ``split_params_into_different_moe_groups_for_optimizer`` in deepspeed 0.19.8's ``moe/utils.py``.
     """
     if not (ds_config.get(KEY) or {}).get("enabled"):
@@ -216,13 +203,7 @@ def whole_names(model: torch.nn.Module) -> dict[int, str]:
 
 
 def groups_after(found: list[set[int]], names: Mapping[int, str], model: torch.nn.Module) -> list[set[int]]:
-    """Sets of ids of parameters, of those that go by the same names now: what is divided may be other objects.
-
-    Args:
-        found: Of the parameters before DeepSpeed has divided the model.
-        names: From :func:`whole_names`, before.
-        model: Divided.
-    """
+    """Sets of ids of parameters, of those that go by the same names in the divided model; they may be other objects."""
     now: dict[str, set[int]] = {}
     for each, name in whole_names(model).items():
         now.setdefault(name, set()).add(each)
@@ -230,10 +211,7 @@ def groups_after(found: list[set[int]], names: Mapping[int, str], model: torch.n
 
 
 def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:
-    """Clip gradients by their norm over all experts; a collective. DeepSpeed's norm averages those of the ranks.
-
-    Returns:
-        The norm.
+    """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'.
 
     Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``.
     """

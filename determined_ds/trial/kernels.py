@@ -27,9 +27,6 @@ def choose_sdpa_kernel(kernel: str | None) -> None:
     fused kernel, whose backward pass is slower there than plain matrix products: ``math`` in bf16 made a step of GPT-2
     twice as fast (torch 2.13). It adds up in half precision, so compare the loss before using it.
 
-    Args:
-        kernel: One of :data:`determined_ds.config.params.SDPA_KERNELS`.
-
     Source: ``torch.backends.cuda``, whose switches hold on CPUs too (``sdp_utils_cpp.cpp`` in torch 2.13).
     """
     cuda = torch.backends.cuda
@@ -60,10 +57,6 @@ def compile_engine(engine: Any, device: torch.device) -> None:
 
     A pipeline compiles layer by layer. ZeRO stage 3 fetches parameters between layers, which cuts the model into
     pieces: it runs, takes longest to compile, and gains little.
-
-    Args:
-        engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
-        device: What the model computes on.
 
     Raises:
         ConfigError: this machine lacks a compiler, which torch would only find out in the first step.

@@ -42,17 +42,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def measured_partition(
     trial: Any, specs: Sequence[Any], pipe: Pipeline, loss: Callable[[Any, Any], Any]
 ) -> Partition:
-    """The partition of a trial's layers by their times; a collective.
-
-    Args:
-        trial: A ``PipelineTrial`` with a context of this library.
-        specs: What its ``build_layers`` returned.
-        pipe: The schedule.
-        loss: Of outputs and targets.
-
-    Raises:
-        ConfigError: the context is Determined's own, or several ranks share a layer.
-    """
+    """The partition by their times of the layers that a trial's ``build_layers`` returned; a collective."""
     context, message = trial.context, ""
     if not hasattr(context, "keep_partition"):
         message = (
@@ -96,12 +86,6 @@ def measured_layers(
 
     The loss belongs to the last layer. Making a micro-batch belongs to the first and to the last one, since the ranks
     of both make theirs, unless worker processes do it.
-
-    Args:
-        trial: A ``PipelineTrial``.
-        specs: What its ``build_layers`` returned.
-        names: Of the layers.
-        loss: Of outputs and targets.
     """
     device = torch.device(trial.context.device)
     dtype = DTYPES[trial.resolved.strategy.precision]

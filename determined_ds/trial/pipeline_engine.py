@@ -75,15 +75,7 @@ PASSES = {
 
 
 class PlannedSchedule(schedule.PipeSchedule):
-    """The steps of a rank as DeepSpeed's instructions.
-
-    There is a buffer for each part and micro-batch; most are empty.
-
-    Args:
-        pipe: The schedule.
-        rank: Of the pipeline.
-        forward_only: Leave out the backward passes and what comes after them.
-    """
+    """The steps of a rank as DeepSpeed's instructions. Each part and micro-batch has a buffer; most are empty."""
 
     def __init__(self, pipe: Pipeline, rank: int, *, forward_only: bool = False) -> None:
         super().__init__(micro_batches=pipe.micro_batches, stages=pipe.ranks, stage_id=rank)

@@ -95,11 +95,7 @@ class ScheduledModule(PipelineModule):
         self.activate(self.own_parts[0])
 
     def _seed_built(self, number: int) -> None:
-        """Seed a layer that is built; copies of a tied layer on several ranks begin alike.
-
-        Args:
-            number: ``base_seed`` and the layer's number, added by DeepSpeed.
-        """
+        """Seed a layer that is built, by ``base_seed`` plus its number; copies of a tied layer begin alike."""
         layer = number - self.base_seed
         if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
             keys = [getattr(each, "key", None) for each in self._layer_specs]
@@ -144,13 +140,7 @@ class ScheduledModule(PipelineModule):
     # ------------------------------------------------------------------------------------------- random numbers
 
     def seed_passes(self, seed: int, replica: int, step: Callable[[], int]) -> None:
-        """Have the layers draw by their place in the training.
-
-        Args:
-            seed: Of the trial.
-            replica: Of this rank, from 0.
-            step: Returns the optimizer steps taken.
-        """
+        """Have the layers draw by their place in the training, whose steps taken ``step`` returns."""
         passes: Counter[int] = Counter()  # through each part since the step began
         began = -1
 

@@ -62,14 +62,10 @@ def signatures(trial: Any) -> None:
 
 def model(trial: Any, value: Any) -> torch.nn.Module:
     """Check ``build_model``."""
-    fix = "return the model"
-    if isinstance(value, DeepSpeedEngine):
+    if isinstance(value, DeepSpeedEngine) or not isinstance(value, torch.nn.Module):
         fix = "return the bare model: the library calls deepspeed.initialize"
-    elif isinstance(value, torch.nn.Module):
-        return value
-    elif isinstance(value, type):
-        fix = f"call it: return {value.__name__}(...)"
-    _refuse(trial, "build_model", value, "a torch.nn.Module", fix)
+        _refuse(trial, "build_model", value, "a torch.nn.Module", fix)
+    return value
 
 
 def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
@@ -93,22 +89,17 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
         _refuse(trial, name, value, expected, "return its layers in a list: return [layer, layer, ...]")
     found = list(value)
     for index, layer in enumerate(found):
-        if isinstance(layer, type):
-            fix = f"write LayerSpec({layer.__name__}, ...), or {layer.__name__}(...)"
-        elif isinstance(layer, LayerSpec) or callable(layer):
-            continue
-        else:
-            fix = "wrap what is not a module in a function, or leave it out"
-        _refuse(trial, name, layer, expected, fix, f"returned {described(layer)} as layer {index}")
+        if isinstance(layer, type) or not (isinstance(layer, LayerSpec) or callable(layer)):
+            kind = layer.__name__ if isinstance(layer, type) else type(layer).__name__
+            fix = f"write LayerSpec({kind}, ...), or a module or function that computes it"
+            _refuse(trial, name, layer, expected, fix, f"returned {described(layer)} as layer {index}")
     if len(found) < num_stages * chunks:
         did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
         fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found) // chunks)}"
-        expected = "at least one layer for each stage"
         if chunks > 1:
             did += f" with pipe_chunks {chunks}"
-            expected = "at least one layer for each part of each stage"
             fix += ", or take a pipe_schedule of fewer chunks, such as 1f1b"
-        _refuse(trial, name, value, expected, fix, did)
+        _refuse(trial, name, value, "at least one layer for each part of each stage", fix, did)
     return found
 
 
@@ -119,7 +110,7 @@ def partition_method(trial: Any, value: Any, layers: Iterable[Any]) -> str:
     """
     message, fix = method_problem(value), f"use {', '.join(METHODS)} or e.g. type:Block"
     if not message and str(value).startswith(BY_TYPE):
-        kinds = [layer.typename if isinstance(layer, LayerSpec) else layer for layer in layers]
+        kinds = [getattr(layer, "typename", layer) for layer in layers]
         kinds = [type(kind) if isinstance(kind, torch.nn.Module) else kind for kind in kinds]
         names = dict.fromkeys(str(kind.__name__) for kind in kinds if hasattr(kind, "__name__"))
         pattern = str(value).removeprefix(BY_TYPE)
@@ -140,9 +131,8 @@ def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Opt
     if value is None:
         return None
     if not isinstance(value, torch.optim.Optimizer):
-        is_class = isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
-        kind = f"call it: return {value.__name__}" if is_class else "return torch.optim.AdamW"
-        _refuse(trial, name, value, expected, f"{kind}(self.build_parameters(model), lr=...)")
+        fix = "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
+        _refuse(trial, name, value, expected, fix)
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(each) in own for group in value.param_groups for each in group["params"]):
         did = f"returned {described(value)} that has no parameter of the model, so nothing would be trained"
@@ -253,9 +243,7 @@ def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
     hooks = ["on_step_end", *(hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_"))]
     for key, callback in value.items():
         if not isinstance(key, str) or not isinstance(callback, pytorch.PyTorchCallback):
-            is_class = isinstance(callback, type) and issubclass(callback, pytorch.PyTorchCallback)
-            call = f"call it: {key!r}: {callback.__name__}()" if is_class else ""
-            _refuse(trial, name, callback, expected, call or fix, f"returned {key!r}: {described(callback)}")
+            _refuse(trial, name, callback, expected, fix, f"returned {key!r}: {described(callback)}")
         for method in dir(callback) if trial.context.distributed.rank == 0 else ():
             if method.startswith("on_") and method not in hooks:
                 guess = nearest(method, hooks)

@@ -55,17 +55,7 @@ class PlateauSchedule:
 
 
 def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
-    """Give an engine the schedule of ``build_scheduler``, where it returns one.
-
-    Args:
-        trial: A ``ReconciledTrial``.
-        engine: Just made, with the JSON's schedule.
-        ds_config: What it was made of.
-
-    Raises:
-        TrialError: it is not a schedule, or not one of this optimizer.
-        ConfigError: the JSON has a schedule too; or ``ReduceLROnPlateau`` has no metric to go by.
-    """
+    """Give an engine that was made of ``ds_config`` the schedule of ``build_scheduler``, where it returns one."""
     optimizer = getattr(engine, "basic_optimizer", engine.optimizer)
     if optimizer is None:
         return
@@ -77,9 +67,9 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         fix = (
             "return the schedule that it builds; for a rate that does not change, ConstantLR(optimizer, 1.0)"
         )
-    elif isinstance(value, type):
-        fix = f"call it: return {value.__name__}(optimizer, ...)"
-    elif not all(callable(getattr(value, each, None)) for each in ("step", "state_dict", "load_state_dict")):
+    elif isinstance(value, type) or not all(
+        callable(getattr(value, each, None)) for each in ("step", "state_dict", "load_state_dict")
+    ):
         fix = (
             "return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
         )
@@ -124,15 +114,6 @@ def _check_metric(trial: Any, plateau: ReduceLROnPlateau) -> None:
 
 def check_rates(trial: Any, optimizer: Any, parameters: Any, ds_config: dict[str, Any]) -> None:
     """Refuse a schedule of the JSON that gives one rate to groups which the author gave rates of their own.
-
-    Args:
-        trial: A ``ReconciledTrial``.
-        optimizer: Of ``build_optimizer``, or None.
-        parameters: Of ``build_parameters``, for the JSON's optimizer; else None.
-        ds_config: What the engine will be given.
-
-    Raises:
-        ConfigError: rates of groups would be lost.
 
     Source: ``update_lr`` and ``_format_param`` in deepspeed 0.19.8's ``runtime/lr_schedules.py``.
     """

@@ -106,19 +106,7 @@ class SeveralEnginesTrial(ReconciledTrial):
 def engine_configs(
     hyperparameters: Document, resolved: ResolvedConfig, engines: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-    """Reconcile the DeepSpeed configuration of each engine.
-
-    Args:
-        hyperparameters: Of the trial.
-        resolved: What all engines share: slots, accelerator and batch sizes.
-        engines: Their names.
-
-    Returns:
-        Name -> a mapping for ``deepspeed.initialize``.
-
-    Raises:
-        ConfigError: All that cannot run, of all engines.
-    """
+    """Reconcile the DeepSpeed configuration of each engine with ``resolved``, which all share; name -> mapping."""
     code = "several-engines"
     if (stages := resolved.topology.pipe_parallel_size) > 1:
         message, fix = "several engines do not run as pipelines", "pipe_parallel_size: 1"

@@ -58,15 +58,7 @@ class SequenceGroup:
         assert dist.get_world_size(self.process_group) == size, "groups of another size are there already"
 
     def wrapped(self, engine: Any, context: Any) -> Any:
-        """``context.wrap_model_engine``; Determined's own context learns that a group is one replica.
-
-        Args:
-            engine: A trial's, perhaps one of several.
-            context: The trial's.
-
-        Returns:
-            The engine.
-        """
+        """``context.wrap_model_engine``; Determined's own context learns that a group is one replica."""
         is_first = not context.models
         wrapped = context.wrap_model_engine(engine)
         if self.size > 1 and is_first and not context._called_set_mpu:

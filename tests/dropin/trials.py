@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import deepspeed
@@ -37,7 +38,7 @@ class Slope(torch.utils.data.Dataset[Any]):
 
 
 class Kept(PyTorchCallback):
-    """Keeps what a callback is handed."""
+    """Keeps what a callback is handed, and counts its calls."""
 
     def __init__(self) -> None:
         self.training: list[dict[str, Any]] = []
@@ -45,41 +46,29 @@ class Kept(PyTorchCallback):
         self.uuids: list[str] = []
         self.called: dict[str, int] = {}
 
-    def _count(self, name: str) -> None:
-        self.called[name] = self.called.get(name, 0) + 1
-
-    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        self._count("trial_startup")
-
-    def on_trial_shutdown(self) -> None:
-        self._count("trial_shutdown")
-
-    def on_training_start(self) -> None:
-        self._count("training_start")
-
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self._count("training_epoch_start")
-
-    def on_training_epoch_end(self, epoch_idx: int) -> None:
-        self._count("training_epoch_end")
-
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
-        self._count("training_workload_end")
         self.training.append(dict(avg_metrics))
 
-    def on_validation_start(self) -> None:
-        self._count("validation_start")
-
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self._count("validation_end")
         self.validation.append(dict(metrics))
 
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self._count("checkpoint_write_end")
-
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        self._count("checkpoint_upload_end")
         self.uuids.append(uuid)
+
+
+def _counting(name: str, hook: Any) -> Any:
+    @functools.wraps(hook)
+    def counting(self: Kept, *args: Any, **kwargs: Any) -> None:
+        self.called[name] = self.called.get(name, 0) + 1
+        hook(self, *args, **kwargs)
+
+    return counting
+
+
+COUNTED = "trial_startup trial_shutdown training_start training_epoch_start training_epoch_end training_workload_end"
+COUNTED += " validation_start validation_end checkpoint_write_end checkpoint_upload_end"
+for _name in COUNTED.split():
+    setattr(Kept, f"on_{_name}", _counting(_name, getattr(Kept, f"on_{_name}")))
 
 
 def mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 
@@ -11,19 +11,13 @@ from tests.package import order
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"
 SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV)
-UNITS = {
-    "F": 1,
-    "B": 2,
-    "I": 1,
-    "W": 1,
-}  # how long passes take: all, inputs' and weights' half of a backward pass
+UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}  # how long passes take; a backward pass whole, or its two halves
 
 Op = tuple[str, int, int]  # kind, part of the model, micro-batch
 Spans = list[list[tuple[Op, float, float]]]  # of each rank: a pass, its start and end
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """An optimizer step of a pipeline."""
 
     schedule: str
@@ -32,16 +26,12 @@ class Step:
     chunks: int = 1
 
     @property
-    def numbers(self) -> tuple[str, int, int, int]:
-        return self.schedule, self.ranks, self.micro_batches, self.chunks
-
-    @property
     def parts(self) -> int:
         return self.ranks * self.chunks
 
     @property
     def orders(self) -> list[list[Op]]:
-        return order(*self.numbers)
+        return order(*self)
 
     def holder(self, part: int) -> int:
         """The rank that has a part of the model: DualPipeV folds them into a V, the others go round."""
@@ -61,16 +51,9 @@ def steps(draw: st.DrawFn, *schedules: str) -> Step:
     return Step(schedule, ranks, micro_batches, chunks)
 
 
-def simulated(
-    orders: Sequence[Sequence[Op]], parts: int, cost: Callable[[Op], float] = lambda op: UNITS[op[0]]
-) -> Spans:
-    """When passes run, where each starts as soon as its rank is free and its inputs are there; sending takes no time.
-
-    Args:
-        orders: Of the ranks.
-        parts: Of the whole model.
-        cost: How long a pass takes.
-    """
+def simulated(step: Step, cost: Callable[[Op], float] = lambda op: UNITS[op[0]]) -> Spans:
+    """When passes run, each as soon as its rank is free and its inputs are there; sending takes no time."""
+    orders = step.orders
     spans: Spans = [[] for _ in orders]
     ended: dict[Op, float] = {}
 
@@ -80,7 +63,7 @@ def simulated(
             return [("F", part - 1, batch)] if part else []
         if kind == "W":
             return [("I", part, batch)]
-        return [("F", part, batch), *([("B", part + 1, batch)] if part < parts - 1 else [])]
+        return [("F", part, batch), *([("B", part + 1, batch)] if part < step.parts - 1 else [])]
 
     while any(len(own) < len(ops) for own, ops in zip(spans, orders, strict=True)):
         before = len(ended)
@@ -103,11 +86,5 @@ def step_time(spans: Spans) -> float:
 
 def most_held(orders: Sequence[Sequence[Op]]) -> list[int]:
     """The most activations that each rank holds at a time: of one micro-batch in one part each."""
-    most = []
-    for ops in orders:
-        held = highest = 0
-        for kind, *_ in ops:
-            held += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
-            highest = max(highest, held)
-        most.append(highest)
-    return most
+    held = [[{"F": 1, "B": -1, "W": -1}.get(kind, 0) for kind, *_ in ops] for ops in orders]
+    return [max(sum(own[: end + 1]) for end in range(len(own))) for own in held]

@@ -1,25 +1,34 @@
-"""Schedules of pipelines: complete, without deadlock, as their authors define them."""
+"""Schedules of pipelines: complete, without deadlock, as their authors define them; their bubbles are exact.
+
+What ranks wait is stated beside the time of all passes, as in the papers; as a share of both together it is the bubble.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.package import order
+from tests.package import bubble, order
 from tests.pipe.steps import (
     DUALPIPEV,
     GPIPE,
     INTERLEAVED,
     ONE_F_ONE_B,
+    UNITS,
     ZB_H1,
     Op,
     Step,
     most_held,
     simulated,
+    step_time,
     steps,
 )
+
+times = st.integers(1, 50)
 
 
 @given(steps())
@@ -27,13 +36,9 @@ def test_every_pass_is_computed_once_by_the_rank_that_holds_the_part_and_none_wa
     step: Step,
 ) -> None:
     kinds = ("F", "I", "W") if step.schedule == ZB_H1 else ("F", "B")
-    expected = {
-        (kind, part, micro_batch)
-        for kind in kinds
-        for part in range(step.parts)
-        for micro_batch in range(step.micro_batches)
-    }
-    spans = simulated(step.orders, step.parts)
+    batches = range(step.micro_batches)
+    expected = {(kind, part, batch) for kind in kinds for part in range(step.parts) for batch in batches}
+    spans = simulated(step)
     ops = [op for rank in spans for op, *_ in rank]
     assert len(ops) == len(expected)
     assert set(ops) == expected
@@ -54,27 +59,19 @@ def test_1f1b_holds_as_many_micro_batches_as_deepspeed_has_buffers_and_gpipe_all
     assert most_held(order(GPIPE, p, m)) == [m] * p
 
 
-@given(steps(INTERLEAVED))
-def test_interleaved_is_that_of_torch(step: Step) -> None:
+@given(steps(INTERLEAVED, ZB_H1))
+def test_interleaved_and_zb_h1_are_those_of_torch(step: Step) -> None:
     from torch.distributed.pipelining import schedules
 
+    if step.schedule == INTERLEAVED and step.chunks == 1:
+        return  # torch's has two forward passes ahead for each rank after it
+    is_zb = step.schedule == ZB_H1
+    kind = schedules.ScheduleInterleavedZeroBubble if is_zb else schedules.ScheduleInterleaved1F1B
     for rank, own in enumerate(step.orders):
-        if step.chunks == 1:
-            continue  # torch's has two forward passes ahead for each rank after it
-        made = object.__new__(schedules.ScheduleInterleaved1F1B)
+        made = object.__new__(kind)
         made.pp_group_size, made.n_local_stages = step.ranks, step.chunks
-        made._n_microbatches, made.microbatches_per_round = step.micro_batches, step.ranks
-        assert own == list(_of_torch(made._calculate_single_rank_operations(rank)))
-
-
-@given(steps(ZB_H1))
-def test_zb_h1_is_that_of_torch(step: Step) -> None:
-    from torch.distributed.pipelining import schedules
-
-    for rank, own in enumerate(step.orders):
-        made = object.__new__(schedules.ScheduleInterleavedZeroBubble)
-        made.pp_group_size, made.n_local_stages = step.ranks, 1
-        made._n_microbatches, made.microbatches_per_round = step.micro_batches, step.micro_batches
+        made._n_microbatches = step.micro_batches
+        made.microbatches_per_round = step.micro_batches if is_zb else step.ranks
         assert own == list(_of_torch(made._calculate_single_rank_operations(rank)))
 
 
@@ -114,3 +111,48 @@ def test_dualpipev_is_that_of_deepspeed(step: Step) -> None:
 def test_numbers_without_an_order_are_refused(numbers: tuple[str, int, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         order(*numbers)
+
+
+# ------------------------------------------------------------------------------------------- bubbles
+
+
+def waited(step: Step, **seconds: int) -> Fraction:
+    """Seconds that each rank waits of a step; all wait alike."""
+    spans = simulated(step, lambda op: seconds[op[0]])
+    [waits] = {step_time(spans) - sum(end - start for _, start, end in own) for own in spans}
+    return Fraction(waits)
+
+
+@given(steps(), times, times, times)
+def test_ranks_wait_as_long_as_the_papers_say(step: Step, f: int, b: int, w: int) -> None:
+    """Of passes of any length: forward, backward (or its half for the inputs), its half for the weights.
+
+    gpipe, 1f1b, interleaved: (p-1)/m of the ideal time, 1/V of that with V chunks (arXiv 1811.06965, 2104.04473
+    section 2.2). zb-h1: (p-1)(F+I-W) with W the shortest and m >= p (arXiv 2401.10241 section 2.3); longer weight
+    passes do more than fill the gaps, and with fewer micro-batches there are too few of them. dualpipev: its authors
+    state (p-1)(F&B+B-3W) for passes that overlap and late weight gradients; DeepSpeed's has neither, and waits for the
+    longest of three ways through the V.
+    """
+    p, m = step.ranks, step.micro_batches
+    found = waited(step, F=f, B=b, I=b, W=w)
+    if step.schedule == ZB_H1:
+        if m >= p:
+            assert found == max((p - 1) * (f + b - w), (p - 1) * f, (p - 1) * b)
+        elif w <= min(f, b):
+            assert found == (p - 1) * (f + b - w) + (p - m) * w
+    elif step.schedule == DUALPIPEV:
+        assert found == (max(2 * (p - 1) * b - f, (p - 1) * (f + b), 2 * (p - 1) * f) if p > 1 else 0)
+    else:
+        assert found / (step.chunks * m * (f + b)) == Fraction(p - 1, step.chunks * m)
+
+
+@given(steps())
+def test_the_counted_bubble_is_the_formula_to_the_last_bit(step: Step) -> None:
+    """A backward pass takes twice as long as a forward pass, and both its parts alike."""
+    p, m, v = step.ranks, step.micro_batches, step.chunks
+    waits = {ZB_H1: p - 1 + max(0, p - m), DUALPIPEV: 4 * p - 5 if p > 1 else 0}.get(
+        step.schedule, 3 * (p - 1)
+    )
+    formula = Fraction(waits, 3 * m * v + waits)
+    assert abs(bubble(*step) - formula) < Fraction(1, 2**52)  # a float's last bit
+    assert formula == waited(step, **UNITS) / Fraction(step_time(simulated(step)))

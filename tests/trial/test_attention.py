@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.harness.ranks import Ranks
-from tests.package import decide, refusal
 from tests.trial.regression import trial_class
 
 HYPERPARAMETERS: dict[str, Any] = {
@@ -63,10 +62,3 @@ def test_it_is_the_kernel_that_computes(one_rank: Ranks, tmp_path: Path) -> None
     assert any("bmm" in name for name in names[1])
     losses = [loss for _, loss in found]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
-
-
-@pytest.mark.parametrize("value", ["maths", True, 1, ["math"]])
-def test_another_kernel_is_refused(value: object) -> None:
-    problem = refusal(lambda: decide({"global_batch_size": 8, "sdpa_kernel": value}))
-    assert problem.key == "hyperparameters.sdpa_kernel"
-    assert "flash, efficient, cudnn, math" in str(problem)

@@ -148,13 +148,6 @@ def test_what_torch_alone_cannot_do(
         assert words in found
 
 
-def test_a_pipeline_is_deepspeeds(two_ranks: Ranks, tmp_path: Path) -> None:
-    cut = {**hyperparameters(), "pipe_parallel_size": 2}
-    for hparams, kind in ((hyperparameters(), "pipeline"), (cut, "pipeline"), (cut, "")):
-        for found in two_ranks.run(build, tmp_path, hparams, kind):
-            assert "engine = 'ddp': torch's DistributedDataParallel holds the whole model" in str(found)
-
-
 def wrap_an_engine_of_ones_own(run_dir: Path) -> str:
     from determined_ds import ConfigError, open_context
     from tests.dropin.trials import Replicated
@@ -167,7 +160,11 @@ def wrap_an_engine_of_ones_own(run_dir: Path) -> str:
     return str(caught.value)
 
 
-def test_a_trial_that_makes_its_engine_itself_is_refused(one_rank: Ranks, tmp_path: Path) -> None:
-    """Else DeepSpeed would be measured under the name of ddp."""
-    (said,) = one_rank.run(wrap_an_engine_of_ones_own, tmp_path)
+def test_what_deepspeed_alone_can_train_is_refused(one_rank: Ranks, two_ranks: Ranks, tmp_path: Path) -> None:
+    """A trial that makes its engine itself would be measured under the name of ddp."""
+    (said,) = one_rank.run(wrap_an_engine_of_ones_own, tmp_path / "own")
     assert "the trial wraps an engine of deepspeed, which would train instead" in said
+    cut = {**hyperparameters(), "pipe_parallel_size": 2}
+    for hparams, kind in ((hyperparameters(), "pipeline"), (cut, "pipeline"), (cut, "")):
+        for found in two_ranks.run(build, tmp_path, hparams, kind):
+            assert "engine = 'ddp': torch's DistributedDataParallel holds the whole model" in str(found)

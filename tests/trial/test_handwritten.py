@@ -54,28 +54,27 @@ def trial_classes() -> dict[str, Any]:
 
     from determined_ds import DeepSpeedMPU
 
-    class Loaders(DeepSpeedTrial):
-        """What both trials by hand have in common: the data."""
+    class Replicated(DeepSpeedTrial):
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            self.args = AttrDict(context.get_hparams())
+            engine = self.made(**self.arguments())
+            self.context.reconcile_ds_config(engine._config)
+            self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
+            self.engine = self.context.wrap_model_engine(engine)
 
-        args: Any
+        def arguments(self) -> dict[str, Any]:
+            return {"args": self.args, "model": torch.nn.Sequential(*layers())}
+
+        def made(self, **arguments: Any) -> Any:
+            parameters = list(arguments["model"].parameters())
+            return deepspeed.initialize(model_parameters=parameters, **arguments)[0]
 
         def build_training_data_loader(self) -> Any:
             return DataLoader(Regression(), batch_size=self.args.train_micro_batch_size_per_gpu, shuffle=True)
 
         def build_validation_data_loader(self) -> Any:
             return DataLoader(Regression(11), batch_size=self.args.train_micro_batch_size_per_gpu)
-
-    class Replicated(Loaders):
-        def __init__(self, context: Any) -> None:
-            self.context = context
-            self.args = AttrDict(context.get_hparams())
-            model = torch.nn.Sequential(*layers())
-            engine, *_ = deepspeed.initialize(
-                args=self.args, model=model, model_parameters=model.parameters()
-            )
-            self.context.reconcile_ds_config(engine._config)
-            self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
-            self.engine = self.context.wrap_model_engine(engine)
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
             inputs, targets = self.context.to_device(next(iter_dataloader))
@@ -88,19 +87,11 @@ def trial_classes() -> dict[str, Any]:
             inputs, targets = self.context.to_device(next(iter_dataloader))
             return {"validation_loss": error_of(self.engine(inputs) - targets)}
 
-    class Piped(Loaders):
-        def __init__(self, context: Any) -> None:
-            self.context = context
-            self.args = AttrDict(context.get_hparams())
-            model = PipelineModule(
-                layers=layers(), num_stages=self.args.pipe_parallel_size, loss_fn=squared_error_of
-            )
-            engine, *_ = deepspeed.initialize(
-                args=self.args, model=model, model_parameters=list(model.parameters())
-            )
-            self.context.reconcile_ds_config(engine._config)
-            self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
-            self.engine = self.context.wrap_model_engine(engine)
+    class Piped(Replicated):
+        def arguments(self) -> dict[str, Any]:
+            stages = self.args.pipe_parallel_size
+            model = PipelineModule(layers=layers(), num_stages=stages, loss_fn=squared_error_of)
+            return {"args": self.args, "model": model}
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
             return {"loss": self.engine.train_batch(iter_dataloader)}
@@ -111,16 +102,9 @@ def trial_classes() -> dict[str, Any]:
     class Overwritten(Replicated):
         """Builds its engine from a mapping, as trials do whose JSON is changed by the experiment."""
 
-        def __init__(self, context: Any) -> None:
-            self.context = context
-            self.args = AttrDict(context.get_hparams())
-            model = torch.nn.Sequential(*layers())
-            engine, *_ = deepspeed.initialize(
-                model=model,
-                model_parameters=model.parameters(),
-                config=context.overwrite(hyperparameters()["deepspeed_config"]),
-            )
-            self.engine = self.context.wrap_model_engine(engine)
+        def arguments(self) -> dict[str, Any]:
+            config = self.context.overwrite(hyperparameters()["deepspeed_config"])
+            return {"config": config, "model": torch.nn.Sequential(*layers())}
 
     return {
         "replicated": Replicated,

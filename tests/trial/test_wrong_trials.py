@@ -3,6 +3,7 @@ to write; a trial that is right is left alone."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -336,3 +337,22 @@ def test_a_hook_that_is_never_called_is_named(one_rank: Ranks) -> None:
     [[said]] = one_rank.run(misspelt_hook)
     for words in ("Misspelt.on_train_start", HERE, "did you mean on_training_start?"):
         assert words in said
+
+
+def without(name: str) -> str:
+    """In a rank: what is said where this DeepSpeed has no such method of its engines."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    kept = getattr(DeepSpeedEngine, name)
+    delattr(DeepSpeedEngine, name)
+    try:
+        return said_of("", {})
+    finally:
+        setattr(DeepSpeedEngine, name, kept)
+
+
+def test_a_deepspeed_without_a_method_that_is_corrected_is_refused(tmp_path_factory: Any) -> None:
+    """It would train on other numbers, silently."""
+    [said] = Ranks(1, tmp_path_factory.mktemp("other")).run(without, "clip_fp32_gradients")
+    assert "has no DeepSpeedEngine.clip_fp32_gradients" in said
+    assert re.search(r"deepspeed \d+[.]\d+.*fix: pip install deepspeed==", said, re.DOTALL)
