@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from determined_ds.config.loggers import Loggers
-from determined_ds.config.models import LARGEST
-from determined_ds.config.params import Hyperparameters
+from determined_ds.config.params import LARGEST, Hyperparameters, Loggers
 
 HERE = "<!-- the tables of hyperparameters; `make docs` writes them -->"
 HEAD = ("| name | value | default | meaning |", "|---|---|---|---|")

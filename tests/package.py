@@ -21,8 +21,7 @@ from determined_ds.check.inputs import check_files as check  # noqa: F401  the f
 from determined_ds.check.output import Finding, Report, place  # noqa: F401
 from determined_ds.checkpoints.files import checkpoints_in, damage_of
 from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
-from determined_ds.config.loggers import TOOLS
-from determined_ds.config.params import OWN_KEYS, FitOptions, ProfiledSteps
+from determined_ds.config.params import OWN_KEYS, TOOLS, FitOptions, ProfiledSteps
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.config.rules import RULES
 from determined_ds.documents.document import Document

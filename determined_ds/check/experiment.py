@@ -24,8 +24,14 @@ from determined_ds.cluster_log import ERROR as LOGGED
 from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
-from determined_ds.config.loggers import LOGGING, lost_on_cluster, read_loggers
-from determined_ds.config.params import SHORTHANDS, limit_problem, read_hyperparameters
+from determined_ds.config.params import (
+    LOGGING,
+    SHORTHANDS,
+    limit_problem,
+    lost_on_cluster,
+    read_hyperparameters,
+    read_loggers,
+)
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages
 from determined_ds.documents.document import Document
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem

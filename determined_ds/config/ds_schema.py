@@ -15,8 +15,7 @@ from typing import Any
 
 from determined_ds.config.params import AUTO, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
-from determined_ds.documents.plain_fit import fits_plainly
-from determined_ds.documents.text import bound_words, kind_words
+from determined_ds.documents.text import bound_words, fits_plainly, kind_words
 from determined_ds.errors import Problem
 
 ZERO = "zero_optimization"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from determined_ds.config.ds_schema import ZERO, params_of
-from determined_ds.config.layout import BATCH_KEYS, FACTORS, Accelerator, Batch, Topology
+from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Accelerator, Batch, Topology
 from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, FitOptions, Hyperparameters
 from determined_ds.documents.document import Document, KeyPath, get_path
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
@@ -264,8 +264,9 @@ def _sizes(ds: Document, document: Document, layout: Topology, batch: Batch) -> 
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) not in (None, AUTO):
             continue
+        said = {BATCH_KEYS[each]: each for each in BATCH_KEYS if each not in (key, "train_batch_size")}
         factors = " x ".join(
-            f"{said} {getattr(batch, each)}" for each, said in FACTORS.items() if each != name
+            f"{word} {getattr(batch, each)}" for each, word in (said | {"replicas": REPLICAS}).items()
         )
         derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
         if name == TOTAL:

@@ -23,12 +23,7 @@ BATCH_KEYS = {
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "gradient_accumulation_steps": "accumulation",
 }
-# Factors of the global batch -> what messages call them.
-FACTORS = {
-    "micro_batch_size": "train_micro_batch_size_per_gpu",
-    "accumulation": "gradient_accumulation_steps",
-    "replicas": "data_parallel_world_size",
-}
+REPLICAS = "data_parallel_world_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,25 +116,25 @@ def topology_problem(
     per_replica = math.prod(sizes.values())
     layout = " x ".join(_with_origin(name, size, origins) for name, size in sizes.items())
     found, rest = divmod(slots, per_replica)
+    if not rest and replicas in (None, found):
+        return None
     if rest:
-        key, value = "slots_per_trial", slots
+        name, key, value = "slots_per_trial", "slots_per_trial", slots
         message = f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots"
         below = f"{found * per_replica} or " if found else ""
-        nearby = [f"{below}{(found + 1) * per_replica} slots"]
-        for name, size in sizes.items():
+        fix = f"use {below}{(found + 1) * per_replica} slots"
+        for degree, size in sizes.items():
             others = per_replica // size
             if size > 1 and slots % others == 0 and (best := _nearest_divisor(slots // others, size)):
-                nearby.append(f"{name} {best}")
-        fix = "use " + ", or ".join(nearby)
-    elif replicas not in (None, found):
+                fix += f", or {degree} {best}"
+    else:
         assert replicas is not None
-        key, value = "hyperparameters.data_parallel_world_size", replicas
+        name, key, value = REPLICAS, f"hyperparameters.{REPLICAS}", replicas
         message = f"{_with_origin('slots_per_trial', slots, origins)} / ({layout}) = {found}"
         fix = f"write {found} or auto, or use {replicas * per_replica} slots"
-    else:
-        return None
-    origin = origins.get(key.removeprefix("hyperparameters."), "")
-    return Problem(key=key, value=value, origin=origin, message=message, fix=fix, code="topology")
+    return Problem(
+        key=key, value=value, origin=origins.get(name, ""), message=message, fix=fix, code="topology"
+    )
 
 
 def whole_sequences(name: str, size: int) -> Problem:
@@ -187,73 +182,55 @@ class Batch:
         assert self.global_batch_size == self.micro_batch_size * self.accumulation * self.replicas, self
 
 
-def complete_batch(
-    *,
-    global_batch_size: int | None = None,
-    micro_batch_size: int | None = None,
-    accumulation: int | None = None,
-    replicas: int | None = None,
-    origins: Mapping[str, str] | None = None,
-) -> Batch:
-    """Complete any of the four numbers of a :class:`Batch`, each >= 1 or None, that determine the rest.
-
-    Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still leaves
-    something to derive, as in DeepSpeed: global and replicas give the micro-batch. ``origins`` are by the names that
-    messages have.
-
-    Raises:
-        ConfigError: too little is given, or the numbers do not divide; the fix names the nearest feasible values.
-    """
-    factors = {"micro_batch_size": micro_batch_size, "accumulation": accumulation, "replicas": replicas}
-    stated = {name: value for name, value in factors.items() if value is not None}
-    missing = [name for name, value in {TOTAL: global_batch_size, **factors}.items() if value is None]
-    if len(missing) == 2 and "accumulation" in missing:
-        factors["accumulation"] = 1
-        missing.remove("accumulation")
-    if len(missing) > 1:
-        names = [FACTORS.get(name, name) for name in missing]
-        key = f"hyperparameters.{TOTAL}" if TOTAL in missing else names[0]
-        message = f"the batch is not determined: {', '.join(names)} are missing"
-        fix = "state global_batch_size in the hyperparameters; the rest is derived from it and the slots"
-        raise ConfigError(Problem(key=key, message=message, fix=fix, code="batch-missing"))
-    product = math.prod(value for value in factors.values() if value is not None)
-    total = product if global_batch_size is None else global_batch_size
-    if total % product == 0 and (missing or total == product):
-        complete = {name: total // product if value is None else value for name, value in factors.items()}
-        return Batch(global_batch_size=total, **complete)
-    origins = origins or {}
-    words = " x ".join(_with_origin(FACTORS[name], value, origins) for name, value in stated.items())
-    equals = f" = {product}" if len(stated) > 1 else ""
-    below, above = total // product * product, (total // product + 1) * product
-    near = f"{below} or {above}" if below else f"{above}"
-    fixes = [f"{TOTAL} {near if missing else product}"]
-    for name, value in stated.items():  # the nearest that fits, with the rest left alone
-        if name == "replicas" or total % (others := product // value):
-            continue
-        best = _nearest_divisor(total // others, value) if missing else total // others
-        if best not in (None, value):
-            fixes.append(f"{FACTORS[name]} {best}")
-    message = f"is not {'a multiple of ' if missing else ''}{words}{equals}"
-    key, origin, fix = f"hyperparameters.{TOTAL}", origins.get(TOTAL, ""), "use " + ", or ".join(fixes)
-    raise ConfigError(Problem(key=key, value=total, origin=origin, message=message, fix=fix, code="batch"))
-
-
 def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topology: Topology) -> Batch:
     """The batch that hyperparameters (``own`` is their ``global_batch_size``) and the DeepSpeed JSON state, completed.
 
+    An accumulation that is not stated is 1 where something else is left to derive, as in DeepSpeed.
+
     Raises:
-        ConfigError: they state too little, the total twice, or numbers that do not divide.
+        ConfigError: they state too little, the total twice, or numbers that do not divide; the fix names the nearest
+            that would do.
     """
-    given = {"replicas": topology.data_parallel_world_size}
-    origins = {"data_parallel_world_size": f"{topology.slots} slots"}
-    for key, name in BATCH_KEYS.items():
+    stated: dict[str, int] = {}
+    origins = {REPLICAS: f"{topology.slots} slots"}
+    for key in BATCH_KEYS:
         if ds.get((key,)) not in (None, AUTO):
-            given[name], origins[FACTORS.get(name, name)] = ds.get((key,)), ds.origin((key,))
+            stated[key], origins[key] = ds.get((key,)), ds.origin((key,))
+    total, micro, steps = (stated.get(key) for key in BATCH_KEYS)
+    _, of_micro, of_steps = BATCH_KEYS
+    name, document = "train_batch_size", ds
     if own is not None:
-        other = given.get(TOTAL, own)
-        if other != own:
-            message = f"differs from train_batch_size = {other} ({origins[TOTAL]})"
+        if total not in (None, own):
+            message = f"differs from train_batch_size = {total} ({origins['train_batch_size']})"
             fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
             raise ConfigError(hyperparameters.problem((TOTAL,), message, fix, "batch-twice"))
-        given[TOTAL], origins[TOTAL] = own, hyperparameters.origin((TOTAL,))
-    return complete_batch(**given, origins=origins)
+        total, name, document = own, TOTAL, hyperparameters
+    replicas = topology.data_parallel_world_size
+    product = (micro or 1) * (steps or 1) * replicas
+    if total is None and micro is None:
+        absent = [TOTAL, of_micro, *([] if steps else [of_steps])]
+        message = f"the batch is not determined: {', '.join(absent)} are missing"
+        fix = "state global_batch_size in the hyperparameters; the rest is derived from it and the slots"
+        raise ConfigError(
+            Problem(key=f"hyperparameters.{TOTAL}", message=message, fix=fix, code="batch-missing")
+        )
+    is_derived = total is None or micro is None or steps is None
+    total = product if total is None else total
+    if total == product or (is_derived and total % product == 0):
+        left = total // product
+        micro, steps = micro or left, steps or (left if micro else 1)
+        return Batch(global_batch_size=total, micro_batch_size=micro, accumulation=steps, replicas=replicas)
+    factors = {of_micro: micro, of_steps: steps, REPLICAS: replicas}
+    given = {factor: number for factor, number in factors.items() if number is not None}
+    words = " x ".join(_with_origin(factor, number, origins) for factor, number in given.items())
+    below, above = total // product * product, (total // product + 1) * product
+    near = f"{below} or {above}" if below else f"{above}"
+    fix = f"use {name} {near if is_derived else product}"
+    for factor, number in given.items():  # the nearest that fits, with the rest left alone
+        others = product // number
+        if factor != REPLICAS and total % others == 0:
+            best = _nearest_divisor(total // others, number) if is_derived else total // others
+            fix += f", or {factor} {best}" if best not in (None, number) else ""
+    equals = f" = {product}" if len(given) > 1 else ""
+    message = f"is not {'a multiple of ' if is_derived else ''}{words}{equals}"
+    raise ConfigError(document.problem((name,), message, fix, "batch"))

@@ -1,38 +1,176 @@
-"""The hyperparameters that this library reads, typed and checked. All others belong to the model."""
+"""The hyperparameters that this library reads: fields with type, default and meaning. All others belong to the model.
+
+A model is a frozen dataclass; the reference page of the documentation is made of them. A value that is plainly of its
+field's type is taken; every other one is judged by pydantic, which is imported only then, since its import takes a
+third of a whole ``det-ds check``. What pydantic finds is said in our own words, every problem at once.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from determined_ds.config.loggers import read_loggers
-from determined_ds.config.models import AUTO as AUTO
-from determined_ds.config.models import LARGEST as LARGEST
-from determined_ds.config.models import (
-    Count,
-    Range,
-    Size,
-    option,
-    read_model,
-    read_value,
-    wrong_type,
-)
 from determined_ds.documents.document import (
     Document,
     KeyPath,
     dotted,
+    one_of,
     unknown_key,
     unknown_keys,
     words,
 )
-from determined_ds.documents.text import type_fix
-from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.documents.text import KINDS, kind_of, type_fix
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
+
+AUTO = "auto"
+LARGEST = 2**31 - 1
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+class Range(NamedTuple):
+    """The least and the largest value of a number, both included."""
+
+    low: int
+    high: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), "ge": self.low, "le": self.high}
+
+
+Size = Annotated[int, Range(1, LARGEST)]
+Count = Annotated[int, Range(0, LARGEST)]
+
+
+def option(default: Any, meaning: str, **about: Any) -> Any:
+    """A field of a model.
+
+    Args:
+        default: Its default, or what makes it.
+        meaning: In a sentence, for the reference page.
+        about: ``auto``: "auto" is as if it were absent. ``choices``: the strings that it may be. ``form``: how it is
+            written, where a reader of its own reads it. ``wanted`` and ``fix``: what to say of a value at fault, where
+            its type does not say it.
+    """
+    metadata = {"description": meaning, **about}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@functools.cache
+def _options(model: type) -> dict[str, Any]:
+    """Of each field that is read by its type alone: the type, its test and the rest."""
+    found, hints = {}, get_type_hints(model, include_extras=True)
+    for each in fields(model):
+        if "form" not in each.metadata:
+            choices = each.metadata.get("choices")
+            hint = Literal[choices] if choices else hints[each.name]
+            found[each.name] = (hint, _plain_test(hint), each.metadata)
+    return found
+
+
+@functools.cache
+def _plain_test(hint: Any) -> Callable[[Any], bool]:
+    """What tells that a value is of a type, for most of the good ones."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if origin is Annotated:
+        is_plain, (allowed,) = _plain_test(args[0]), args[1:]
+        return lambda value: is_plain(value) and allowed.low <= value <= allowed.high
+    if origin in (Union, types.UnionType):
+        tests = [_plain_test(each) for each in args if each is not type(None)]
+        return tests[0] if len(tests) == 1 else lambda value: any(test(value) for test in tests)
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in args
+    if origin in (list, dict):
+        is_plain = _plain_test(args[-1])
+        return lambda value: (
+            type(value) is origin and all(map(is_plain, value.values() if origin is dict else value))
+        )
+    return lambda value: type(value) is hint
+
+
+def read_model(model: type, document: Document, path: KeyPath, problems: list[Problem]) -> dict[str, Any]:
+    """The fields of a model that are given and sound.
+
+    A field that is null is as absent, and so is one that is "auto", where that means something.
+
+    Args:
+        model: A dataclass of :func:`option` s.
+        document: The hyperparameters.
+        path: Of the mapping that holds the fields; () for the whole document.
+        problems: One is added for each value at fault.
+    """
+    section: dict[str, Any] = document.get(path)
+    values: dict[str, Any] = {}
+    options = _options(model)
+    for name in section:  # other values are not looked at: a check of a search records what a decision reads
+        value = section[name] if name in options else None
+        if value is None:
+            continue
+        hint, is_plain, about = options[name]
+        if is_plain(value):
+            values[name] = value
+        elif not (value == AUTO and "auto" in about):
+            found = read_value(hint, document, (*path, name), problems, about)
+            values |= {} if found is None else {name: found}
+    return values
+
+
+def read_value(
+    hint: Any, document: Document, path: KeyPath, problems: list[Problem], about: Mapping[str, Any]
+) -> Any:
+    """The value at a path, if it is of a type; else None, and a problem is added."""
+    value = document.get(path)
+    if _plain_test(hint)(value):
+        return value
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(hint, config=ConfigDict(strict=True)).validate_python(value)
+    except ValidationError as refused:
+        error = refused.errors(include_url=False)[0]
+    kind, limits = error["type"], error.get("ctx", {})
+    if isinstance(value, (dict, list)) and error["loc"]:  # of a value in it, or a type that it might be
+        step = error["loc"][0]
+        if step in (value if isinstance(value, dict) else range(len(value))):
+            path = (*path, step)
+    code = "out-of-range"
+    if kind == "greater_than_equal":
+        message = f"must be {limits['ge']} or more"
+        fix = "write a positive number" if limits["ge"] == 1 else f"write {limits['ge']} or more"
+    elif kind == "less_than_equal":
+        message, fix = f"must be at most {limits['le']}", about.get("fix", "write a smaller number")
+    elif kind == "literal_error":
+        choices = next((each for each in get_args(hint) if get_origin(each) is Literal), hint)
+        message = f"is not a valid {str(path[-1]).replace('_', ' ')}"
+        fix, code = one_of(get_args(choices), value), code if path[:-1] else "wrong-type"
+    else:
+        named = {"int": int, "bool": bool, "string": str, "dict": dict, "list": list, "float": float}
+        wanted = named.get(kind.removesuffix("_type"), str)
+        fix = about.get("fix") or type_fix(wanted, document.get(path))
+        problems.append(wrong_type(document, path, about.get("wanted", KINDS[wanted]), fix))
+        return None
+    problems.append(document.problem(path, message, fix, code))
+    return None
+
+
+def wrong_type(document: Document, path: KeyPath, wanted: str, fix: str) -> Problem:
+    """The problem of a value of another type than is wanted."""
+    message = f"must be {wanted}, not {kind_of(document.get(path))}"
+    return document.problem(path, message, fix, "wrong-type")
+
 
 # ------------------------------------------------------------------------------------------- fit
 
@@ -53,12 +191,7 @@ _COUNTED = "{batches: N} or {epochs: N}"
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """A length or a period of training, in batches or in epochs; a list of them is a schedule.
-
-    Args:
-        unit: ``batches`` or ``epochs``.
-        value: An integer >= 1, or the numbers after which something happens.
-    """
+    """A length or a period of training, in ``batches`` or ``epochs``; of a schedule, all numbers at which it is due."""
 
     unit: str
     value: int | tuple[int, ...]
@@ -66,12 +199,7 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """A period by the clock.
-
-    Args:
-        unit: ``seconds``, ``minutes`` or ``hours``.
-        value: A number > 0.
-    """
+    """A period by the clock, in ``seconds``, ``minutes`` or ``hours``."""
 
     unit: str
     value: float
@@ -159,7 +287,7 @@ def _read_fit(document: Document, problems: list[Problem]) -> FitOptions:
 
 def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | Duration | None:
     """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
-    value, name = document.get(path), path[-1]
+    value, name = document.get(path), str(path[-1])
     if isinstance(value, dict) and len(value) == 1:  # at once, for the points of a search
         ((unit, number),) = value.items()
         if unit in UNITS and type(number) is int and 0 < number <= LARGEST:
@@ -168,47 +296,44 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     units = (*UNITS, *TIME_UNITS) if by_clock else UNITS
     form = f"write {_COUNTED}{', or by the clock {minutes: N}' if by_clock else ''}"
     if not isinstance(value, dict):
-        plain = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        fix = f"write {{batches: {value}}}" if plain else form
+        is_count = type(value) is int and value > 0
+        fix = f"write {{batches: {value}}}" if is_count else form
         problems.append(wrong_type(document, path, "a mapping with batches or epochs", fix))
         return None
-    if not by_clock and (clock := [unit for unit in value if unit in TIME_UNITS]):
-        message = f"cannot be in {clock[0]}: {ONLY_COUNTED[str(name)]}"
-        problems.append(document.problem((*path, clock[0]), message, form))
+    if not by_clock and (clock := next((unit for unit in value if unit in TIME_UNITS), None)):
+        message = f"cannot be in {clock}: {ONLY_COUNTED[name]}"
+        problems.append(document.problem((*path, clock), message, form))
         return None
+    given = sorted((unit for unit in units if value.get(unit) is not None), key=units.index)
     if unknown := list(unknown_keys(document, path, units)):
         problems += unknown
-        return None
-    given = sorted((unit for unit, number in value.items() if number is not None), key=units.index)
-    if not given:
+    elif not given:
         problems.append(document.problem(path, "gives neither batches nor epochs", form))
-        return None
-    if len(given) > 1:  # one from the command line is the intended one
+    elif len(given) > 1:  # one from the command line is the intended one
         stated = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
         kept = stated[0] if len(stated) == 1 else given[0]
         other = next(unit for unit in given if unit != kept)
         fix = f"keep one; --set {document.key(path)}.{other}=null removes the other"
         problems.append(document.problem(path, f"gives both {' and '.join(given)}", fix))
-        return None
-    unit, number = given[0], value[given[0]]
-    here = (*path, unit)
-    if unit in TIME_UNITS:
-        example = "write e.g. {minutes: 15}"
+    elif given[0] in TIME_UNITS:
+        here, number, example = (*path, given[0]), value[given[0]], "write e.g. {minutes: 15}"
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             problems.append(wrong_type(document, here, "a number", example))
         elif not 0 < number <= LARGEST:
             problems.append(document.problem(here, "must be more than 0", example, "out-of-range"))
         else:
-            return Duration(unit=unit, value=number)
-        return None
-    if number == [] and name != "max_length":
-        problems.append(document.problem(here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
-        return None
-    if isinstance(number, list) and name != "max_length":
-        found = [read_value(Size, document, (*here, index), problems) for index in range(len(number))]
-        return Length(unit=unit, value=tuple(sorted({size for size in found if size is not None})))
-    size = read_value(Size, document, here, problems)
-    return None if size is None else Length(unit=unit, value=size)
+            return Duration(unit=given[0], value=number)
+    else:
+        here, number = (*path, given[0]), value[given[0]]
+        if name == "max_length" or not isinstance(number, list):
+            size = read_value(Size, document, here, problems, {})
+            return None if size is None else Length(unit=given[0], value=size)
+        found = [read_value(Size, document, (*here, index), problems, {}) for index in range(len(number))]
+        if not number:
+            problems.append(document.problem(here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
+        elif None not in found:
+            return Length(unit=given[0], value=tuple(sorted(set(found))))
+    return None
 
 
 def read_profiled_steps(
@@ -236,6 +361,161 @@ def read_profiled_steps(
         fix = "train more, or lower wait" if steps.wait else "train more, or lower active"
         return None, [document.problem(path, message, fix, "out-of-range")]
     return steps, []
+
+
+# ------------------------------------------------------------------------------------------- logging
+
+LOGGING = "logging"
+# An option that would be a secret: it is stored with the configuration, and everyone who sees the experiment sees it.
+SECRET = re.compile(r"(?:.*_)?(?:key|token|password|passwd|secret|credentials?)", re.IGNORECASE)
+PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+WANDB_KEY = re.compile(r"wandb_v\d_\w{20,}")  # an older one, 40 hexadecimal digits, may as well be a commit
+BY_THE_RUN = "remove it: a run is continued in the tool when it is resumed, by an id that is kept with it"
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """Options of ``wandb.init``."""
+
+    project: str | None = option(None, "The project that the run appears in.")
+    entity: str | None = option(None, "The user or the team that owns the project.")
+    name: str | None = option(None, "The name of the run; by default that of the experiment.")
+    group: str | None = option(None, "The group that the run is shown in.")
+    job_type: str | None = option(None, "The kind of the run, for filtering.")
+    notes: str | None = option(None, "A description of the run.")
+    tags: list[str] | None = option(None, "Tags for filtering.")
+    mode: Literal["online", "offline", "disabled"] | None = option(None, "Where the run is sent to.")
+    dir: str | None = option(None, "The folder of the client's own files.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowOptions:
+    """Where MLflow stores a run, and as what."""
+
+    tracking_uri: str | None = option(None, "The server; without one, a folder of the run.")
+    experiment_name: str | None = option(None, "The experiment that the run appears in.")
+    run_name: str | None = option(None, "The name of the run; by default that of the experiment.")
+    tags: dict[str, Scalar] | None = option(None, "Tags of the run.", fix="write e.g. tags: {team: vision}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loggers:
+    """The tools; each is a mapping of options, ``true`` for none of them, or ``false``."""
+
+    wandb: WandbOptions | None = option(None, "Report the run to Weights & Biases.", form="mapping")
+    mlflow: MlflowOptions | None = option(None, "Report the run to MLflow.", form="mapping")
+
+
+class Tool(NamedTuple):
+    """A tool that a run can be reported to; its client is imported by the tool's own name."""
+
+    title: str  # what people call it
+    options: type  # the model of those that may be stated
+    package: str  # what pip installs; an extra of this package has the name of the tool
+    secret: str  # the environment variable of its key or password
+    fix: str  # what to try where it does not take a run
+    elsewhere: Mapping[str, str]  # options that are not taken -> what to write instead
+
+
+TOOLS: Mapping[str, Tool] = {
+    "wandb": Tool(
+        title="Weights & Biases",
+        options=WandbOptions,
+        package="wandb",
+        secret="WANDB_API_KEY",
+        fix="run `wandb login`, or set WANDB_API_KEY; without a network, write wandb: {mode: offline}",
+        elsewhere={
+            "team": "entity",
+            "run_name": "name",
+            "config": "remove it: the configuration is sent, with where each value came from",
+            **dict.fromkeys(("id", "resume", "resume_from", "reinit"), BY_THE_RUN),
+        },
+    ),
+    "mlflow": Tool(
+        title="MLflow",
+        options=MlflowOptions,
+        package="mlflow-skinny",
+        secret="MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        fix="see that the server of tracking_uri (MLFLOW_TRACKING_URI) answers from this machine",
+        elsewhere={"project": "experiment_name", "name": "run_name", "run_id": BY_THE_RUN},
+    ),
+}
+
+
+def read_loggers(document: Document, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """The tools of ``logging`` in hyperparameters, each with its options. Every mistake is added to ``problems``."""
+    stated = document.get((LOGGING,))
+    if not isinstance(stated, dict):
+        if stated is not None:
+            known = isinstance(stated, str) and stated in TOOLS
+            fix = f"write {LOGGING}: " + (f"{{{stated}: {{}}}}" if known else "{wandb: {project: x}}")
+            problems.append(wrong_type(document, (LOGGING,), "a mapping of tools", fix))
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in stated.items():
+        path, tool = (LOGGING, name), TOOLS.get(name)
+        if tool is None:
+            problems.append(unknown_key(document, path, TOOLS))
+        elif options is True:
+            found[name] = {}
+        elif isinstance(options, dict):
+            known_here = [each.name for each in fields(tool.options)]
+            secrets = [key for key, value in options.items() if is_secret_option(key, value)]
+            for key in secrets:
+                message = "is a secret, and everyone who sees the experiment could read it"
+                fix = (
+                    f"remove it, and set {tool.secret} in the environment; revoke a key that others have seen"
+                )
+                problems.append(document.problem((*path, key), message, fix, "logger-secret", value="***"))
+            others = [key for key in options if key not in known_here and key not in secrets]
+            problems += [unknown_key(document, (*path, key), known_here, tool.elsewhere) for key in others]
+            without = document.overwritten_all(((*path, key), None, "") for key in secrets)
+            found[name] = read_model(tool.options, without if secrets else document, path, problems)
+        elif options is not False:
+            fix = f"write {name}: {{}}, or false"
+            problems.append(wrong_type(document, path, "a mapping of options", fix))
+    return found
+
+
+def is_secret_option(name: Any, value: Any) -> bool:
+    """Whether an option of a tool is its key or password, which is refused."""
+    if not isinstance(value, str):
+        return False
+    is_key = WANDB_KEY.fullmatch(value) or PASSWORD_IN_URL.search(value)
+    return bool(is_key) or SECRET.fullmatch(str(name)) is not None
+
+
+def missing_keys(document: Document, environ: Mapping[str, str]) -> list[Problem]:
+    """A warning where Weights & Biases finds no key here, as far as that can be seen without its client.
+
+    Args:
+        document: The hyperparameters.
+        environ: Environment variables.
+    """
+    options = read_loggers(document, []).get("wandb")
+    if options is None or (options.get("mode") or environ.get("WANDB_MODE") or "online") != "online":
+        return []
+    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")
+    if netrc.is_file() or any(environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return []
+    message = "finds no key on this machine, so that the run would not be reported"
+    return [document.problem((LOGGING, "wandb"), message, TOOLS["wandb"].fix, "logger-key", value=NOT_GIVEN)]
+
+
+def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
+    """A warning where MLflow is given no server: what it writes lies in a container, and ends with it.
+
+    Args:
+        document: The hyperparameters.
+        variables: The experiment's environment variables, as a text.
+    """
+    options, name = read_loggers(document, []).get("mlflow"), "MLFLOW_TRACKING_URI"
+    if options is None or "tracking_uri" in options or name in variables:
+        return []
+    message = f"has no tracking_uri: unless the image sets {name}, the run is in a file of the container"
+    fix = "write mlflow: {tracking_uri: http://HOST:5000}"
+    return [document.problem((LOGGING, "mlflow"), message, fix, "logger-server", value=NOT_GIVEN)]
 
 
 # ------------------------------------------------------------------------------------------- all of them
@@ -480,41 +760,6 @@ def _is_misspelt(key: str) -> bool:
 
 # ------------------------------------------------------------------------------------------- kept checkpoints
 
-STORAGE = "checkpoint_storage"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavePolicy:
-    """``checkpoint_storage.save_*`` of an experiment: how many checkpoints are kept when it ends.
-
-    Source: ``RawSaveExperimentBest`` and its neighbours in determined 0.38.1's ``master/pkg/schemas/expconf``.
-    """
-
-    save_experiment_best: Count = option(0, "The best of all trials, by searcher.metric.")
-    save_trial_best: Count = option(1, "The best of each trial.")
-    save_trial_latest: Count = option(1, "The latest of each trial.")
-
-
-def stated_policy(document: Document) -> SavePolicy | None:
-    """What an experiment states, the rest as a master defaults it; None where it states nothing of it.
-
-    Raises:
-        ConfigError: a number that is none, or below 0; a misspelt name.
-    """
-    section = document.get((STORAGE,))
-    if not isinstance(section, dict):
-        return None
-    known = SavePolicy.__dataclass_fields__
-    problems = [
-        unknown_key(document, (STORAGE, name), known)
-        for name in section
-        if str(name).startswith("save_") and name not in known
-    ]
-    stated = read_model(SavePolicy, document, (STORAGE,), problems)
-    if problems:
-        raise ConfigError(problems)
-    return SavePolicy(**stated) if stated else None
-
 
 def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
     """A warning where ``fit.save_total_limit`` may delete, while training, what is to be kept at the end.
@@ -523,20 +768,17 @@ def limit_problem(document: Document, total_limit: int | None) -> Problem | None
         document: The experiment.
         total_limit: Of ``fit``.
     """
-    try:
-        policy = stated_policy(document)
-    except ConfigError:
-        return None
-    if policy is None or total_limit is None:
+    if total_limit is None:
         return None
     most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
-    name = next((name for name, number in most.items() if getattr(policy, name) > number), None)
-    if name is None:
-        return None
-    message = (
-        f"may not be reached: hyperparameters.fit.save_total_limit {total_limit} deletes the oldest while training, "
-        "all but the best and the newest"
-    )
-    fix = "leave save_total_limit out, or write a larger one"
-    value = getattr(policy, name)
-    return document.problem((STORAGE, name), message, fix, "save-limit", value=value)
+    for name, number in most.items():
+        path = ("checkpoint_storage", name)
+        value = document.get(path)
+        if type(value) is int and value > number:
+            message = (
+                f"may not be reached: hyperparameters.fit.save_total_limit {total_limit} deletes the oldest while"
+                " training, all but the best and the newest"
+            )
+            fix = "leave save_total_limit out, or write a larger one"
+            return document.problem(path, message, fix, "save-limit")
+    return None

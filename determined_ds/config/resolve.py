@@ -26,19 +26,22 @@ from determined_ds.config.layout import (
     stated_batch,
     topology_problem,
 )
-from determined_ds.config.loggers import LOGGING, TOOLS, read_loggers
 from determined_ds.config.params import (
     AUTO,
+    LOGGING,
     PARALLEL_SIZES,
     SIZES,
+    TOOLS,
     FitOptions,
     by_real_names,
     read_hyperparameters,
+    read_loggers,
 )
 from determined_ds.config.rules import OF_SLOTS, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
-from determined_ds.documents.document import Document, KeyPath, dotted, nearest, plain_copy
+from determined_ds.documents.document import Document, KeyPath, dotted, nearest
 from determined_ds.documents.files import read_json
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
 # Section, its path, and whether it is written to where none is given.
@@ -96,7 +99,7 @@ class ResolvedConfig:
     @property
     def ds_config(self) -> dict[str, Any]:
         """The mapping that DeepSpeed is given: plain, complete, and a fresh copy each time."""
-        copied: dict[str, Any] = plain_copy(self.ds.data)
+        copied: dict[str, Any] = as_plain(self.ds.data)
         return copied
 
     @cached_property
@@ -255,7 +258,7 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
             needed.append((ds, ("optimizer", "type"), "mup", "mup"))
     if hyperparameters is not None:
         for name in read_loggers(hyperparameters, []):
-            needed.append((hyperparameters, (LOGGING, name), TOOLS[name].module, TOOLS[name].package))
+            needed.append((hyperparameters, (LOGGING, name), name, TOOLS[name].package))
     return [
         document.problem(
             path,

@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from determined_ds.config.ds_schema import ONE_BIT, ZERO
-from determined_ds.config.loggers import LOGGING, read_loggers
-from determined_ds.config.params import AUTO
+from determined_ds.config.params import AUTO, LOGGING, read_loggers
 from determined_ds.config.strategy import (
     DTYPES,
     HPZ,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,29 +49,27 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        origin = self._origins.get(path)
-        if origin is None:
-            origin = self._origins[path] = self._origin(path)
-        return origin
+        found = self._origins.get(path)
+        if found is not None:
+            return found
+        upwards = [path[:end] for end in range(len(path), 0, -1)]
+        over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
+        if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
+            within = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
+            over = self.overwrites.get(next(within, ()))
+        place = next((self.places[each] for each in upwards if each in self.places), None)
+        if over is not None:
+            found = over if isinstance(over, Origin) else Origin(over)
+        elif place:
+            found = _origin(self.name, place)
+        else:
+            found = Origin(self.name, file=self.name if self.places else "")
+        self._origins[path] = found
+        return found
 
     @cached_property
     def _origins(self) -> dict[KeyPath, Origin]:
         return {}
-
-    def _origin(self, path: KeyPath) -> Origin:
-        upwards = [path[:end] for end in range(len(path), 0, -1)]
-        over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
-        if (
-            over is None and path not in self.places
-        ):  # a mapping that an overwrite of something in it has made
-            inside = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
-            over = self.overwrites.get(next(inside, ()))
-        if over is not None:
-            return over if isinstance(over, Origin) else Origin(over)
-        for each in upwards:
-            if each in self.places:
-                return _origin(self.name, self.places[each])
-        return Origin(self.name, file=self.name if self.places else "")
 
     def holding(self, data: dict[str, Any]) -> Document:
         """Other data of the same places."""
@@ -81,10 +78,6 @@ class Document:
         )
         made.__dict__["_origins"] = self._origins  # they do not depend on the data
         return made
-
-    def is_beside(self, other: Document) -> bool:
-        """Whether both share one table of places, as :meth:`holding` makes them."""
-        return self.places is other.places and self.overwrites is other.overwrites
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
@@ -146,63 +139,39 @@ class Document:
     def overwritten_all(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
         """As :meth:`overwritten` for each (path, value, origin) in turn; ``NOT_GIVEN`` takes the value away.
 
-        What stays the same is shared.
+        What stays the same is shared. A section that a removal leaves empty is removed too.
         """
-        draft = _Draft(self.data)
+        data: dict[Any, Any] = dict(self.data)
+        own = {id(data): data}  # what has been copied; kept, so that no other mapping gets the id of one
         overwrites = dict(self.overwrites)
+
+        def section(path: KeyPath) -> dict[Any, Any]:
+            """The mapping at a path, to be written to; an empty one where there was none."""
+            node = data
+            for step in path:
+                below = node.get(step)
+                if id(below) not in own:
+                    below = node[step] = dict(below) if isinstance(below, dict) else {}
+                    own[id(below)] = below
+                node = own[id(below)]
+            return node
+
         for path, value, origin in changes:
             if value is NOT_GIVEN:
-                draft.remove(path)
+                for end in range(len(path), 0, -1):
+                    above = section(path[: end - 1])
+                    del above[path[end - 1]]
+                    if above:
+                        break
                 continue
-            section = draft.section(path[:-1])
-            if not isinstance(value, dict):
-                section[path[-1]] = value
-                overwrites[path] = origin
-                continue
-            for leaf, leaf_value in _leaves(value, path, section.get(path[-1])):
-                draft.section(leaf[:-1])[leaf[-1]] = leaf_value
+            for leaf, leaf_value in _leaves(value, path, section(path[:-1]).get(path[-1])):
+                section(leaf[:-1])[leaf[-1]] = leaf_value
                 overwrites[leaf] = origin
-        return Document(
-            name=self.name, data=draft.data, places=self.places, overwrites=overwrites, prefix=self.prefix
-        )
+        return replace(self, data=data, overwrites=overwrites)
 
     def without(self, path: KeyPath) -> Document:
         """A document without the leaf at ``path``, and without a section that this leaves empty."""
-        draft = _Draft(self.data)
-        draft.remove(path)
-        return self.holding(draft.data)
-
-
-class _Draft:
-    """A mapping that is being changed, while what it was made from stays as it was.
-
-    Only what lies on the way to a change is copied, and that once.
-    """
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.data: dict[Any, Any] = dict(data)
-        self._own = {id(self.data): self.data}  # kept, so that no other mapping gets the id of one of them
-
-    def section(self, path: KeyPath) -> dict[Any, Any]:
-        """The mapping at ``path``, to be written to; an empty one where there was none."""
-        node = self.data
-        for step in path:
-            below = node.get(step)
-            if id(below) not in self._own:
-                below = node[step] = dict(below) if isinstance(below, dict) else {}
-                self._own[id(below)] = below
-            assert below is not None
-            node = below
-        return node
-
-    def remove(self, path: KeyPath) -> None:
-        """Take away the leaf at ``path``, and every section that this leaves empty."""
-        while path:
-            section = self.section(path[:-1])
-            del section[path[-1]]
-            path = path[:-1]
-            if section:
-                break
+        return self.holding(self.overwritten_all([(path, NOT_GIVEN, "")]).data)
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -246,16 +215,6 @@ def words(text: str) -> frozenset[str]:
 def dotted(path: Iterable[str | int]) -> str:
     """``("a", "b", 0)`` -> ``a.b.0``."""
     return ".".join(map(str, path))
-
-
-def plain_copy(value: Any) -> Any:
-    """A copy of plain data that shares no mapping and no list with it; faster than ``copy.deepcopy``."""
-    kind = type(value)
-    if kind is dict:
-        return {key: plain_copy(item) for key, item in value.items()}
-    if kind is list:
-        return [plain_copy(item) for item in value]
-    return value if kind in (str, int, float, bool, type(None)) else copy.deepcopy(value)
 
 
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import operator
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import yaml
 
-from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated
+from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated, words
 from determined_ds.errors import ConfigError, Problem
 
 MAX_DEPTH = 100
 MAX_NODES = 100_000
 MAX_BITS = 64
 IS_IT = "check that it is a configuration"
+TOO_DEEP, TOO_LARGE = f"nested deeper than {MAX_DEPTH} levels", f"over {MAX_NODES} values"
+TOO_LONG = f"an integer of more than {MAX_BITS} bits"
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -97,31 +101,23 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         depth = 0
         # Events are flat, so that neither depth nor size is a problem before it is known to be small.
         for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT, _place(event))
-            if count > MAX_NODES:
-                raise refusal(name, f"over {MAX_NODES} values", IS_IT, _place(event))
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH or count > MAX_NODES:
+                message = TOO_DEEP if depth > MAX_DEPTH else TOO_LARGE
+                raise refusal(name, message, IS_IT, _place(event))
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
         return node
     except yaml.YAMLError as error:
-        raise _not_yaml(text, name, error) from None
-
-
-def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        begin = getattr(error, "context_mark", None)
     if mark is None:
-        return refusal(name, f"is not YAML: {problem}", "fix the YAML")
-    begin = getattr(error, "context_mark", None)
-    if problem != "second occurrence" and begin is not None and begin.line != mark.line:
-        problem += f", in what begins on line {begin.line + 1}"
-    line = next(iter(text.split("\n")[mark.line :]), "")[: mark.column + 1]
+        raise refusal(name, f"is not YAML: {problem}", "fix the YAML")
+    lines = text.split("\n")
+    before = "".join(lines[mark.line : mark.line + 1])[: mark.column + 1]
     fix = "fix the YAML there"
     if problem == "second occurrence":
         problem, fix = "the anchor is defined twice", "give the second another name"
-    elif line.endswith("\t") or ("\t" in line and line[:-1].isspace()):
+    elif "\t" in before and (before.endswith("\t") or before[:-1].isspace()):
         fix = "indent with spaces, not tabs"
     elif "another document" in problem:
         fix = "keep one document: remove the `---`"
@@ -129,8 +125,10 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
         fix = "define the anchor (&name) before it is used, or put the value in quotes"
     elif "mapping values are not allowed" in problem:
         fix = "put a value that holds `: ` in quotes, or fix the indentation"
-    last_line = text.count("\n") + 1  # the end may be behind it
-    return refusal(name, f"is not YAML: {problem}", fix, (min(mark.line + 1, last_line), mark.column + 1))
+    elif begin is not None and begin.line != mark.line:
+        problem += f", in what begins on line {begin.line + 1}"
+    place = (min(mark.line + 1, len(lines)), mark.column + 1)  # the end may be behind the last line
+    raise refusal(name, f"is not YAML: {problem}", fix, place)
 
 
 def _place(node: Any) -> Place:
@@ -195,9 +193,8 @@ class _NodeReader:
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode):
-                    raise self._refused(
-                        source, "<< merges mappings only", "write <<: *anchor, or <<: [*one, *other]"
-                    )
+                    fix = "write <<: *anchor, or <<: [*one, *other]"
+                    raise self._refused(source, "<< merges mappings only", fix)
                 for pair in self._merged(source, path, depth + 1):
                     merged.setdefault(pair[0].value, pair)  # the first that gives a key wins
         if problems:
@@ -207,37 +204,32 @@ class _NodeReader:
         return pairs
 
     def _scalar(self, node: yaml.Node) -> Any:
-        kind = node.tag.removeprefix(_TAG)
-        text: str = node.value
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        if kind in ("str", "value", "merge"):  # `=` and `<<` mean nothing here
+            return text
+        if kind == "null":
+            return None
         try:
-            if kind in ("str", "value", "merge"):  # `=` and `<<` mean nothing here
-                return text
-            if kind == "null":
-                return None
             if kind == "bool":
                 return yaml.constructor.SafeConstructor.bool_values[text.lower()]
             if kind == "int":
-                return self._int(text, node)
+                digits = text.replace("_", "").lower().lstrip("+-")
+                base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 10)
+                if base == 10 and self.octal and re.fullmatch("0[0-7]+", digits):
+                    base = 8
+                number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
+                if number.bit_length() > MAX_BITS:
+                    raise self._refused(node, TOO_LONG, "write a smaller number")
+                return -number if text.startswith("-") else number
             if kind == "float":
-                number = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-                if not math.isfinite(number):
+                real = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+                if not math.isfinite(real):
                     raise self._refused(node, f"{text} is not a finite number", "write a finite number")
-                return number
+                return real
         except (KeyError, ValueError):
             raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
         message = f"the tag {node.tag!r} means nothing here"
         raise self._refused(node, message, "write a plain value, without !")
-
-    def _int(self, text: str, node: yaml.Node) -> int:
-        plain = text.replace("_", "").lower()
-        digits = plain.lstrip("+-")
-        base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 10)
-        if base == 10 and self.octal and re.fullmatch("0[0-7]+", digits):
-            base = 8
-        number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
-        if number.bit_length() > MAX_BITS:
-            raise self._refused(node, f"an integer of more than {MAX_BITS} bits", "write a smaller number")
-        return -number if plain.startswith("-") else number
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -259,25 +251,26 @@ def parse_json(text: str, name: str) -> Document:
     try:
         data = json.loads(text)  # judges validity, so that messages for broken text are the usual ones
     except json.JSONDecodeError as error:
-        fix, at = _json_fix(text, error)
+        before, rest, at = text[: error.pos].rstrip(), text[error.pos :], error.pos
+        fix = "use double quotes" if rest.startswith("'") else "fix the JSON there"
+        if re.match(r",?\s*[}\]]", rest) and (before.endswith(",") or rest.startswith(",")):
+            # Python 3.13 points at the comma itself, older ones behind it.
+            fix, at = "remove the comma before the bracket", at if rest.startswith(",") else len(before) - 1
+        elif re.match(r"//|#|/\*", rest):
+            fix = "JSON has no comments: remove it"
+        elif literal := re.match(r"True|False|None", rest):
+            fix = f"write {literal.group().lower().replace('none', 'null')}"
         raise refusal(name, f"is not JSON: {error.msg}", fix, place_in(text, at)) from None
     except RecursionError:
-        raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT) from None
+        raise refusal(name, TOO_DEEP, IS_IT) from None
     except ValueError as error:  # an integer of more than 4300 digits
         longest = max(re.finditer("[0-9]+", text), key=lambda match: match.end() - match.start())
         place = place_in(text, longest.start())
         raise refusal(name, f"is not JSON: {error}", "write a smaller number", place) from None
     if not isinstance(data, dict):
         raise refusal(name, "is not a JSON object", 'start it with "{"')
-    places, problems = _json_places(text, name)
-    if problems:
-        raise ConfigError(problems)
-    return Document(name=name, data=data, places=places)
 
-
-def _json_places(text: str, name: str) -> tuple[dict[KeyPath, Place], list[Problem]]:
-    """The place of each key of a valid JSON text, and its repeated keys. What is too deep or large is refused."""
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]  # of the lines
     places: dict[KeyPath, Place] = {}
     problems: list[Problem] = []
     open_at: list[KeyPath] = []  # of each object and list around a token
@@ -294,47 +287,36 @@ def _json_places(text: str, name: str) -> tuple[dict[KeyPath, Place], list[Probl
         elif word in "{[":
             open_at.append(path)
             path = (*path, 0) if word == "[" else path
-            if len(open_at) > MAX_DEPTH:
-                raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT, place)
         elif word in "}]":
             path = open_at.pop()
         elif word == "," and len(path) > len(open_at[-1]) and isinstance(path[-1], int):
             path = (*open_at[-1], path[-1] + 1)
         elif not string and word != ",":
-            _check_scalar(word, name, place)
-        if count > 3 * MAX_NODES:  # a key, a value and a comma each
-            raise refusal(name, f"over {MAX_NODES} values", IS_IT, place)
-    return places, problems
-
-
-def _check_scalar(word: str, name: str, place: Place) -> None:
-    """Refuse NaN, Infinity, and numbers that are too large to be stored."""
-    value = json.loads(word)
-    if isinstance(value, float) and not math.isfinite(value):
-        message = f"{word} is not {'JSON' if word.strip('-').isalpha() else 'a finite number'}"
-        raise refusal(name, message, "write a finite number", place)
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise refusal(name, f"an integer of more than {MAX_BITS} bits", "write a smaller number", place)
-
-
-def _json_fix(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
-    """What to do about text that is not JSON, and where."""
-    before, rest = text[: error.pos].rstrip(), text[error.pos :]
-    # Python 3.13 points at the comma itself, older ones behind it.
-    if before.endswith(",") and rest[:1] in ("}", "]"):
-        return "remove the comma before the bracket", len(before) - 1
-    if re.match(r",\s*[}\]]", rest):
-        return "remove the comma before the bracket", error.pos
-    if re.match(r"//|#|/\*", rest):
-        return "JSON has no comments: remove it", error.pos
-    word = re.match(r"True|False|None", rest)
-    if word:
-        return f"write {word.group().lower().replace('none', 'null')}", error.pos
-    return "use double quotes" if rest.startswith("'") else "fix the JSON there", error.pos
+            value = json.loads(word)
+            if isinstance(value, float) and not math.isfinite(value):
+                message = f"{word} is not {'JSON' if word.strip('-').isalpha() else 'a finite number'}"
+                raise refusal(name, message, "write a finite number", place)
+            if isinstance(value, int) and value.bit_length() > MAX_BITS:
+                raise refusal(name, TOO_LONG, "write a smaller number", place)
+        if len(open_at) > MAX_DEPTH or count > 3 * MAX_NODES:  # a key, a value and a comma each
+            raise refusal(name, TOO_DEEP if len(open_at) > MAX_DEPTH else TOO_LARGE, IS_IT, place)
+    if problems:
+        raise ConfigError(problems)
+    return Document(name=name, data=data, places=places)
 
 
 # ------------------------------------------------------------------------------------------- values
 
+# JSON Schema's name of a type -> ours, and what messages call it.
+JSON_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 KINDS: dict[type, str] = {
     str: "a string",
     int: "an integer",
@@ -388,24 +370,15 @@ def bound_words(keyword: str, bound: Any) -> tuple[str, str] | None:
 
 
 def as_plain(data: Any) -> Any:
-    """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
+    """A deep copy in the types that JSON has: mappings are dicts, tuples lists (attrdict makes them), paths strings."""
     if isinstance(data, Mapping):
         return {str(key): as_plain(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return [as_plain(value) for value in data]
-    return data
+    return str(data) if isinstance(data, os.PathLike) else data
 
 
-# JSON Schema's name of a type -> ours.
-JSON_TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
+# ------------------------------------------------------------------------------------------- schemas
 
 
 def is_of(value: Any, names: Iterable[str]) -> bool:
@@ -415,3 +388,86 @@ def is_of(value: Any, names: Iterable[str]) -> bool:
     if isinstance(value, (int, float)):
         return "number" in names or ("integer" in names and (isinstance(value, int) or value.is_integer()))
     return any(isinstance(value, JSON_TYPES[name]) for name in names)
+
+
+# Keywords that decide nothing by themselves: annotations, and what another one looks at.
+_SILENT = words("""$comment default defaultMessage description ignoreCase model then title unionKey
+    deepspeed_version optimizer_params optimizer_types scheduler_params scheduler_types""")
+_COMPARED = {"minimum": operator.ge, "maximum": operator.le,
+             "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt}  # fmt: skip
+
+
+class _NotPlain(Exception):
+    """A value, or a keyword, that takes a closer look."""
+
+
+def fits_plainly(
+    schema: Any, value: Any, *, named: Callable[[str], Any] | None = None, wildcard: str | None = None
+) -> bool:
+    """Whether a validator would find nothing; False also where that takes a closer look.
+
+    jsonschema takes 50 ms to load, a fifth of a whole ``det-ds check``, and most of what is checked is right. What does
+    not plainly fit is judged by jsonschema, which alone says what is wrong.
+
+    Args:
+        schema: Of draft 7, or with the keywords of Determined's schemas that are treated here.
+        value: What is judged.
+        named: A schema by its ``$ref``.
+        wildcard: A text that is of every type and of every enum; None where there is none.
+    """
+
+    def fits(schema: Any, value: Any) -> bool:
+        if isinstance(schema, bool):
+            return schema
+        fields, known = value if isinstance(value, dict) else {}, schema.get("properties", {})
+        for keyword, wanted in schema.items():
+            holds = True
+            if keyword in ("type", "enum", "const"):
+                if wildcard is not None and value == wildcard:
+                    continue
+                if keyword == "type":
+                    holds = is_of(value, [wanted] if isinstance(wanted, str) else wanted)
+                else:
+                    choices = wanted if keyword == "enum" else [wanted]
+                    holds = any(type(each) is type(value) and each == value for each in choices)
+                    if not holds and (schema.get("ignoreCase") or value in choices):
+                        raise _NotPlain  # 1 is not true, and is 1.0
+            elif keyword in _COMPARED:
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                holds = not is_number or _COMPARED[keyword](value, wanted)
+            elif keyword in ("required", "eventuallyRequired"):
+                if any(key in fields and fields[key] is None for key in wanted):
+                    raise _NotPlain  # null may count as absent
+                holds = not isinstance(value, dict) or all(key in fields for key in wanted)
+            elif keyword == "properties":
+                holds = all(fits(wanted[key], each) for key, each in fields.items() if key in wanted)
+            elif keyword == "additionalProperties":
+                holds = all(fits(wanted, each) for key, each in fields.items() if key not in known)
+            elif keyword == "items":
+                holds = not isinstance(value, list) or all(fits(wanted, each) for each in value)
+            elif keyword in ("$ref", "optionalRef") and named is not None:
+                holds = (keyword == "optionalRef" and value is None) or fits(named(wanted), value)
+            elif keyword in ("union", "anyOf"):
+                if not any(
+                    plainly(each, value) for each in (wanted["items"] if keyword == "union" else wanted)
+                ):
+                    raise _NotPlain
+            elif keyword in ("checks", "allOf"):
+                holds = all(fits(each, value) for each in (wanted if keyword == "allOf" else wanted.values()))
+            elif keyword == "if":
+                holds = not fits(wanted, value) or fits(schema.get("then", True), value)
+            elif keyword == "not":
+                holds = not fits(wanted, value)
+            elif keyword not in _SILENT:
+                raise _NotPlain
+            if not holds:
+                return False
+        return True
+
+    def plainly(schema: Any, value: Any) -> bool:
+        try:
+            return fits(schema, value)
+        except _NotPlain:
+            return False
+
+    return plainly(schema, value)

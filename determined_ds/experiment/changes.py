@@ -23,8 +23,8 @@ from determined_ds.documents.document import (
     dotted,
     get_path,
     in_words,
-    plain_copy,
 )
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.secrets import masked
@@ -91,7 +91,7 @@ def settings_of(
         "resources": {**(config.get("resources") or {}), "slots_per_trial": experiment.slots},
         "reproducibility": {"experiment_seed": experiment.seed},
     }
-    plain = json.loads(json.dumps(plain_copy(data), default=str))
+    plain = json.loads(json.dumps(as_plain(data), default=str))
     # Without secrets, as a checkpoint has it.
     ds_config = None if ds_config is None else masked({WHERE: ds_config})[WHERE]
     return Settings(experiment=masked(plain), ds_config=ds_config)

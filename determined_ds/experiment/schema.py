@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
-from determined_ds.documents.plain_fit import fits_plainly
-from determined_ds.documents.text import JSON_TYPES, bound_words, kind_of, kind_words, type_fix
+from determined_ds.documents.text import JSON_TYPES, bound_words, fits_plainly, kind_of, kind_words, type_fix
 from determined_ds.errors import NOT_GIVEN, Problem, shown
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import invalid_spec

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from determined_ds.config.loggers import LOGGING, is_secret_option
+from determined_ds.config.params import LOGGING, is_secret_option
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem

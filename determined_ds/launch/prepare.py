@@ -15,8 +15,7 @@ from determined_ds.check.trial import (
 )
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.loggers import missing_keys
-from determined_ds.config.params import AUTO
+from determined_ds.config.params import AUTO, missing_keys
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.loggers import TOOLS, read_loggers
+from determined_ds.config.params import TOOLS, read_loggers
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.experiment.decide import Task
 from determined_ds.logs.clients import MOST_METRICS, Client, load_client

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.loggers import LOGGING
+from determined_ds.config.params import LOGGING
 from determined_ds.documents.files import write_whole
 from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
 from determined_ds.rundir.launches import FORK, START, Launch

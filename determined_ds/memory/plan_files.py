@@ -6,8 +6,7 @@ import math
 import textwrap
 
 from determined_ds.cluster_log import LOG_POLICIES
-from determined_ds.config.create import plain
-from determined_ds.documents.text import dump_yaml
+from determined_ds.documents.text import as_plain, dump_yaml
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory.fitting import usable_bytes
 from determined_ds.memory.plan import Plan
@@ -159,4 +158,4 @@ reproducibility:
 max_restarts: 2
 labels: [deepspeed, zero{strategy.zero_stage}]
 # A failure that no restart can help is not restarted.
-{dump_yaml({"log_policies": plain(LOG_POLICIES)})}"""
+{dump_yaml({"log_policies": as_plain(LOG_POLICIES)})}"""

@@ -17,8 +17,9 @@ from determined_ds.check.trial import stages_problem
 from determined_ds.config.keys import SEARCH
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig, Where
-from determined_ds.documents.document import Difference, Document, differences, get_path, plain_copy, words
+from determined_ds.documents.document import Difference, Document, differences, get_path, words
 from determined_ds.documents.files import read_yaml
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
@@ -98,8 +99,8 @@ class SearchPlan:
     def trial_document(self, create: Create) -> Document:
         """The experiment of one trial: its point and its seed as constants, and no search."""
         experiment = self.experiment
-        data = plain_copy(experiment.config)
-        data["hyperparameters"] = {TRIAL_SEED: create.seed, **as_constants(plain_copy(create.hparams))}
+        data = as_plain(experiment.config)
+        data["hyperparameters"] = {TRIAL_SEED: create.seed, **as_constants(as_plain(create.hparams))}
         data["searcher"] = {
             "name": "single",
             "metric": experiment.metric,

@@ -21,8 +21,9 @@ from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document, plain_copy
+from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_yaml
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
@@ -176,7 +177,7 @@ def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks
                 Problem(key="session", value=str(config), message=message, fix=fix, code="session")
             )
     elif config is None or isinstance(config, Mapping):
-        given = plain_copy(dict(config or {}))
+        given = as_plain(dict(config or {}))
         if not OF_EXPERIMENTS & given.keys():
             given = {"hyperparameters": as_constants(given)}
         document = Document(name="session", data=given)

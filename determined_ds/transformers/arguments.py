@@ -35,8 +35,9 @@ from determined_ds.config.params import (
     parse_hyperparameters,
 )
 from determined_ds.config.resolve import ResolvedConfig, Where, reconcile
-from determined_ds.documents.document import Document, KeyPath, plain_copy, unknown_key
+from determined_ds.documents.document import Document, KeyPath, unknown_key
 from determined_ds.documents.files import read_json
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.here import (
@@ -306,7 +307,7 @@ class ReconciledArguments:
             )
         else:
             assert ds is not None
-            filled = ds.holding(plain_copy(given.config))
+            filled = ds.holding(as_plain(given.config))
             later = {
                 WARMUP: max(1, int(fields["warmup_steps"])),
                 TOTAL: LARGEST,
@@ -410,7 +411,7 @@ def _not_of_transformers(hyperparameters: Document, fit: FitOptions) -> list[Pro
 
 def _open_to_transformers(ds: Document, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON with ``"auto"`` wherever transformers may fill a value from its arguments."""
-    config = {"zero_optimization": {"stage": 0}, **plain_copy(ds.data)}  # accelerate requires the section
+    config = {"zero_optimization": {"stage": 0}, **as_plain(ds.data)}  # accelerate requires the section
     for key in ("train_batch_size", *MICRO, *ACCUMULATION, "gradient_clipping"):
         config.setdefault(key, AUTO)
     zero = config["zero_optimization"]
@@ -452,7 +453,7 @@ def _defaults_of(kind: type) -> dict[str, Any]:
 def _read_deepspeed(value: Any) -> Document:
     """``TrainingArguments.deepspeed``: a mapping, a path, or what transformers also takes, a JSON in base64."""
     if isinstance(value, Mapping):
-        return Document(name=f"{ARGUMENTS}.deepspeed", data=plain_copy(dict(value)))
+        return Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(value)))
     try:
         if not Path(value).exists():
             data = json.loads(base64.urlsafe_b64decode(value).decode())

@@ -15,7 +15,8 @@ from determined_ds.check.trial import check_entrypoint
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import BY_OTHER_NAMES, SHORTHANDS
 from determined_ds.config.resolve import ResolvedConfig, Where
-from determined_ds.documents.document import Document, KeyPath, plain_copy
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
@@ -314,7 +315,7 @@ def _entrypoint(base: Base, trial: str | None) -> Any:
 
 def _ds_config(base: Base, choice: Choice) -> dict[str, Any]:
     """The experiment's DeepSpeed JSON with what is chosen in it; what the choice does not decide stays."""
-    ds: dict[str, Any] = plain_copy({key: value for key, value in base.ds.items() if key not in BATCH_KEYS})
+    ds: dict[str, Any] = as_plain({key: value for key, value in base.ds.items() if key not in BATCH_KEYS})
     ds["zero_optimization"] = _zero(base, choice)
     if choice.micro_batch_size is not None:
         ds[MICRO_BATCH] = choice.micro_batch_size
@@ -330,7 +331,7 @@ def _ds_config(base: Base, choice: Choice) -> dict[str, Any]:
 
 def _zero(base: Base, choice: Choice) -> dict[str, Any]:
     own = base.ds.get("zero_optimization")
-    zero: dict[str, Any] = plain_copy(own) if isinstance(own, dict) else {}
+    zero: dict[str, Any] = as_plain(own) if isinstance(own, dict) else {}
     for key in list(zero):
         if key in (*OFFLOADS, *ZEROPP) or (key.startswith(STAGE_3) and choice.zero_stage < 3):
             del zero[key]
@@ -339,7 +340,7 @@ def _zero(base: Base, choice: Choice) -> dict[str, Any]:
         if is_wanted:
             kept = own.get(key) if isinstance(own, dict) else None
             is_of_use = isinstance(kept, dict) and kept.get("device") not in (None, "none")
-            zero[key] = plain_copy(kept) if is_of_use else {"device": "cpu", "pin_memory": "auto"}
+            zero[key] = as_plain(kept) if is_of_use else {"device": "cpu", "pin_memory": "auto"}
     if choice.zeropp:
         is_own = base.own.zeropp and choice.slots == base.own.slots
         kept = {key: own[key] for key in ZEROPP if key in own} if is_own and isinstance(own, dict) else None
