@@ -261,7 +261,7 @@ def trials_at_once(
     experiment: Experiment, accelerator: Accelerator, machine_slots: int | None = None
 ) -> tuple[int, tuple[str, ...]]:
     """How many trials of a search run at a time on a machine, and the GPUs that they share out."""
-    from determined_ds.search.machine_slots import machine_of
+    from determined_ds.search.plan import machine_of
 
     found = machine_of(experiment, accelerator, machine_slots)
     return found.at_once, found.gpus

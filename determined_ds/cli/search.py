@@ -30,7 +30,7 @@ def search(**options: Any) -> None:
     The searcher means what it means on a cluster: single, random, grid, adaptive_asha or async_halving. Trials share
     the slots of this machine. Ctrl-C has each of them write a checkpoint; --resume continues from there.
     """
-    from determined_ds.search.command import run_search
-    from determined_ds.search.setup import prepare_search
+    from determined_ds.search.plan import prepare_search
+    from determined_ds.search.run import run_search
 
     sys.exit(run_search(prepare_search(**options)))

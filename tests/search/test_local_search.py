@@ -231,9 +231,8 @@ def test_an_impossible_point_has_had_no_process(interrupted: Interrupted) -> Non
 
 
 @pytest.mark.long("tests/interrupted kills runs, and cli/test_autotune stops several")
-def test_its_pictures_are_there(interrupted: Interrupted) -> None:
-    for name in ("history.png", "parallel_coordinates.png"):
-        assert (interrupted.run_dir / name).read_bytes().startswith(b"\x89PNG")
+def test_its_report_is_there(interrupted: Interrupted) -> None:
+    assert "0001" in (interrupted.run_dir / "report.html").read_text()
 
 
 @pytest.mark.long("tests/interrupted kills runs, and cli/test_autotune stops several")

@@ -1,0 +1,539 @@
+"""A search run here: trials started as slots become free, followed, stopped and restarted as the method says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from determined_ds.checkpoints.files import checkpoints_in
+from determined_ds.documents.files import write_files
+from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, Problem
+from determined_ds.experiment.secrets import stored_yaml
+from determined_ds.experiment.space import HALVING, brackets, rungs
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.trial_process import TrialProcess
+from determined_ds.report.runs.located_runs import find_runs, read_runs
+from determined_ds.report.runs.saved_page import save_page
+from determined_ds.rundir.conclusion import COMPLETED as RUN_COMPLETED
+from determined_ds.rundir.conclusion import INVALID
+from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.run_dir import RunDir, short
+from determined_ds.rundir.run_lock import RunLock
+from determined_ds.search.events import (
+    COMPLETED,
+    DROPPED,
+    EVENTS,
+    FAILED,
+    STOPPED,
+    WAITING,
+    SearchEvents,
+    Trial,
+)
+from determined_ds.search.plan import SearchPlan
+
+TRIALS, BEST, RESULTS, PAGE = "trials", "best.yaml", "results.csv", "report.html"
+POLL_S = 0.5
+REFRESH_S = 1.0  # a drawing takes some milliseconds
+LEFT_S = 10.0  # processes of a killed search end with it; the system may take a moment
+# Most methods replace an impossible point by another, endlessly if need be; after so many in a row the search gives up.
+MOST_DROPPED = 1000
+MOST_REFUSED = 20  # by ranks, which take seconds to start
+MOST_REASONS = 8
+BAR_CELLS = 12
+ON_INTERRUPT = "the trials that run finish their batch and write a checkpoint"
+
+
+def run_search(plan: SearchPlan) -> int:
+    """Run a search, report it on the terminal, and write its results.
+
+    Returns:
+        The exit code: 0, also when interrupted once; 1 where no trial has trained; 128 + the signal's number
+        after a second interrupt.
+
+    Raises:
+        ConfigError: the search in the run directory cannot be resumed, or a trial reports no such metric.
+    """
+    with Interrupts(ON_INTERRUPT) as interrupts:
+        for line in _header(plan):
+            print(line)
+        for warning in plan.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        sys.stdout.flush()
+        with RunLock(plan.run_dir):
+            path, text = RunDir(plan.run_dir).experiment, stored_yaml(plan.experiment.config)
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                write_files({path: text}, overwrite=True)
+            events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space, plan.digest)
+            search = LocalSearch(plan, events, interrupts)
+            search.run()
+            return _conclude(plan, search, interrupts)
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A trial with a process.
+
+    Args:
+        trial: Of the search.
+        process: Its own.
+        from_checkpoint: Whether it resumed from one.
+        gpus: That it has.
+        steps: Batches trained, as far as it has reported; None before its first report.
+        is_asked: Whether it has been asked to stop; ``det-ds run`` takes a second time for an order to end at once.
+    """
+
+    trial: Trial
+    process: TrialProcess
+    from_checkpoint: bool
+    gpus: tuple[str, ...]
+    steps: int | None = None
+    is_asked: bool = False
+
+    def ask_to_stop(self) -> None:
+        """Have it finish its batch, write a checkpoint and end."""
+        if not self.is_asked:
+            self.is_asked = True
+            self.process.stop()
+
+
+class LocalSearch:
+    """A search and its trials' processes.
+
+    Args:
+        plan: What to search.
+        events: Where it is written down.
+        interrupts: Ends it.
+
+    Attributes:
+        gave_up: Why it ended before its end; "" elsewhere.
+    """
+
+    def __init__(self, plan: SearchPlan, events: SearchEvents, interrupts: Interrupts) -> None:
+        self.plan, self.events, self.interrupts = plan, events, interrupts
+        self.gave_up = ""
+        self._running: dict[int, Running] = {}
+        self._lengths: dict[int, int | None] = {}  # of the trials that were judged: batches in all, if known
+        self._free_gpus = list(plan.machine.gpus)
+        self._refused_in_a_row = 0
+        self._num_judged = 0
+        name = plan.searcher["name"]
+        self._replaces = name not in ("grid", "single")
+        self._time_metric = str(plan.searcher["time_metric"]) if name in HALVING else ""
+        self._rungs = rungs(plan.searcher) if name in HALVING else ()
+        # A table on a terminal, and what has happened above it; lines elsewhere.
+        console = Console()
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+        self._drawn_s = 0.0
+
+    @property
+    def open_trials(self) -> list[Trial]:
+        """Those that have not ended, the oldest first."""
+        return [trial for trial in self.events.trials if trial.is_open]
+
+    def run(self) -> None:
+        """Run it to its end, or until it is interrupted. No process is left, however this ends.
+
+        Raises:
+            ConfigError: the run directory holds another search, or a trial reports no such metric.
+        """
+        try:
+            if self._live is not None:
+                self._live.start()
+            self._restore()
+            while self._turn():
+                time.sleep(POLL_S)
+                self._follow()
+                if self._live is not None and time.monotonic() >= self._drawn_s + REFRESH_S:
+                    self._drawn_s = time.monotonic()
+                    self._live.update(self._drawing(), refresh=True)
+        finally:
+            for running in self._running.values():
+                running.process.kill()
+            if self._live is not None:
+                self._live.stop()
+
+    def _restore(self) -> None:
+        """Pass on what the trials of an interrupted search have written since."""
+        if not self.plan.resume:
+            return
+        until = time.monotonic() + LEFT_S
+        while left := _processes_below(self.plan.run_dir / TRIALS):  # they would write beside the new ones
+            if time.monotonic() > until:
+                message = f"processes of an earlier search still run in it: {', '.join(map(str, left))}"
+                fix = f"end them first: kill {' '.join(map(str, left))}"
+                value = str(self.plan.run_dir)
+                raise ConfigError(Problem(key="--run-dir", value=value, message=message, fix=fix))
+            time.sleep(POLL_S)
+        for trial in self.open_trials:
+            if trial.status != WAITING:
+                for record in read_records(RunDir(self._run_dir(trial)).metrics):
+                    self._take(trial, record)
+        for trial in self.open_trials:
+            if trial.stop_asked:
+                self._end_stopped(trial)
+
+    def _turn(self) -> bool:
+        """Start what can be started, stop what is to be stopped. Returns whether there is something to wait for."""
+        if self.interrupts.at_once or self.gave_up:
+            return False
+        if self.interrupts.requested:
+            for running in self._running.values():
+                running.ask_to_stop()
+            return bool(self._running)
+        trials = self.events.trials
+        while self._num_judged < len(trials) and not self.interrupts.requested:
+            # A point that cannot run may be replaced by another, which is judged in turn.
+            if self._replaces and self.events.dropped_in_a_row >= MOST_DROPPED:
+                if not self._running:
+                    self.gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
+                break
+            self._num_judged += 1
+            trial = trials[self._num_judged - 1]
+            if trial.is_open:
+                self._judge(trial)
+        for trial in self._waiting():
+            if len(self._running) < self.plan.machine.at_once:
+                self._start(trial)
+        return bool(self._running)
+
+    def _judge(self, trial: Trial) -> None:
+        try:
+            resolved = self.plan.judge(trial.create)
+        except ConfigError as error:
+            why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
+            self._end(trial, DROPPED, why, "INVALID_HP")
+            return
+        length = resolved.fit.max_length if resolved is not None else None
+        value = length.value if length is not None and length.unit == "batches" else None
+        self._lengths[trial.number] = value if isinstance(value, int) else None
+
+    def _waiting(self) -> list[Trial]:
+        """The trials that can start, the oldest first, as on a cluster."""
+        return [
+            trial
+            for trial in self.open_trials
+            if trial.number in self._lengths and trial.number not in self._running
+        ]
+
+    def _run_dir(self, trial: Trial) -> Path:
+        return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
+
+    def _start(self, trial: Trial) -> None:
+        machine, run_dir = self.plan.machine, self._run_dir(trial)
+        gpus = tuple(self._free_gpus[: machine.slots_per_trial]) if machine.gpus else ()
+        self._free_gpus = [gpu for gpu in self._free_gpus if gpu not in gpus]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        if machine.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(machine.threads)
+        checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
+        # The search restarts crashed trials itself.
+        document = self.plan.trial_document(trial.create).overwritten(("max_restarts",), 0, "the search")
+        process = TrialProcess(
+            experiment=document,
+            context_dir=self.plan.context_dir,
+            run_dir=run_dir,
+            accelerator=machine.accelerator.name,
+            arguments=["--resume"] if checkpoints else [],
+            environment=environment,
+        )
+        is_new = trial.status == WAITING
+        if is_new:
+            self.events.started(trial)
+        process.start()
+        self._running[trial.number] = Running(
+            trial=trial, process=process, from_checkpoint=bool(checkpoints), gpus=gpus
+        )
+        if checkpoints:
+            self._say(trial, "resumed", f"from batch {checkpoints[0].steps_completed}")
+        elif is_new:
+            self._say(trial, "started", _in_words(trial.point))
+        else:
+            self._say(trial, "restarted", "no checkpoint found; starting from step 0")
+
+    # --------------------------------------------------------------------------------- what trials say
+
+    def _follow(self) -> None:
+        """Take in what the trials have written, and who has ended."""
+        for running in list(self._running.values()):
+            code = running.process.poll()  # first: its last records are read after that
+            for record in running.process.new_metrics():
+                steps = record.get("steps_completed")
+                running.steps = steps if isinstance(steps, int) else running.steps
+                self._take(running.trial, record)
+            if code is not None:
+                del self._running[running.trial.number]
+                self._free_gpus += running.gpus
+                self._ended(running)
+            elif running.trial.stop_asked:
+                running.ask_to_stop()
+
+    def _take(self, trial: Trial, record: Mapping[str, Any]) -> None:
+        """A record of a trial: the method receives each validation once, and none after it has stopped the trial."""
+        steps, metrics = record.get("steps_completed"), record.get("metrics") or {}
+        if record.get("group") != "validation" or not isinstance(steps, int):
+            return
+        if trial.stop_asked or steps <= trial.last:
+            return
+        needed = {"searcher.metric": self.plan.experiment.metric}
+        if self._time_metric:
+            needed["searcher.time_metric"] = self._time_metric
+        values = {}
+        for key, name in needed.items():
+            try:
+                values[name] = float(metrics[name])
+                if key == "searcher.time_metric" and not math.isfinite(values[name]):
+                    raise ValueError(name)
+            except (KeyError, TypeError, ValueError):
+                known = ", ".join(sorted(metrics))
+                message = (
+                    f"trial {trial.number} does not report it as a number at validation; it reports {known}"
+                )
+                origin = self.plan.experiment.document.origin(tuple(key.split(".")))
+                fix = f"name one of them: {known}"
+                raise ConfigError(
+                    Problem(key=key, value=name, origin=origin, message=message, fix=fix, code="metric")
+                ) from None
+        before = trial.time
+        self.events.validated(trial, steps, values)
+        self._refused_in_a_row = 0
+        if any(before < rung <= trial.time for rung in self._rungs):
+            self._say(trial, "validated", self._last_of(trial))
+
+    def _ended(self, running: Running) -> None:
+        """A process has ended: its trial is over, is restarted, or continues when the search is resumed."""
+        trial, result = running.trial, running.process.result()
+        why = result.reason or ""
+        if trial.stop_asked:
+            self._end_stopped(trial)
+        elif result.status == RUN_COMPLETED:
+            self._end(trial, COMPLETED)
+        elif self.interrupts.requested:
+            self._say(trial, "paused", f"at batch {running.steps or 0}")
+        elif result.status == INVALID and not running.from_checkpoint:
+            self._refused_in_a_row += 1
+            self._end(trial, DROPPED, why, "INVALID_HP")
+            if self._replaces and self._refused_in_a_row >= MOST_REFUSED:
+                self.gave_up = f"the ranks of {self._refused_in_a_row} points in a row refused to train"
+        else:
+            if result.status == INVALID:  # what ran before cannot be impossible: its checkpoints are not good
+                _set_aside(RunDir(running.process.run_dir).checkpoints)
+            why, most = why or "it was stopped from outside", self.plan.max_restarts
+            if trial.restarts >= most:
+                self._end(trial, FAILED, why, "ERRORED")
+            else:
+                self.events.restarted(trial, why)
+                self._say(trial, "crashed", f"{why} (restart {trial.restarts} of {most})")
+
+    def _end_stopped(self, trial: Trial) -> None:
+        """The method has stopped a trial: early, or because it has reached ``max_time``."""
+        reached_the_top = trial.time >= float(self.plan.searcher["max_time"])
+        self._end(trial, COMPLETED if reached_the_top else STOPPED)
+
+    def _end(self, trial: Trial, status: str, why: str = "", reason: Any = None) -> None:
+        self.events.ended(trial, status, why, reason)
+        self._say(trial, status, why or self._last_of(trial))
+
+    # ------------------------------------------------------------------------------------------- what is shown
+
+    def _last_of(self, trial: Trial) -> str:
+        if not trial.values:
+            return ""
+        return f"batch {trial.last}  {self.plan.experiment.metric} {trial.values[trial.last]:.5g}"
+
+    def _say(self, trial: Trial, what: str, more: str = "") -> None:
+        line = f"trial {trial.number:<4} {what:<10} {more}".rstrip()
+        if self._live is None:
+            print(line, flush=True)
+        else:
+            self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _drawing(self) -> Group:
+        """The trials that run, the best so far, and how many have become what."""
+        experiment, machine = self.plan.experiment, self.plan.machine
+        table = Table(box=None, pad_edge=False)
+        for head, justify in (("trial", "right"), ("progress", "left"), ("batches", "right")):
+            table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(experiment.metric, justify="right", no_wrap=True)
+        table.add_column("point", overflow="ellipsis", no_wrap=True)
+        for running in self._running.values():
+            trial, length, steps = running.trial, self._lengths[running.trial.number], running.steps or 0
+            is_stopping = trial.stop_asked or self.interrupts.requested
+            progress = "stopping" if is_stopping else "starting" if running.steps is None else "running"
+            if progress == "running" and length:
+                done = round(BAR_CELLS * min(1.0, steps / length))
+                progress = "━" * done + "─" * (BAR_CELLS - done)
+            batches = f"{steps}/{length}" if length else str(steps)
+            value = f"{trial.values[trial.last]:.5g}" if trial.values else ""
+            table.add_row(str(trial.number), progress, batches, value, _in_words(trial.point))
+        counts = Counter(trial.status for trial in self.events.trials)
+        ended = [f"{counts[each]} {each}" for each in (COMPLETED, STOPPED, FAILED, DROPPED) if counts[each]]
+        in_use = min(machine.slots, len(self._running) * machine.slots_per_trial)
+        parts = [*ended, f"{len(self._waiting())} waiting", f"{in_use} of {machine.slots} slots in use"]
+        best = best_trial(self.events.trials, experiment.smaller_is_better)
+        found = best.best(experiment.smaller_is_better) if best else None
+        line = ""
+        if best is not None and found is not None:
+            line = f"best: {experiment.metric} {found[1]:.5g}, trial {best.number} after {found[0]} batches"
+        return Group(table, "", line, ", ".join(parts))
+
+
+def _processes_below(folder: Path) -> list[int]:
+    """Ids of the processes of this library that were started with a folder below this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            ours = any(word.startswith("determined_ds") for word in words)
+            if ours and any(f"{folder}/" in word for word in words):
+                found.append(process.pid)  # a zombie has no words
+        except psutil.Error:
+            continue
+    return found
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a folder, so that it is not found where it was, and not lost."""
+    number = 1
+    while (there := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+        number += 1
+    folder.rename(there)
+
+
+# ------------------------------------------------------------------------------------- before and after
+
+
+def _header(plan: SearchPlan) -> Iterator[str]:
+    """What will be searched, in a few lines for people."""
+    experiment, machine, searcher = plan.experiment, plan.machine, plan.searcher
+
+    def count(number: int, thing: str) -> str:
+        return f"{number} {thing}{'s' * (number != 1)}"
+
+    axes, name = experiment.space.axes, searcher["name"]
+    over = f" over {count(len(axes), 'hyperparameter')}" if axes else ""
+    yield f"{experiment.name}: {name}{over}, {experiment.entrypoint}"
+    trials = "1 trial"
+    if name == "grid":
+        trials = count(experiment.space.size or 0, "point")
+    elif name != "single":
+        trials = count(int(searcher["max_trials"]), "trial")
+    if name in HALVING:
+        num_brackets = len(brackets(searcher))
+        several = f" in {num_brackets} brackets" if num_brackets > 1 else ""
+        trials += f"{several}, judged at {', '.join(map(str, rungs(searcher)))} {searcher['time_metric']}"
+    better = "the smaller the better" if experiment.smaller_is_better else "the larger the better"
+    yield f"  search     {trials} by {experiment.metric}, {better}"
+    at_once = "one trial at a time" if machine.at_once == 1 else f"{machine.at_once} trials at a time"
+    yield (
+        f"  slots      {machine.slots_per_trial} a trial, {machine.slots} on this machine"
+        f" ({machine.accelerator.name}): {at_once}"
+    )
+    yield f"  run dir    {short(plan.run_dir)}"
+
+
+def best_trial(trials: list[Trial], smaller_is_better: bool) -> Trial | None:
+    """The trial with the best validation, the first of equals; None where none has validated."""
+    sign = 1 if smaller_is_better else -1
+    rated = [(best[1], trial) for trial in trials if (best := trial.best(smaller_is_better)) is not None]
+    return min(rated, key=lambda item: (sign * item[0], item[1].number))[1] if rated else None
+
+
+def _conclude(plan: SearchPlan, search: LocalSearch, interrupts: Interrupts) -> int:
+    """Write the results, and say how it ended. Returns the exit code."""
+    experiment, machine, trials = plan.experiment, plan.machine, search.events.trials
+    metric = experiment.metric
+    best = best_trial(trials, experiment.smaller_is_better)
+    found = best.best(experiment.smaller_is_better) if best else None
+    threads = machine.threads or os.environ.get("OMP_NUM_THREADS")
+    again = [f"OMP_NUM_THREADS={threads}"] if threads and machine.accelerator.name == "cpu" else []
+    again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
+    command = shlex.join([*again, "--accelerator", machine.accelerator.name])
+    texts = {plan.run_dir / RESULTS: _results(plan, trials)}
+    if best is not None and found is not None:
+        head = (
+            f"# The best of {len(trials)} trials of {experiment.name}: trial {best.number},"
+            f" {metric} {found[1]!r} after {found[0]} batches.\n"
+            f"# {_in_words(best.point) or 'Nothing was searched.'}\n"
+            f"# To train it again: {command}\n"
+        )
+        texts[plan.run_dir / BEST] = head + stored_yaml(plan.trial_document(best.create).data)
+    write_files(texts, overwrite=True)
+    if search.open_trials and not search.gave_up:
+        resume = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
+        resume += ["--run-dir", short(plan.run_dir), "--resume", *plan.words]
+        print(f"resume with: {shlex.join(resume)}", file=sys.stderr)
+        return interrupts.exit_code
+
+    written = [plan.run_dir / RESULTS]
+    if found is not None:  # curves, and what differs between the trials
+        save_page(read_runs(find_runs([plan.run_dir])), plan.run_dir / PAGE)
+        written.append(plan.run_dir / PAGE)
+    counts = Counter(trial.status for trial in trials)
+    lines = ["", f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())]
+    if best is not None and found is not None:
+        lines.append(f"best   trial {best.number}: {metric} {found[1]:.6g} after {found[0]} batches")
+        lines += [f"       {_in_words(best.point)}"] if best.point else []
+        lines.append(f"again  {command}")
+    lines.append("see    " + ", ".join(short(path) for path in written))
+    why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
+    lines += [f"  {count} {status}: {reason}" for (status, reason), count in why.most_common(MOST_REASONS)]
+    if len(why) > MOST_REASONS:
+        lines.append(f"  and {len(why) - MOST_REASONS} other reasons, which {RESULTS} has")
+    print("\n".join(lines), flush=True)
+    has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
+    if search.gave_up:
+        print(f"{'warning' if has_trained else 'error'}: gave up: {search.gave_up}", file=sys.stderr)
+    elif not has_trained:
+        print("error: every trial was dropped or failed", file=sys.stderr)
+    elif found is None:
+        print(f"error: no trial has reported a finite {metric}, by which the best is chosen", file=sys.stderr)
+    return 0 if has_trained and found is not None else EXIT_TRAINING_FAILED
+
+
+def _results(plan: SearchPlan, trials: list[Trial]) -> str:
+    """All trials as CSV: what became of each, its best metric, and its point."""
+    names, metric = [axis.name for axis in plan.experiment.space.axes], plan.experiment.metric
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["trial", "status", metric, "batches", "last_batch", "restarts", "seed", "started", "ended"]
+    writer.writerow([*head, *names, "reason"])
+    for trial in trials:
+        best = trial.best(plan.experiment.smaller_is_better)
+        steps, value = (best[0], repr(best[1])) if best is not None else ("", "")
+        times = [each.isoformat(timespec="seconds") if each else "" for each in (trial.started, trial.ended)]
+        row = [trial.number, trial.status, value, steps, trial.last if trial.values else "", trial.restarts]
+        point = (trial.point.get(name) for name in names)
+        writer.writerow([*row, trial.create.seed, *times, *point, trial.why])
+    return text.getvalue()
+
+
+def _in_words(point: Mapping[str, Any]) -> str:
+    """A point for people, its names as short as they stay unique."""
+    shown = []
+    for name, value in point.items():
+        parts, others = name.split("."), [other.split(".") for other in point if other != name]
+        keep = 1
+        while keep < len(parts) and any(other[-keep:] == parts[-keep:] for other in others):
+            keep += 1
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        if isinstance(value, bool) or value is None:
+            text = {True: "true", False: "false", None: "null"}[value]
+        shown.append(f"{'.'.join(parts[-keep:])} {text}")
+    return ", ".join(shown)
