@@ -8,7 +8,7 @@ from pathlib import Path
 
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.rundir.cores import num_cores
+from determined_ds.rundir.limits import num_cores
 
 NAMES = ("cpu", "cuda")
 # Device nodes of the NVIDIA driver, of WSL's, and of ROCm's (which torch calls cuda too).

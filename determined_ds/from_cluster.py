@@ -13,11 +13,20 @@ from determined_ds.checkpoints.files import Checkpoint
 from determined_ds.checkpoints.retention import as_number
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
-from determined_ds.rundir.conclusion import COMPLETED, FAILED, STOPPED, RunResult
-from determined_ds.rundir.kept_warnings import KeptWarning, counted
-from determined_ds.rundir.launches import RESTART, RESUME, START, Launch
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
-from determined_ds.rundir.recorded_run import RecordedRun
+from determined_ds.rundir.records import (
+    COMPLETED,
+    FAILED,
+    RESTART,
+    RESUME,
+    START,
+    STOPPED,
+    KeptWarning,
+    Launch,
+    RecordedRun,
+    RunResult,
+    counted,
+)
 from determined_ds.train.master.client import master_client
 
 GROUPS = ("training", "validation")

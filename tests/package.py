@@ -541,12 +541,11 @@ def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) 
     """In this process, start ranks and runs by these functions in place of new programs; see ``harness/forked.py``."""
     from types import SimpleNamespace
 
-    from determined_ds.launch import trial_process
-    from determined_ds.launch.ranks import process
+    from determined_ds.launch import ranks, trial_process
     from determined_ds.rundir.signals import die_with_parent
 
     die_with_parent()
-    mock.patch.object(process, "start_process", fork_rank).start()
+    mock.patch.object(ranks, "start_process", fork_rank).start()
     forking = SimpleNamespace(**{**vars(trial_process.subprocess), "Popen": fork_run})
     mock.patch.object(trial_process, "subprocess", forking).start()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from determined_ds import Accelerator, devices
-from determined_ds.launch.ranks.run_ranks import environment_of_ranks
-from determined_ds.rundir.launches import machine_facts
+from determined_ds.launch.ranks import environment_of_ranks
+from determined_ds.rundir.records import machine_facts
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -34,7 +34,7 @@ def test_a_container_has_no_more_cores_than_it_is_granted(
     files = [tmp_path / f"file{index}" for index in range(len(quota or ["none"]))]
     for file, text in zip(files, quota or [], strict=False):
         file.write_text(text)
-    monkeypatch.setattr("determined_ds.rundir.cores.CPU_QUOTAS", (tuple(map(str, files)),))
+    monkeypatch.setattr("determined_ds.rundir.limits.CPU_QUOTAS", (tuple(map(str, files)),))
     assert devices.num_cores() == cores
     assert machine_facts(Accelerator(name="cpu", num_devices=1, bf16=False, fp16=False))["cores"] == cores
     assert devices.threads_per_rank(1) == cores

@@ -32,7 +32,7 @@ from determined_ds.checkpoints.files import (
 from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
 from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.exhausted import room_in
+from determined_ds.rundir.limits import room_in
 from determined_ds.rundir.run_dir import existing
 from determined_ds.train.load_model import trial_of
 from determined_ds.train.upstream import only_errors

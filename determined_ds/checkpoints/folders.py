@@ -10,8 +10,8 @@ from typing import Any
 from determined_ds.checkpoints.files import checkpoints_in, files_of, fingerprint, write_manifest
 from determined_ds.errors import CheckpointError
 from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.exhausted import disk_full
 from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.limits import disk_full
 from determined_ds.train.state_bytes import walk
 
 

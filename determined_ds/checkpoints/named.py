@@ -18,10 +18,10 @@ from determined_ds.checkpoints.files import (
     newest_good_checkpoint,
 )
 from determined_ds.checkpoints.retention import as_number, best_of
-from determined_ds.rundir.conclusion import read_result
 from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.links import metric_of
 from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.records import read_result
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"

@@ -63,8 +63,8 @@ from determined_ds.checkpoints.safe_load import engines_load_only_data, explaine
 from determined_ds.checkpoints.settings import put_into_effect, records_of, schedule_of, settings_kept
 from determined_ds.checkpoints.upload_process import all_but, upload
 from determined_ds.errors import CheckpointError
-from determined_ds.rundir.exhausted import exhausted
 from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.metrics_file import put_on_disk
 from determined_ds.train.data.seeds import rng_state
 from determined_ds.train.local_core import AtomicStorage

@@ -55,7 +55,7 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     from determined_ds.launch.options import RunOptions
     from determined_ds.launch.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
-    from determined_ds.rundir.terminal import outlive_readers
+    from determined_ds.rundir.signals import outlive_readers
 
     placed = placement_here()
     if placed is not None:

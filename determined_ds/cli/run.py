@@ -17,8 +17,9 @@ from determined_ds.launch.options import RunOptions, click_options
 from determined_ds.rundir.handed_on import LAST
 
 if TYPE_CHECKING:
-    from determined_ds.launch.local_run import LocalRun
+    from determined_ds.launch.run import LocalRun
 
+OPTIONS = click_options()
 EPILOG = """\b
 Examples:
   det-ds run experiments/gpt2/const.yaml .
@@ -29,7 +30,7 @@ Examples:
 
 
 class _Run(click.Command):
-    """Takes ``--resume`` before CONFIG too, which is not its value then."""
+    """Takes ``--resume`` before CONFIG too, which is not its value then; shows its options in groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -37,6 +38,13 @@ class _Run(click.Command):
             if words[at] == "--resume" and _is_of_experiment(following):
                 words[at] = f"--resume={LAST}"
         return super().parse_args(ctx, words)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group, options in OPTIONS.items():
+            records = [record for option in options if (record := option.get_help_record(ctx))]
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
 
 def _is_of_experiment(word: str) -> bool:
@@ -63,8 +71,7 @@ def run(**given: Any) -> None:
     from determined_ds.launch.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.rundir.handed_on import REPORT
-    from determined_ds.rundir.signals import end_with
-    from determined_ds.rundir.terminal import outlive_readers
+    from determined_ds.rundir.signals import end_with, outlive_readers
 
     options = RunOptions(**given)
     placed = None if options.parent is not None else placement_here()
@@ -100,7 +107,7 @@ def run(**given: Any) -> None:
     sys.exit(code)
 
 
-run.params += click_options()
+run.params += [option for options in OPTIONS.values() for option in options]
 
 
 def _be_rank(words: list[str]) -> int:
@@ -119,8 +126,8 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
         yield
     except DeterminedDSError as error:
         if options.parent is not None and options.run_dir is not None:
-            from determined_ds.rundir.conclusion import CONFIGURATION, ERROR, status_of, write_result
             from determined_ds.rundir.handed_on import shortened
+            from determined_ds.rundir.records import CONFIGURATION, ERROR, status_of, write_result
             from determined_ds.rundir.run_dir import RunDir
 
             cause = CONFIGURATION if isinstance(error, ConfigError) else ERROR

@@ -25,7 +25,7 @@ from determined_ds.doctor.object_access import check_storage
 from determined_ds.doctor.requirements import Requirements, needs_of
 from determined_ds.doctor.surroundings import Host
 from determined_ds.doctor.versions import check_versions
-from determined_ds.rundir.cores import num_cores
+from determined_ds.rundir.limits import num_cores
 
 
 def examine(host: Host, config: Path | None, accelerator: str | None = None) -> list[Diagnosis]:

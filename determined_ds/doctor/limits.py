@@ -12,8 +12,8 @@ import psutil
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import GIB, MIB, format_bytes
-from determined_ds.rundir.exhausted import room_in
 from determined_ds.rundir.handed_on import count
+from determined_ds.rundir.limits import room_in
 from determined_ds.rundir.run_dir import existing
 
 # Docker's default of /dev/shm is 64 MiB, for all processes together; with less than 8 MiB each, ranks end at once.

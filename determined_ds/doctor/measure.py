@@ -26,10 +26,9 @@ from determined_ds.devices import detect_accelerator, detect_without_torch
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, ConfigError, Problem, TrainingError
 from determined_ds.launch.external import take_threads
 from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.outcome import show_failure
 from determined_ds.launch.placement import placement_here
-from determined_ds.launch.ranks.failures import show_failure
-from determined_ds.launch.ranks.group import Ranks
-from determined_ds.launch.ranks.run_ranks import environment_of_ranks
+from determined_ds.launch.ranks import Ranks, environment_of_ranks
 from determined_ds.memory.units import format_bytes
 from determined_ds.report.fitted import terminal_width
 from determined_ds.rundir.handed_on import LAUNCHED_BY, count

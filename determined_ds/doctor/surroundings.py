@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from determined_ds.rundir.exhausted import SHARED_MEMORY
+from determined_ds.rundir.limits import SHARED_MEMORY
 
 ASK_S = 20.0  # an nvidia-smi whose driver hangs never answers
 

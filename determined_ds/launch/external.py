@@ -29,17 +29,14 @@ from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.experiment.variables import variables_for
-from determined_ds.launch.last_words import closing_lines, show_closing
-from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.meeting import Meeting
 from determined_ds.launch.options import RunOptions
+from determined_ds.launch.outcome import Failure, Outcome
 from determined_ds.launch.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.prepare import prepare_run
-from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.run_ranks import Outcome, environment_of_ranks
-from determined_ds.launch.resuming import completed
-from determined_ds.rundir.conclusion import CRASH
-from determined_ds.rundir.exhausted import allow_open_files
+from determined_ds.launch.ranks import environment_of_ranks
+from determined_ds.launch.resume import completed
+from determined_ds.launch.run import LocalRun
 from determined_ds.rundir.handed_on import (
     HANG_TIMEOUT,
     LAST,
@@ -49,6 +46,8 @@ from determined_ds.rundir.handed_on import (
     REPORTED,
     TERMINAL,
 )
+from determined_ds.rundir.limits import allow_open_files
+from determined_ds.rundir.records import CRASH
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir, short
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP, stop_on_signal
@@ -246,7 +245,8 @@ def _end(prepared: LocalRun, code: int) -> None:
     if stopped:
         there = short(prepared.run_dir)
         print(f"resume with: the same command with --run-dir {there} --resume", file=sys.stderr, flush=True)
-    show_closing(closing_lines(prepared.options, prepared.run_dir))
+    closing = prepared.closing()
+    print(*closing, sep="\n", end="\n" if closing else "", flush=True)
 
 
 # ------------------------------------------------------------------------------------------- the others

@@ -53,7 +53,7 @@ class Interrupts:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
-        if len(self.signals) == 1 and self._announced:
+        if self.signals == [number] and self._announced:
             self.announce()
 
     def announce(self) -> None:

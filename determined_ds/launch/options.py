@@ -14,8 +14,10 @@ import click
 from determined_ds.config.params import AUTO
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, LAST
 
+BASIC, RESUMING, EVALUATING, MACHINES = "Basic", "Resuming", "Evaluating", "Machines"
 
-class Slots(click.ParamType):
+
+class _Slots(click.ParamType):
     """A number, or ``auto``."""
 
     name = "N"
@@ -24,11 +26,13 @@ class Slots(click.ParamType):
         return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
 
 
-def _option(help: str = "", *, default: Any = None, flag: str = "", **click_settings: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"flag": flag, "help": help, **click_settings})
+def _option(group: str, help: str = "", *, default: Any = None, flag: str = "", **click_settings: Any) -> Any:
+    metadata = {"group": group, "flag": flag, "help": help, "hidden": not group, **click_settings}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 PATH = click.Path(path_type=Path)
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +41,15 @@ class RunOptions:
 
     config: Path
     context_dir: Path = Path()
-    slots: int | str | None = _option(
-        "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
-        type=Slots(),
-    )
     test: bool = _option(
-        "Train and validate one batch, save one checkpoint and verify it; then stop.",
-        default=False,
-        is_flag=True,
+        BASIC, "Train and validate one batch, save and verify one checkpoint.", default=False, is_flag=True
     )
     overrides: tuple[str, ...] = _option(
-        "As det's --config. Repeatable.", default=(), flag="--set", metavar="KEY=VALUE", multiple=True
+        BASIC, "As det's --config. Repeatable.", default=(), flag="--set", metavar="KEY=VALUE", multiple=True
     )
-    run_dir: Path | None = _option("Default: runs/<name>/<time>.", type=PATH)
+    run_dir: Path | None = _option(BASIC, "Default: runs/<name>/<time>.", type=PATH)
     resume: str | None = _option(
+        RESUMING,
         "Resume in --run-dir from a checkpoint: its uuid, its path, best or last. Alone: the newest good one. "
         "One of another run is continued in a new --run-dir.",
         metavar="[UUID|PATH|best|last]",
@@ -58,43 +57,54 @@ class RunOptions:
         flag_value=LAST,
     )
     reset_optimizer: bool = _option(
-        "Of --resume: take the weights and the batch count, and begin the optimizer's state anew; needed where its "
-        "kind has changed.",
+        RESUMING,
+        "Of --resume: begin the optimizer's state anew, e.g. for another optimizer.",
         default=False,
         is_flag=True,
     )
     evaluate: str | None = _option(
+        EVALUATING,
         "Validate once with the weights of a checkpoint, and train nothing. A path; or a uuid, best or last in "
         "--run-dir.",
         metavar="CHECKPOINT",
     )
     predict: Path | None = _option(
-        "Write the trial's predictions, a row a sample, to a .jsonl, .csv, .parquet or .pt file; train nothing.",
+        EVALUATING,
+        "Write the trial's predictions, a row a sample, to a .jsonl, .csv, .parquet or .pt file.",
         metavar="FILE",
         type=PATH,
     )
     checkpoint: str | None = _option(
-        "Of --predict: as for --evaluate. Default: the best in --run-dir.", metavar="CHECKPOINT"
+        EVALUATING, "Of --predict: as for --evaluate. Default: the best in --run-dir.", metavar="CHECKPOINT"
     )
-    accelerator: str | None = _option("Default: CUDA if available.", type=click.Choice(["cpu", "cuda"]))
+    slots: int | str | None = _option(
+        MACHINES,
+        "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
+        type=_Slots(),
+    )
+    accelerator: str | None = _option(
+        MACHINES, "Default: CUDA if available.", type=click.Choice(["cpu", "cuda"])
+    )
     hang_timeout: float | None = _option(
-        "End a run in which no step completes for this long; 0: no limit. Default: "
-        f"{HANG_TIMEOUT} of the experiment or the shell, or {HANG_TIMEOUT_MINUTES:g}.",
+        MACHINES,
+        f"End a run in which no step completes for this long; 0: no limit. Default: {HANG_TIMEOUT}, or "
+        f"{HANG_TIMEOUT_MINUTES:g}.",
         metavar="MINUTES",
         type=click.FloatRange(min=0),
     )
     report_to_master: bool = _option(
+        MACHINES,
         "Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
         default=False,
         is_flag=True,
     )
     # For the commands that start runs: compare, search, autotune, profile.
-    measure: int | None = _option(metavar="STEPS", type=click.IntRange(min=1), hidden=True)
-    warmup: int = _option(default=5, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
-    profile: bool = _option(default=False, is_flag=True, hidden=True)
-    parts: int = _option(default=0, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
-    engine: str = _option(default="deepspeed", type=click.Choice(["deepspeed", "ddp"]), hidden=True)
-    parent: int | None = _option(metavar="PID", type=int, hidden=True)
+    measure: int | None = _option("", metavar="STEPS", type=AT_LEAST_1)
+    warmup: int = _option("", default=5, metavar="STEPS", type=AT_LEAST_0)
+    profile: bool = _option("", default=False, is_flag=True)
+    parts: int = _option("", default=0, metavar="STEPS", type=AT_LEAST_0)
+    engine: str = _option("", default="deepspeed", type=click.Choice(["deepspeed", "ddp"]))
+    parent: int | None = _option("", metavar="PID", type=int)
 
     @property
     def stated_slots(self) -> int | None:
@@ -123,17 +133,13 @@ class RunOptions:
         return words
 
 
-def flag_of(field: dataclasses.Field[Any]) -> str:
-    """An option as it is typed: ``--run-dir``."""
-    return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
-
-
-def click_options() -> list[click.Option]:
-    """The options of the command, in their order."""
-    options = []
+def click_options() -> dict[str, list[click.Option]]:
+    """The options of the command: group -> options, in their order; those of "" are hidden."""
+    groups: dict[str, list[click.Option]] = {}
     for field in dataclasses.fields(RunOptions):
-        settings = {key: value for key, value in field.metadata.items() if key != "flag"}
+        settings = dict(field.metadata)
         if settings:
-            flags = [flag_of(field), field.name] if field.metadata["flag"] else [flag_of(field)]
-            options.append(click.Option(flags, default=field.default, **settings))
-    return options
+            group, flag = settings.pop("group"), settings.pop("flag")
+            flags = [flag, field.name] if flag else [f"--{field.name.replace('_', '-')}"]
+            groups.setdefault(group, []).append(click.Option(flags, default=field.default, **settings))
+    return groups

@@ -116,20 +116,27 @@ def placement_of(
     return None
 
 
-def _stated(environment: Environment, launcher: str, names: tuple[str, ...]) -> Placement:
-    """The place that a launcher states whole."""
-    rank, size, local_rank, local_size, machine, machines = _numbers(environment, launcher, names)
-    master = _master(environment, launcher)
-    return Placement(rank, size, local_rank, local_size, machine, machines, launcher, *master)
+def _stated(
+    environment: Environment, launcher: str, names: tuple[str, ...], in_blocks: str = ""
+) -> Placement:
+    """The place that a launcher states; it leaves the machines out where its ranks lie there in blocks."""
+    rank, size, local_rank, local_size, *rest = _numbers(environment, launcher, names)
+    machine, machines = rest or (rank // local_size, size // local_size)
+    if in_blocks and (size % local_size or rank % local_size != local_rank):
+        raise _out_of_order(launcher, rank, local_rank, local_size, in_blocks)
+    [port] = _numbers(environment, launcher, ("MASTER_PORT",))
+    if not environment.get("MASTER_ADDR"):
+        raise _incomplete(launcher, ["MASTER_ADDR"], "set it to the address of the first machine")
+    address = environment["MASTER_ADDR"]
+    return Placement(rank, size, local_rank, local_size, machine, machines, launcher, address, port)
 
 
 def _mpi(
     environment: Environment, launcher: str, names: tuple[str, ...], in_blocks: str, hosts: Hostnames
 ) -> Placement:
-    rank, size, local_rank, local_size = _numbers(environment, launcher, names)
-    machine, machines = _in_blocks(launcher, rank, size, local_rank, local_size, in_blocks)
+    _, size, _, local_size = _numbers(environment, launcher, names)
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if machines == 1:
+    if size == local_size:
         address = address or LOOPBACK
     elif address is None and (nodes := environment.get("SLURM_JOB_NODELIST")):
         address = _first(hosts, nodes)
@@ -141,8 +148,7 @@ def _mpi(
         flag = "-x" if launcher == OPENMPI else "-genv"
         wanted = " ".join(f"{flag} {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
         raise _incomplete(launcher, missing, f"add {wanted} to {launcher}")
-    master = _master(found, launcher)
-    return Placement(rank, size, local_rank, local_size, machine, machines, launcher, *master)
+    return _stated({**environment, **found}, launcher, names, in_blocks)
 
 
 def _tasks(environment: Environment) -> str | None:
@@ -180,24 +186,21 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
     if missing := [name for name, value in found.items() if not value]:
         fix = "set MASTER_ADDR and MASTER_PORT, or start the ranks in a SLURM job"
         raise _incomplete(SLURM, missing, fix)
-    master = _master({"MASTER_ADDR": address or "", "MASTER_PORT": port or ""}, SLURM)
-    return Placement(rank, size, local_rank, local_size, machine, machines, SLURM, *master)
+    [number] = _numbers({"MASTER_PORT": port or ""}, SLURM, ("MASTER_PORT",))
+    return Placement(rank, size, local_rank, local_size, machine, machines, SLURM, address or "", number)
 
 
 def _plain(environment: Environment) -> Placement:
     """torch's variables, set by a script, or by an operator of Kubernetes, which starts one rank in each pod."""
-    rank, size = _numbers(environment, PLAIN, ("RANK", "WORLD_SIZE"))
-    master = _master(environment, PLAIN)
     local = {
         "LOCAL_RANK": environment.get("LOCAL_RANK"),
         "LOCAL_WORLD_SIZE": environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE"),
     }
     if local["LOCAL_RANK"] is None and "KUBERNETES_SERVICE_HOST" in environment:
         local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    _numbers(environment, PLAIN, ("RANK", "WORLD_SIZE"))  # those first: the others follow from them
     filled = {**environment, **{name: value for name, value in local.items() if value}}
-    local_rank, local_size = _numbers(filled, PLAIN, tuple(local))
-    machine, machines = _in_blocks(PLAIN, rank, size, local_rank, local_size, "torchrun")
-    return Placement(rank, size, local_rank, local_size, machine, machines, PLAIN, *master)
+    return _stated(filled, PLAIN, OF_TORCHRUN[:4], "torchrun")
 
 
 # ------------------------------------------------------------------------------------------- reading
@@ -218,22 +221,6 @@ def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) ->
             message = f"must be a number; {launcher} started this rank"
             raise ConfigError(Problem(key=name, value=environment[name], message=message, code="launcher"))
     return [int(environment[name]) for name in names]
-
-
-def _master(environment: Environment, launcher: str) -> tuple[str, int]:
-    [port] = _numbers(environment, launcher, ("MASTER_PORT",))
-    if not environment.get("MASTER_ADDR"):
-        raise _incomplete(launcher, ["MASTER_ADDR"], "set it to the address of the first machine")
-    return environment["MASTER_ADDR"], port
-
-
-def _in_blocks(
-    launcher: str, rank: int, size: int, local_rank: int, local_size: int, use: str
-) -> tuple[int, int]:
-    """The number of this machine and of all of them, where each has as many ranks, one after the other."""
-    if size % local_size or rank % local_size != local_rank:
-        raise _out_of_order(launcher, rank, local_rank, local_size, use)
-    return rank // local_size, size // local_size
 
 
 def _incomplete(launcher: str, missing: list[str], fix: str) -> ConfigError:

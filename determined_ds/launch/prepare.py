@@ -6,36 +6,27 @@ import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from determined_ds.check.trial import (
-    check_entrypoint,
-    metric_problems,
-    trial_problems,
-)
+from determined_ds.check.trial import check_entrypoint, metric_problems, trial_problems
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import AUTO, missing_keys
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems, decide_stated, read_document
-from determined_ds.experiment.entrypoint import ScriptEntrypoint
+from determined_ds.experiment.decide import Problems, decide_stated, read_document, with_flags
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
 from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.variables import Variables, variables_for
-from determined_ds.launch.auto_slots import fitting_slots
-from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
-from determined_ds.launch.resuming import Start, keeping_seed, start_in
+from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
+from determined_ds.launch.run import LocalRun
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.rundir.handed_on import BEST, LAST, count
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.rundir.run_lock import check_run_dir
 
-SLOTS = ("resources", "slots_per_trial")
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
 
 
@@ -57,73 +48,79 @@ def prepare_run(
     experiment, configured_slots = _stated(options, placed, found)
     experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
-    # A scheduler's script is the same at each launch of its job, the first one included.
-    stated = options.run_dir is not None
-    of_this_run = options.resume in (BEST, LAST)
-    is_first = of_this_run and placed is not None and stated and RunDir(run_dir).is_empty()
-    resume, forks = None if is_first else options.resume, not (options.is_measured or experiment.measures)
     found.problems += check_options(options, experiment, resolved)
     if options.reset_optimizer and not options.resume:
         fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
         found.problems.append(
             Problem(key="--reset-optimizer", message="is for --resume", fix=fix, code="reset-optimizer")
         )
-    if options.only_reads:
-        start, run_dir = found.of(lambda: _reading(options, run_dir)) or (None, run_dir)
-    else:
-        how: dict[str, Any] = {"stated": stated, "forks": forks, "repeated": placed is not None}
-        how["resets_optimizer"] = options.reset_optimizer
-        start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
-    if start is not None and start.checkpoint is not None:
-        checkpoint = start.checkpoint
-        experiment = keeping_seed(checkpoint, experiment)
+    # A scheduler's script is the same at each launch of its job, the first one included.
+    stated = options.run_dir is not None
+    repeats = placed is not None and stated and options.resume in (BEST, LAST)
+    is_first = repeats and RunDir(run_dir).is_empty()
+
+    def started() -> tuple[Start, Path]:
+        if options.only_reads:
+            weights = weights_to_read(options)
+            there = folder_of_results(run_dir, options, weights)
+            check_run_dir(there)
+            return Start(weights=weights), there
+        start = start_in(
+            run_dir,
+            experiment,
+            resolved,
+            resume=None if is_first else options.resume,
+            stated=stated,
+            forks=not (options.is_measured or experiment.measures),
+            repeated=placed is not None,
+            resets_optimizer=options.reset_optimizer,
+        )
+        return (replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start), run_dir
+
+    start, run_dir = found.of(started) or (None, run_dir)
     found.raise_any()
     assert devices is not None
     assert start is not None
     return LocalRun(
         options=options,
-        experiment=experiment,
+        experiment=keeping_seed(start.checkpoint, experiment) if start.checkpoint else experiment,
         resolved=resolved,
         accelerator=devices,
         context_dir=options.context_dir.resolve(),
         run_dir=run_dir.resolve(),
-        start=replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start,
+        start=start,
         variables=variables,
         warnings=tuple(found.warnings),
         placed=placed,
-        configured_slots=configured_slots if isinstance(configured_slots, int) else None,
+        configured_slots=configured_slots,
     )
 
 
-def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, Any]:
-    """The experiment, overrides included, and its own ``slots_per_trial``."""
+def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, int | None]:
+    """The experiment, overrides included, and its own ``slots_per_trial``; under a launcher its ranks are the slots."""
     slots = options.stated_slots if placed is None else None
     document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
     configured_slots = document.get(SLOTS)
     if placed is not None:
-        document = _with_ranks(document, placed, options.stated_slots)
+        if options.stated_slots not in (None, placed.size):
+            message = f"{placed.launcher} started {count(placed.size, 'rank')}"
+            fix = f"leave --slots out, or have {placed.launcher} start {options.stated_slots}"
+            raise ConfigError(
+                Problem(
+                    key="--slots", value=options.stated_slots, message=message, fix=fix, code="launcher-slots"
+                )
+            )
+        document = document.overwritten(SLOTS, placed.size, placed.launcher)
     found.warn(ignored_keys_of(document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.of(lambda: check_entrypoint(experiment, options.context_dir, option=option))
     if experiment.script is not None and options.engine != "deepspeed":
-        found.problems.append(_no_engine(options.engine, experiment.script))
-    return experiment, configured_slots
-
-
-def _no_engine(engine: str, script: ScriptEntrypoint) -> Problem:
-    """The problem of ``--engine ddp`` with a script, which makes its engines itself."""
-    message = f"{script.name} makes its engines itself; only that of a trial class can be another"
-    fix = f"leave {engine} out"
-    return Problem(key="--engine", value=engine, message=message, fix=fix, code="engine")
-
-
-def _reading(options: RunOptions, run_dir: Path) -> tuple[Start, Path]:
-    """The start of a run that trains nothing, and where its results go."""
-    weights = weights_to_read(options)
-    there = folder_of_results(run_dir, options, weights)
-    check_run_dir(there)
-    return Start(weights=weights), there
+        script, engine = experiment.script.name, options.engine
+        message = f"{script} makes its engines itself; only that of a trial class can be another"
+        fix = f"leave {engine} out"
+        found.problems.append(Problem(key="--engine", value=engine, message=message, fix=fix, code="engine"))
+    return experiment, configured_slots if isinstance(configured_slots, int) else None
 
 
 def _decided(
@@ -133,21 +130,22 @@ def _decided(
     devices = found.of(lambda: detect_accelerator(options.accelerator))
     if devices is None:
         return experiment, None, None, Variables()
-    context_dir = options.context_dir
+    where = Where(
+        context_dir=options.context_dir, accelerator=devices, machines=placed.machines if placed else 1
+    )
     if options.slots == AUTO and placed is None:
-        experiment, fewer = fitting_slots(experiment, context_dir=context_dir, accelerator=devices)
+        experiment, fewer = _fitting_slots(experiment, where)
         found.warn(fewer)
-    there = Where(context_dir=context_dir, accelerator=devices, machines=placed.machines if placed else 1)
-    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, there, here=True))
+    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where, here=True))
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
     if resolved is not None:
         found.warn(resolved.warnings)
     if resolved is not None and experiment.trial:
-        trained = read_trial(experiment.trained(resolved.topology.pipe_parallel_size), context_dir)
-        problems = trial_problems(trained, experiment.hyperparameters, resolved)
+        pipe_parallel_size = resolved.topology.pipe_parallel_size
+        trained = read_trial(experiment.trained(pipe_parallel_size), options.context_dir)
+        found.problems += trial_problems(trained, experiment.hyperparameters, resolved)
         if not options.is_measured:
-            problems += metric_problems(experiment.document, trained, experiment.measures)[0]
-        found.problems += problems
+            found.problems += metric_problems(experiment.document, trained, experiment.measures)[0]
     found.warn(variables.warnings)
     if not (options.is_measured or options.only_reads):
         environ = {**os.environ, **{name: value or "" for name, value in variables.values.items()}}
@@ -155,16 +153,23 @@ def _decided(
     return experiment, resolved, devices, variables
 
 
-def _with_ranks(document: Document, placed: Placement, stated: int | None) -> Document:
-    """An experiment whose slots are the ranks that a launcher has started.
+def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, list[Problem]]:
+    """``--slots auto``: the experiment on as many of its slots as fit this machine, its batch and its stages.
 
-    Raises:
-        ConfigError: ``--slots`` states another number.
+    Unchanged where the machine has enough, and where no number works: its problems are then reported for the slots
+    that it states.
     """
-    if stated not in (None, placed.size):
-        message = f"{placed.launcher} started {count(placed.size, 'rank')}"
-        fix = f"leave --slots out, or have {placed.launcher} start {stated}"
-        raise ConfigError(
-            Problem(key="--slots", value=stated, message=message, fix=fix, code="launcher-slots")
-        )
-    return document.overwritten(SLOTS, placed.size, placed.launcher)
+    accelerator = where.accelerator
+    if experiment.slots <= accelerator.max_ranks:
+        return experiment, []
+    for slots in range(accelerator.max_ranks, 0, -1):
+        document = with_flags(experiment.document, slots=slots, overrides=(), origin="--slots auto")
+        fewer = parse_experiment(document)
+        try:
+            decide_stated(fewer, fewer.hyperparameters, where)
+        except ConfigError:
+            continue
+        message = f"this machine can run {accelerator.max_ranks} on {accelerator.name}; using {slots}"
+        fix = f"use a machine with {experiment.slots} devices, or --accelerator cpu"
+        return fewer, [experiment.document.problem(SLOTS, message, fix, "fewer-slots")]
+    return experiment, []

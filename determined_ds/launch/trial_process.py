@@ -14,9 +14,9 @@ from typing import Any
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
-from determined_ds.rundir.conclusion import CRASH, FAILED, KILLED, RunResult, read_result, status_of
 from determined_ds.rundir.handed_on import shortened
 from determined_ds.rundir.metrics_file import MetricsReader
+from determined_ds.rundir.records import CRASH, FAILED, KILLED, RunResult, read_result, status_of
 from determined_ds.rundir.run_dir import RunDir, make_private
 
 
@@ -57,15 +57,9 @@ class TrialProcess:
         make_private(self.run_dir)
         write_whole(self._there.given, stored_yaml(self._experiment.data))
         self._there.result.unlink(missing_ok=True)  # of an earlier launch
-        command = [
-            sys.executable,
-            "-m",
-            "determined_ds.cli",
-            "run",
-            str(self._there.given),
-            str(self._context_dir),
-        ]
-        command += ["--run-dir", str(self.run_dir), "--parent", str(os.getpid()), *self._arguments]
+        command = [sys.executable, "-m", "determined_ds.cli", "run", str(self._there.given)]
+        command += [str(self._context_dir), "--run-dir", str(self.run_dir), "--parent", str(os.getpid())]
+        command += self._arguments
         with self._there.output.open("ab") as output:
             self._output_from = output.tell()
             self._process = subprocess.Popen(

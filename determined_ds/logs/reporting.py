@@ -27,7 +27,7 @@ from determined_ds.logs.shown_run import COMPLETED, FAILED, STOPPED, NumbersAt, 
 from determined_ds.logs.tensorboard import OF_TOOLS, copy_changed, upload_too
 from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.launches import RESTART, START, Launch, decided_fields, launch_of, read_launches
+from determined_ds.rundir.records import RESTART, START, Launch, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")

@@ -13,7 +13,7 @@ from typing import Any
 from determined_ds.config.params import LOGGING
 from determined_ds.documents.files import write_whole
 from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
-from determined_ds.rundir.launches import FORK, START, Launch
+from determined_ds.rundir.records import FORK, START, Launch
 from determined_ds.rundir.run_dir import RunDir
 
 COMPLETED, STOPPED, FAILED = "completed", "stopped", "failed"

@@ -60,7 +60,7 @@ def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> 
     Args:
         message: For people, of any number of lines.
         exit_code: What the launcher should end with.
-        cause: A cause of :mod:`determined_ds.rundir.conclusion`.
+        cause: A cause of :mod:`determined_ds.rundir.records`.
         reason: The message in one sentence.
 
     Returns:

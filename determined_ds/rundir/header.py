@@ -7,12 +7,13 @@ import textwrap
 from determined_ds.config.layout import BATCH_KEYS, Accelerator
 from determined_ds.config.params import Duration
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.documents.document import KeyPath, dotted
+from determined_ds.documents.document import dotted
 from determined_ds.errors import shown
 from determined_ds.rundir.handed_on import count
-from determined_ds.rundir.launches import versions
+from determined_ds.rundir.records import versions
 
 WIDTH = 80
+BY_SCRIPT = "             as the experiment states it; the script decides whether it goes by it"
 
 
 def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool = False) -> list[str]:
@@ -24,47 +25,40 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
         resolved: What was decided.
         by_script: Whether a script runs, which may go by something else than the experiment states.
     """
-    topology, batch = resolved.topology, resolved.batch
+    topology, batch, strategy = resolved.topology, resolved.batch, resolved.strategy
     layout = count(topology.data_parallel_world_size, "replica")
-    if topology.pipe_parallel_size > 1:
-        layout += f" x {topology.pipe_parallel_size} pipeline stages"
-    if topology.model_parallel_size > 1:
-        layout += f" x {topology.model_parallel_size} model-parallel"
-    if topology.sequence_parallel_size > 1:
-        layout += f" x {topology.sequence_parallel_size} sequence-parallel"
-    return [
-        *_wrapped_title(f"{name}: {runs}"),
+    for degree, what in (
+        (topology.pipe_parallel_size, "pipeline stages"),
+        (topology.model_parallel_size, "model-parallel"),
+        (topology.sequence_parallel_size, "sequence-parallel"),
+    ):
+        layout += f" x {degree} {what}" if degree > 1 else ""
+    lines = [
+        *_title(name, runs),
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
-        *_schedule(resolved),
-        *_wrapped("filled in", _filled_in(resolved)),
-        *(
-            ["             as the experiment states it; the script decides whether it goes by it"]
-            if by_script
-            else []
-        ),
-        *_by_the_clock(resolved),
-        *_wrapped("versions", _versions()),
     ]
-
-
-def _schedule(resolved: ResolvedConfig) -> list[str]:
-    """What a pipeline's measured bubble is to be compared with."""
-    strategy = resolved.strategy
-    if strategy.pipe_parallel_size == 1:
-        return []
-    chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
-    return [
-        f"  schedule   {strategy.pipe_schedule}{chunks}: a bubble of {strategy.bubble:.4f} by its order alone"
+    if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
+        chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
+        bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"
+        lines.append(f"  schedule   {strategy.pipe_schedule}{chunks}: {bubble}")
+    # What the DeepSpeed JSON left open, except the batch sizes, which have their own line.
+    values = {
+        path: resolved.ds.get(path) for path in resolved.filled if path[0] not in BATCH_KEYS or path[1:]
+    }
+    filled = [
+        f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}"
+        for path, value in values.items()
     ]
-
-
-def _by_the_clock(resolved: ResolvedConfig) -> list[str]:
+    lines += _wrapped("filled in", filled)
+    lines += [BY_SCRIPT] if by_script else []
     period = resolved.fit.checkpoint_period
-    if not isinstance(period, Duration):
-        return []
-    return [f"  checkpoint after the first batch that ends {period.value:g} {period.unit} after the last one"]
+    if isinstance(period, Duration):
+        lines.append(
+            f"  checkpoint after the first batch that ends {period.value:g} {period.unit} after the last one"
+        )
+    return [*lines, *_versions()]
 
 
 def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:
@@ -77,41 +71,28 @@ def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by:
         accelerator: What they compute on.
         by: Whose code decides it: ``the script`` or ``the trial``.
     """
-    return [
-        *_wrapped_title(f"{name}: {runs}"),
-        f"  slots      {slots} on {accelerator.name}",
-        f"  batch      decided by {by}",
-        *_wrapped("versions", _versions()),
-    ]
+    own = [f"  slots      {slots} on {accelerator.name}", f"  batch      decided by {by}"]
+    return [*_title(name, runs), *own, *_versions()]
 
 
-def _wrapped_title(title: str) -> list[str]:
+def _title(name: str, runs: str) -> list[str]:
     return textwrap.wrap(
-        title, WIDTH, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False
+        f"{name}: {runs}", WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
 
 
-def _filled_in(resolved: ResolvedConfig) -> list[str]:
-    """The values that the DeepSpeed JSON left open, except the batch sizes, which have their own line."""
-    sizes: set[KeyPath] = {(key,) for key in BATCH_KEYS}
-    values = {path: resolved.ds.get(path) for path in resolved.filled if path not in sizes}
-    return [
-        f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}"
-        for path, value in values.items()
-    ]
-
-
 def _versions() -> list[str]:
-    return [f"{package} {version}" for package, version in versions(more=False).items()]
+    return _wrapped("versions", [f"{name} {version}" for name, version in versions(more=False).items()])
 
 
 def _wrapped(title: str, entries: list[str]) -> list[str]:
     """Entries beside a title; no line where there are none."""
+    first, after = f"  {title:<10} ", " " * 13
     return textwrap.wrap(
         ", ".join(entries),
         WIDTH,
-        initial_indent=f"  {title:<10} ",
-        subsequent_indent=" " * 13,
+        initial_indent=first,
+        subsequent_indent=after,
         break_long_words=False,
         break_on_hyphens=False,
     )

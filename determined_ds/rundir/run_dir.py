@@ -1,7 +1,4 @@
-"""The run directory: each path in it is made here, and nowhere else.
-
-:mod:`metrics_file`, :mod:`conclusion` and :mod:`run_lock` read and write what lies there, and ``checkpoints``.
-"""
+"""The run directory: each path in it is made here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
@@ -88,20 +84,15 @@ class RunDir:
         Args:
             continued: The run that this one continues: its trial is the same, where it has one.
         """
-        content = {"trial_id": 1 + secrets.randbelow(2**31 - 1)}
-        content = (continued._trial() if continued is not None else {}) or content
-        write_whole(self.trial, json.dumps(content) + "\n")
+        known = continued.trial_id() if continued is not None else 0
+        write_whole(self.trial, json.dumps({"trial_id": known or 1 + secrets.randbelow(2**31 - 1)}) + "\n")
 
     def trial_id(self) -> int:
         """The id; 0 where there is none."""
-        return int(self._trial().get("trial_id", 0))
-
-    def _trial(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.trial.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return int(json.loads(self.trial.read_bytes())["trial_id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     # ------------------------------------------------------------------------------- a run that resumes
 
@@ -137,7 +128,14 @@ class RunDir:
         """
         if not self.next.is_dir():
             return False
-        self._set_aside()
+        listed = self.next / SUPERSEDED
+        for uuid in json.loads(listed.read_bytes()) if listed.is_file() else ():
+            there, target = self.checkpoints / uuid, RunDir(self.superseded).checkpoints / uuid
+            if there.is_dir():
+                make_private(target.parent)
+                shutil.rmtree(target, ignore_errors=True)
+                there.rename(target)
+        listed.unlink(missing_ok=True)
         for file in sorted(self.next.iterdir()):
             file.replace(self.path / file.name)
         self.result.unlink(missing_ok=True)
@@ -151,18 +149,6 @@ class RunDir:
             uuids: The newest first, so that what is left of a run that is killed meanwhile is one without its end.
         """
         write_whole(self.next / SUPERSEDED, json.dumps(list(uuids)) + "\n")
-
-    def _set_aside(self) -> None:
-        listed = self.next / SUPERSEDED
-        if not listed.is_file():
-            return
-        for uuid in json.loads(listed.read_bytes()):
-            there, target = self.checkpoints / uuid, RunDir(self.superseded).checkpoints / uuid
-            if there.is_dir():
-                make_private(target.parent)
-                shutil.rmtree(target, ignore_errors=True)
-                there.rename(target)
-        listed.unlink()
 
 
 def short(path: Path) -> str:

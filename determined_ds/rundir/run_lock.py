@@ -10,11 +10,10 @@ import socket
 import time
 from pathlib import Path
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
 from determined_ds.rundir.run_dir import RunDir, check_writable, make_private, run_dir_problem, unwritable
 
-# The processes of a run that was killed end with it; the system may take a moment.
-LEFT_S = 10.0
+LEFT_S = 10.0  # the processes of a run that was killed end with it; the system may take a moment
 
 
 class RunLock:
@@ -37,11 +36,10 @@ class RunLock:
             _lock(self._descriptor, run_dir)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        except OSError as error:
+        except BaseException as error:
             self.release()
-            raise ConfigError(unwritable(run_dir, error)) from None
-        except BaseException:
-            self.release()
+            if isinstance(error, OSError):
+                raise ConfigError(unwritable(run_dir, error)) from None
             raise
 
     def fileno(self) -> int:
@@ -79,10 +77,8 @@ def check_run_dir(run_dir: Path) -> None:
 def is_held(run_dir: Path) -> bool:
     """Whether a process writes to a run directory. Does not disturb one that is about to."""
     with contextlib.suppress(OSError), RunDir(run_dir).lock.open("rb") as file:
-        pid, host = _holder(file.fileno())
-        if pid and not _has_ended(
-            pid, host
-        ):  # then it is almost always held, so that looking does not take it
+        pid, _, has_ended = _holder(file.fileno())
+        if pid and not has_ended:  # then it is almost always held, so that looking does not take it
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -99,37 +95,29 @@ def _lock(descriptor: int, run_dir: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 return  # a file system without locks
-        pid, host = _holder(descriptor)
-        if not _has_ended(pid, host) or time.monotonic() >= until:
-            raise ConfigError(_held(run_dir, pid, host))
+        pid, host, has_ended = _holder(descriptor)
+        if not has_ended or time.monotonic() >= until:
+            message = f"process {pid}{host} is writing to it"
+            fix = "wait until that has ended, or give another --run-dir"
+            raise ConfigError(run_dir_problem(run_dir, message, fix, "run-dir-held"))
         time.sleep(0.1)
 
 
-def _holder(descriptor: int) -> tuple[int, str]:
-    """Process id and host of the holder; 0 where that is not written yet."""
+def _holder(descriptor: int) -> tuple[int, str, bool]:
+    """The holder: its process id, 0 where that is not written yet; `` on HOST`` where that is another machine.
+
+    And whether it has ended, so that only processes that inherited the lock still hold it.
+    """
     words = os.pread(descriptor, 512, 0).decode(errors="replace").split()
-    if len(words) == 2 and words[0].isdigit():
-        return int(words[0]), words[1]
-    return 0, socket.gethostname()
-
-
-def _has_ended(pid: int, host: str) -> bool:
-    """Whether only processes that inherited the lock still hold it."""
+    if len(words) != 2 or not words[0].isdigit():
+        return 0, "", True
+    pid, host = int(words[0]), words[1]
     if host != socket.gethostname():
-        return False
+        return pid, f" on {host}", False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return pid, "", True
     except PermissionError:
-        return False
-    return pid == 0
-
-
-def _held(run_dir: Path, pid: int, host: str) -> Problem:
-    where = "" if host == socket.gethostname() else f" on {host}"
-    message, fix = (
-        f"process {pid}{where} is writing to it",
-        "wait until that has ended, or give another --run-dir",
-    )
-    return run_dir_problem(run_dir, message, fix, "run-dir-held")
+        pass
+    return pid, "", False

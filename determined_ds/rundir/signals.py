@@ -1,14 +1,18 @@
-"""How the processes of a run learn that it ends. Loads nothing, so that a rank listens from its first moment."""
+"""How the processes of a run learn that it ends, and outlive those who read them. Loads nothing, so that a rank
+listens from its first moment.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from determined_ds.rundir.handed_on import LAUNCHED_BY
 
@@ -63,3 +67,39 @@ def end_with(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------- output
+
+GONE = (errno.EPIPE, errno.EIO)
+
+
+class _Outliving(io.FileIO):
+    """A descriptor that leads to ``/dev/null`` once its reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return len(memoryview(data))
+
+
+def outlive_readers() -> None:
+    """From now on, output to stdout and stderr is dropped once their reader is gone."""
+    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    try:
+        descriptor = stream.fileno()
+    except (OSError, AttributeError, ValueError):  # replaced by a test
+        return stream
+    stream.flush()
+    raw = _Outliving(descriptor, "w", closefd=False)
+    by_line = bool(getattr(stream, "line_buffering", True) or getattr(stream, "write_through", False))
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=by_line)

@@ -30,8 +30,8 @@ from determined_ds.experiment.decide import Problems, decide_stated, read_docume
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
 from determined_ds.experiment.source import read_trial
-from determined_ds.launch.forking import CHECKPOINT, fork_of
-from determined_ds.launch.local_run import as_constants
+from determined_ds.launch.resume import SOURCE, fork_of
+from determined_ds.launch.run import as_constants
 from determined_ds.rundir.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
 from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.search.events import EVENTS
@@ -140,9 +140,9 @@ class SearchPlan:
         length = experiment.document.get(MAX_LENGTH)
         if length is not None and not experiment.states_all:  # the code reads it
             data["searcher"][MAX_LENGTH[-1]] = length
-        source = experiment.document.get(CHECKPOINT)
+        source = experiment.document.get(SOURCE)
         if source is not None:
-            data["searcher"][CHECKPOINT[-1]] = source
+            data["searcher"][SOURCE[-1]] = source
         return Document(name=experiment.document.name, data=data)
 
 
@@ -187,9 +187,7 @@ def prepare_search(
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
     if fork is not None:  # the same for all trials, whenever they start
-        experiment = parse_experiment(
-            document.overwritten(CHECKPOINT, str(fork.path), document.origin(CHECKPOINT))
-        )
+        experiment = parse_experiment(document.overwritten(SOURCE, str(fork.path), document.origin(SOURCE)))
     found.of(lambda: _check_start(where, experiment, resume=resume, stated=run_dir is not None))
     found.raise_any()
     assert machine is not None

@@ -29,9 +29,9 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.report.runs.located_runs import find_runs, read_runs
 from determined_ds.report.runs.saved_page import save_page
-from determined_ds.rundir.conclusion import COMPLETED as RUN_COMPLETED
-from determined_ds.rundir.conclusion import INVALID
 from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
+from determined_ds.rundir.records import INVALID
 from determined_ds.rundir.run_dir import RunDir, short
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.search.events import (

@@ -28,12 +28,10 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
-from determined_ds.launch.last_words import closing_lines, show_closing
-from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.run_ranks import Outcome
-from determined_ds.launch.resuming import keeping_seed, start_in
+from determined_ds.launch.outcome import Failure, Outcome
+from determined_ds.launch.resume import keeping_seed, start_in
+from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock
@@ -236,10 +234,10 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
                 outcome = Outcome(signals=(signal.SIGTERM,))
             RunDir(run.run_dir).remove_next()
             run.conclude(outcome)
-            closing = closing_lines(run.options, run.run_dir)
+            closing = run.closing()
             if stopped() and not closing:
                 print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
-            show_closing(closing)
+            print(*closing, sep="\n", end="\n" if closing else "", flush=True)
 
 
 def _failed(error: BaseException, run: LocalRun) -> Outcome:

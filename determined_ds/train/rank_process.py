@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
-from determined_ds.rundir.conclusion import ERROR, EXHAUSTED
-from determined_ds.rundir.exhausted import exhausted, leave_reporting_to_main_thread
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
 from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.limits import exhausted, leave_reporting_to_main_thread
+from determined_ds.rundir.records import ERROR, EXHAUSTED
 from determined_ds.rundir.run_dir import RunDir
-from determined_ds.rundir.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
-from determined_ds.rundir.terminal import outlive_readers
+from determined_ds.rundir.signals import (
+    die_with_parent,
+    end_with,
+    let_workers_end,
+    outlive_readers,
+    stop_on_signal,
+)
 from determined_ds.train.master.ending import (
     came_of_other_ranks,
     cause_of,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.kept_warnings import KeptWarning, append_warning, kind_of
+from determined_ds.rundir.records import KeptWarning, append_warning, kind_of
 
 MOST_KINDS = 200  # a message with a new name in it at every batch would fill a disk
 OTHERS = "more warnings of other kinds came, which are not kept"

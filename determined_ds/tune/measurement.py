@@ -26,8 +26,8 @@ from determined_ds.report.results import (
     read_row,
     write_row,
 )
-from determined_ds.rundir.conclusion import INVALID, RunResult
 from determined_ds.rundir.profile_files import traces_in
+from determined_ds.rundir.records import INVALID, RunResult
 from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
 from determined_ds.tune.variants import Variant
 

@@ -18,8 +18,8 @@ from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.units import GIB
-from determined_ds.rundir.conclusion import INVALID
 from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.records import INVALID
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base

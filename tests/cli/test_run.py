@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from determined_ds import load_experiment
+from determined_ds.cli.main import main
 from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, losses, run, steps, steps_of
 from tests.harness.command import det_ds, det_ds_program
 from tests.package import checkpoints, records, reseal
@@ -43,6 +45,16 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def result(run_dir: Path) -> Any:
     return json.loads((run_dir / "result.json").read_text())
+
+
+def test_the_help_fits_a_screen_and_shows_its_options_in_groups() -> None:
+    lines = (
+        CliRunner().invoke(main, ["run", "--help"], prog_name="det-ds", terminal_width=80).output.splitlines()
+    )
+    assert len(lines) <= 50
+    groups = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["Basic", "Resuming", "Evaluating", "Machines"]
+    assert not any("--parent" in line or "--measure" in line for line in lines)
 
 
 # --------------------------------------------------------------------- a run, and going on with it

@@ -81,7 +81,9 @@ def test_no_file_of_a_run_has_a_secret_in_clear(run_dir: Path) -> None:
     assert "data.smtp_pass=***" in json.loads(launch)["command"]
 
 
-def test_a_resumed_run_takes_them_from_the_environment(run_dir: Path, secretive: Path) -> None:
+def test_a_resumed_run_takes_them_from_the_environment_or_the_configuration_that_has_them(
+    run_dir: Path, secretive: Path
+) -> None:
     """Those that are missing are named, before anything is changed."""
     words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", *LONGER]
     refused = det_ds(*words)
@@ -90,14 +92,10 @@ def test_a_resumed_run_takes_them_from_the_environment(run_dir: Path, secretive:
         assert f"export {name}=" in refused.stderr
     done = det_ds(*words, env=GIVEN)
     assert done.returncode == 0, done.stderr
-    assert files_with_secrets(run_dir) == []
-
-
-def test_or_from_the_configuration_that_has_them(run_dir: Path, secretive: Path) -> None:
     longer = ("--set", "hyperparameters.fit.max_length.batches=10")
-    words = ["run", secretive / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume"]
-    done = det_ds(*words, *longer)
+    done = det_ds("run", secretive / "experiment.yaml", *words[2:-2], *longer)
     assert done.returncode == 0, done.stderr
+    assert files_with_secrets(run_dir) == []
 
 
 def test_so_does_a_model_that_is_loaded(

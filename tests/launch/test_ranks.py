@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,21 +52,6 @@ def test_a_rank_that_hangs_before_its_first_batch_is_named_with_every_stack(tmp_
     assert "in fall_asleep" in done.stderr
     assert "rank 0, innermost call first:" in done.stderr
     assert "no checkpoint was made yet" in done.stderr
-
-
-@pytest.mark.long("waits for torchrun; a rank that hangs under det-ds run is short")
-def test_under_another_launcher_the_ranks_find_that_out_themselves(tmp_path: Path) -> None:
-    config, folder, *options = written(tmp_path, "StuckAtOnce")
-    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2"]
-    words = [*torchrun, "-m", "determined_ds.cli", "run", config, folder, *options]
-    env = {**os.environ, HANG_TIMEOUT: "0.05", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, words)), env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "rank 1 " in done.stderr
-    assert "hangs: nothing has moved for 3 s, before the first batch" in done.stderr
-    assert "rank 1 stands here" in done.stderr
-    assert "rank 0 stands here" in done.stderr
-    assert "in fall_asleep" in done.stderr
 
 
 # By Determined's Core API: rank 0 alone reports.

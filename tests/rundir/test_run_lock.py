@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from tests.harness.command import TIMEOUT_S, Started, det_ds
+from tests.launch.endless import until
 from tests.package import records
 from tests.rundir.runs import words
 
 COMMANDS = {"run": [], "search": [], "compare": ["--strategies", "zero1"], "autotune": ["--budget", "2"]}
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until something is true: a guard against hangs, not a measure."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def reported(run_dir: Path) -> bool:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from determined_ds.checkpoints.retention import as_number
-from determined_ds.rundir.launches import Launch
-from determined_ds.rundir.recorded_run import RecordedRun
+from determined_ds.rundir.records import Launch, RecordedRun
 
 TRAINING, VALIDATION = "training", "validation"
 # How far training is, beside the metrics of a report.

@@ -13,8 +13,8 @@ from determined_ds.report.runs.line_charts import LineChart
 from determined_ds.report.runs.run_view import RunView
 from determined_ds.report.runs.thinning import thinned
 from determined_ds.report.style import PALETTE
-from determined_ds.rundir.launches import START
 from determined_ds.rundir.metrics_file import jsonable
+from determined_ds.rundir.records import START
 
 MOST_POINTS = 90_000  # of all curves of a page together: one and a half megabytes
 MOST_OF_A_CURVE, LEAST_OF_A_CURVE = 3000, 100

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.runs.run_view import RunView, labels
-from determined_ds.rundir.kept_warnings import KeptWarning, read_warnings
-from determined_ds.rundir.recorded_run import is_run, read_run
+from determined_ds.rundir.records import KeptWarning, is_run, read_run, read_warnings
 from determined_ds.rundir.run_dir import RunDir, short
 
 # Of det-ds search; of compare and autotune; of runs that lie in one folder.

@@ -11,10 +11,7 @@ from typing import Any
 
 from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.report.runs.curves import TRAINING, VALIDATION, Clock, Curve, clock_of, curves_of
-from determined_ds.rundir.conclusion import COMPLETED
-from determined_ds.rundir.kept_warnings import KeptWarning
-from determined_ds.rundir.launches import Launch
-from determined_ds.rundir.recorded_run import RecordedRun
+from determined_ds.rundir.records import COMPLETED, KeptWarning, Launch, RecordedRun
 
 RUNNING, UNFINISHED = "running", "not finished"
 LOSSES = ("loss", "train_loss", "training_loss")

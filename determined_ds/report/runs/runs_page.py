@@ -23,8 +23,8 @@ from determined_ds.report.self_contained import self_contained
 from determined_ds.report.style import PALETTE
 from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.texts import printable
-from determined_ds.rundir.conclusion import COMPLETED
 from determined_ds.rundir.handed_on import count
+from determined_ds.rundir.records import COMPLETED
 
 SCRIPTS = ("runs/uPlot.iife.min.js", "page.js", "runs/runs.js")
 

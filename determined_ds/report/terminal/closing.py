@@ -17,10 +17,8 @@ from determined_ds.memory.units import format_bytes
 from determined_ds.report.terminal.panel import fields_of
 from determined_ds.report.terminal.run_state import LOSS, TRAINING, VALIDATION, RunState
 from determined_ds.report.terminal.short_numbers import in_time, joined, number, rate, span
-from determined_ds.rundir.conclusion import COMPLETED
-from determined_ds.rundir.launches import Launch
 from determined_ds.rundir.metrics_file import Record
-from determined_ds.rundir.recorded_run import RecordedRun
+from determined_ds.rundir.records import COMPLETED, Launch, RecordedRun
 from determined_ds.rundir.run_dir import short
 
 COLUMNS, LABEL = 80, 12

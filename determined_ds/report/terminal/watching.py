@@ -16,7 +16,7 @@ from determined_ds.report.terminal.report_line import report_line
 from determined_ds.report.terminal.run_state import STARTING, TRAINING, RunState
 from determined_ds.report.terminal.short_numbers import joined
 from determined_ds.rundir.metrics_file import MetricsReader, Record
-from determined_ds.rundir.recorded_run import RecordedRun, read_run
+from determined_ds.rundir.records import RecordedRun, read_run
 from determined_ds.rundir.run_dir import RunDir, short
 from determined_ds.rundir.run_lock import is_held
 

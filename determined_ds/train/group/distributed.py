@@ -97,7 +97,7 @@ def _be_patient() -> None:
     """Once all ranks are there, let them wait for one another as long as any of them may be busy.
 
     In all process groups, including those that DeepSpeed makes without a timeout: torch's defaults are 10 minutes for
-    NCCL and 30 for gloo. A hang ends far sooner, by the watch over the ranks (``launch/ranks/hang.py``, ``peers.py``).
+    NCCL and 30 for gloo. A hang ends far sooner, by the watch over the ranks (``launch/hang.py``, ``peers.py``).
     ``DEEPSPEED_TIMEOUT`` in the environment sets another time.
 
     Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and

@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from determined_ds.cluster_log import ERROR, lines_of
 from determined_ds.errors import EXIT_CRASHED
-from determined_ds.rundir.conclusion import HANG, LOST_MACHINE
 from determined_ds.rundir.handed_on import (
     HANG_TIMEOUT,
     LAST_ACTS,
@@ -36,6 +35,7 @@ from determined_ds.rundir.handed_on import (
     since,
 )
 from determined_ds.rundir.heartbeat import HEART, SHOWN_FRAMES, WAITS
+from determined_ds.rundir.records import HANG, LOST_MACHINE
 from determined_ds.train.master.ending import on_cluster
 
 INTERVAL_S = 1.0  # between two signs of life

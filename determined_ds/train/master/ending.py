@@ -24,8 +24,8 @@ from determined_ds.errors import (
     ConfigError,
     DeterminedDSError,
 )
-from determined_ds.rundir import conclusion as result
-from determined_ds.rundir.exhausted import chain
+from determined_ds.rundir import records as result
+from determined_ds.rundir.limits import chain
 from determined_ds.rundir.signals import TRAINED
 
 # Classes, and those derived from them, of errors from outside this process: another rank, the network, the master, a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -18,17 +19,19 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.last_words import closing_lines, draw_partition, show_closing
 from determined_ds.launch.options import RunOptions
+from determined_ds.launch.outcome import Outcome, show_outcome
 from determined_ds.launch.placement import Placement
-from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
-from determined_ds.launch.restarting import Restarts
-from determined_ds.launch.resuming import Start, completed
-from determined_ds.rundir.conclusion import COMPLETED, read_result, write_result
-from determined_ds.rundir.exhausted import exhausted
+from determined_ds.launch.ranks import run_ranks
+from determined_ds.launch.resume import Start, completed
+from determined_ds.report.terminal.closing import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.rundir.header import decided, undecided
-from determined_ds.rundir.launches import (
+from determined_ds.rundir.limits import exhausted
+from determined_ds.rundir.links import relink
+from determined_ds.rundir.metrics_file import kept_until
+from determined_ds.rundir.records import (
+    COMPLETED,
     FORK,
     RESTART,
     RESUME,
@@ -36,9 +39,10 @@ from determined_ds.rundir.launches import (
     launch_line,
     launch_of,
     read_launches,
+    read_result,
+    read_run,
+    write_result,
 )
-from determined_ds.rundir.links import relink
-from determined_ds.rundir.metrics_file import kept_until
 from determined_ds.rundir.run_dir import RunDir, short, unwritable
 from determined_ds.rundir.run_lock import RunLock
 
@@ -84,57 +88,58 @@ class LocalRun:
 
     def header(self) -> list[str]:
         """What will run, in a few lines."""
-        name, runs = self.experiment.name, str(self.experiment.entrypoint)
+        experiment, placed = self.experiment, self.placed
+        name, runs = experiment.name, str(experiment.entrypoint)
         if self.resolved is not None:
-            lines = decided(name, runs, self.resolved, by_script=self.experiment.script is not None)
+            lines = decided(name, runs, self.resolved, by_script=experiment.script is not None)
         else:
-            by = "the script" if self.experiment.script else "the trial"
-            lines = undecided(name, runs, self.experiment.slots, self.accelerator, by=by)
-        lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin()}")
+            by = "the script" if experiment.script else "the trial"
+            lines = undecided(name, runs, experiment.slots, self.accelerator, by=by)
+        origin = ""
+        if experiment.hyperparameters.get((TRIAL_SEED,)) is None:
+            origin = f", of experiment_seed {experiment.seed} as on a master"
+            if experiment.document.get(("reproducibility", "experiment_seed")) is None:
+                origin = ", of experiment_seed 0: none is given, and a master would take the time"
+        lines.append(f"  seed       {experiment.trial_seed}{origin}")
         lines.append(f"  run dir    {short(self.run_dir)}")
-        if self.placed is not None:
-            ranks = f"{count(self.placed.size, 'rank')} on {count(self.placed.machines, 'machine')}"
-            if self.configured_slots not in (None, self.placed.size):
+        if placed is not None:
+            ranks = f"{count(placed.size, 'rank')} on {count(placed.machines, 'machine')}"
+            if self.configured_slots not in (None, placed.size):
                 ranks += f", instead of slots_per_trial {self.configured_slots}"
-            lines.append(f"  launcher   {self.placed.launcher}: {ranks}")
+            lines.append(f"  launcher   {placed.launcher}: {ranks}")
             lines.append("             restarts are the launcher's: max_restarts does not apply")
-        if self._watches_script:
-            lines.append(f"  hangs      {self._hangs_of_script()}")
-        if self.experiment.searched:
-            lines.append(f"  one point of a search: {', '.join(self._searched())}")
-        return [*lines, *self.start.header()]
-
-    def _hangs_of_script(self) -> str:
-        if self.placed is not None:
+        if self._watches_script and placed is not None:
             only = "only scripts with determined_ds.session or determined_ds.transformers are watched"
-            return f"under {self.placed.launcher}, {only}"
-        return (
-            f"ended {in_words(self.hang_timeout_s)} after its last step or report; not before the first one"
-        )
-
-    def _seed_origin(self) -> str:
-        experiment = self.experiment
-        if experiment.hyperparameters.get((TRIAL_SEED,)) is not None:
-            return ""
-        if experiment.document.get(("reproducibility", "experiment_seed")) is None:
-            return ", of experiment_seed 0: none is given, and a master would take the time"
-        return f", of experiment_seed {experiment.seed} as on a master"
-
-    def _searched(self) -> list[str]:
-        """The searched hyperparameters with the values that were taken for them."""
-        point = {"hyperparameters": self.experiment.hyperparameters.data}
-        values = {key: get_path(point, tuple(key.split("."))) for key in self.experiment.searched}
-        return [
-            f"{key.removeprefix('hyperparameters.')} {f'{value:.4g}' if isinstance(value, float) else value}"
-            for key, value in values.items()
-        ]
+            lines.append(f"  hangs      under {placed.launcher}, {only}")
+        elif self._watches_script:
+            after = in_words(self.hang_timeout_s)
+            lines.append(
+                f"  hangs      ended {after} after its last step or report; not before the first one"
+            )
+        if experiment.searched:  # the searched hyperparameters, with the values that were taken for them
+            point = {"hyperparameters": experiment.hyperparameters.data}
+            values = {key: get_path(point, tuple(key.split("."))) for key in experiment.searched}
+            taken = [
+                f"{key.removeprefix('hyperparameters.')} {f'{value:.4g}' if isinstance(value, float) else value}"
+                for key, value in values.items()
+            ]
+            lines.append(f"  one point of a search: {', '.join(taken)}")
+        return [*lines, *self.start.header()]
 
     @property
     def complete(self) -> str:
         """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
-        if self.options.test or self.options.is_measured or self.resolved is None:
+        checkpoint, options = self.start.checkpoint, self.options
+        if options.test or options.is_measured or self.resolved is None or checkpoint is None:
             return ""
-        return completed(self.start.checkpoint, self.resolved) if self.start.checkpoint else ""
+        return completed(checkpoint, self.resolved)
+
+    def show_complete(self) -> None:
+        """Say that nothing is left to train, and see that ``result.json`` does."""
+        print(f"  complete   this run is complete: {self.complete}", flush=True)
+        before = read_result(RunDir(self.run_dir))
+        if before is None or before.status != COMPLETED:
+            self._write_result(Outcome())
 
     @property
     def resume_command(self) -> str:
@@ -149,45 +154,44 @@ class LocalRun:
     # ------------------------------------------------------------------------------------------ for ranks
 
     @property
-    def train_arguments(self) -> list[str]:
-        """The options of ``determined_ds.train`` or ``determined_ds.script``, after those of :attr:`rank_words`."""
-        words = [*self.experiment.train_options, *self.options.train_arguments]
-        if self.start.weights:
-            path, file = str(self.start.weights.path), self.options.predict
-            predict = ["--predict", str(file.absolute()), "--checkpoint", path] if file is not None else []
-            return [*words, *(predict or ["--evaluate", path])]
-        checkpoint = self.start.checkpoint
-        if checkpoint:
-            elsewhere = ["--resume-from", str(checkpoint.path)] if self.start.elsewhere else []
-            reset = ["--reset-optimizer"] if self.start.resets_optimizer else []
-            return [*words, "--resume", checkpoint.uuid, *elsewhere, *reset]
-        return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]
-
-    @property
     def rank_words(self) -> list[str]:
         """What each rank runs, after ``python3 -m``."""
+        start, script = self.start, self.experiment.script
+        own = [*self.experiment.train_options, *self.options.train_arguments]
+        if start.weights and self.options.predict is not None:
+            own += [
+                "--predict",
+                str(self.options.predict.absolute()),
+                "--checkpoint",
+                str(start.weights.path),
+            ]
+        elif start.weights:
+            own += ["--evaluate", str(start.weights.path)]
+        elif start.checkpoint:
+            own += ["--resume", start.checkpoint.uuid]
+            own += ["--resume-from", str(start.checkpoint.path)] if start.elsewhere else []
+            own += ["--reset-optimizer"] if start.resets_optimizer else []
+        elif start.fork:
+            own += ["--fork", str(start.fork.path)]
         there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]
-        script = self.experiment.script
-        if script is not None:
-            watched = ["--watched"] if self._watches_script else []
-            return ["determined_ds.script", *there, *watched, *self.train_arguments, "--", *script.words]
-        return ["determined_ds.train", self.experiment.trial, *there, *self.train_arguments]
+        if script is None:
+            return ["determined_ds.train", self.experiment.trial, *there, *own]
+        watched = ["--watched"] if self._watches_script else []
+        return ["determined_ds.script", *there, *watched, *own, "--", *script.words]
 
     @property
     def hang_timeout_s(self) -> float:
         """How long nothing may move, in seconds; 0: no limit."""
         stated = self.options.hang_timeout
-        return hang_timeout_s(self._environment) if stated is None else 60 * stated
+        environment = {**os.environ, **self.variables.values}
+        return hang_timeout_s(environment) if stated is None else 60 * stated
 
     @property
     def _watches_script(self) -> bool:
         """Whether the user has stated how long a script may show nothing."""
-        stated = self.options.hang_timeout is not None or self._environment.get(HANG_TIMEOUT)
-        return bool(self.experiment.script is not None and stated and self.hang_timeout_s)
-
-    @property
-    def _environment(self) -> dict[str, str | None]:
-        return {**os.environ, **self.variables.values}
+        stated = {**os.environ, **self.variables.values}.get(HANG_TIMEOUT)
+        is_stated = self.options.hang_timeout is not None or stated
+        return bool(self.experiment.script is not None and is_stated and self.hang_timeout_s)
 
     def write(self) -> None:
         """Write what ranks read in the run directory; to ``next`` where they resume what is there.
@@ -195,15 +199,19 @@ class LocalRun:
         Raises:
             ConfigError: it cannot be written to.
         """
+        there, checkpoint = RunDir(self.run_dir), self.start.checkpoint
         try:
-            self._write(RunDir(self.run_dir))
-        except OSError as error:
-            raise ConfigError(unwritable(self.run_dir, error)) from None
-
-    def _write(self, there: RunDir) -> None:
-        there.remove_next()
-        checkpoint = self.start.checkpoint
-        if checkpoint is None or self.start.elsewhere:
+            there.remove_next()
+            if checkpoint is not None and not self.start.elsewhere:
+                new = there.make_next()
+                write_whole(new.experiment, stored_yaml(self._config))
+                write_whole(new.launches, self._launches(there))
+                kept = kept_until(there.metrics, checkpoint.steps_completed)
+                if kept is not None:
+                    write_whole(new.metrics, kept)
+                if self.start.superseded:
+                    there.supersede([each.uuid for each in self.start.superseded])
+                return
             write_whole(there.experiment, stored_yaml(self._config))
             write_whole(there.metrics, "")
             write_whole(there.launches, self._launches(there if self.restarted else None))
@@ -211,15 +219,8 @@ class LocalRun:
                 path.unlink(missing_ok=True)
             if self.experiment.script is not None:
                 there.new_trial(RunDir(checkpoint.path.parent.parent) if checkpoint else None)
-            return
-        new = there.make_next()
-        write_whole(new.experiment, stored_yaml(self._config))
-        write_whole(new.launches, self._launches(there))
-        kept = kept_until(there.metrics, checkpoint.steps_completed)
-        if kept is not None:
-            write_whole(new.metrics, kept)
-        if self.start.superseded:
-            there.supersede([each.uuid for each in self.start.superseded])
+        except OSError as error:
+            raise ConfigError(unwritable(self.run_dir, error)) from None
 
     def _launches(self, before: RunDir | None) -> str:
         """``launches.jsonl`` with a line for this one, after those of the run so far."""
@@ -263,21 +264,26 @@ class LocalRun:
         """
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config))
-        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start)
-        timeout_s, run = self.hang_timeout_s, self
+        timeout_s, run, used, allowed = self.hang_timeout_s, self, 0, self.experiment.max_restarts
         with RunLock(self.run_dir) as lock:
             while True:
                 outcome, closing = run._launch_once(lock, timeout_s)
                 show_outcome(outcome, self.run_dir, self.resume_command, closes=bool(closing))
-                again = restarts.after(outcome)
-                if again is None:
-                    show_closing(closing)
+                start = run.start.again(outcome, self.run_dir) if used < allowed else None
+                if start is None:
+                    print(*closing, sep="\n", end="\n" if closing else "", flush=True)
                     return outcome.exit_code
-                print(f"{again.message}\n", file=sys.stderr)
-                run = replace(run, start=again.start, restarted=again.message)
+                used += 1
+                origin = "step 0"
+                if start.checkpoint is not None:
+                    origin = f"checkpoint {start.checkpoint.uuid} at batch {start.checkpoint.steps_completed}"
+                line = f"restart {used} of {allowed} from {origin}; it crashed: {outcome.reason}"
+                restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
+                print(f"{restarted}\n", file=sys.stderr)
+                run = replace(run, start=start, restarted=restarted)
 
     def _launch_once(self, lock: RunLock, timeout_s: float) -> tuple[Outcome, list[str]]:
-        """How it ended, and the closing block; empty where the ranks have left the run as it was."""
+        """How the ranks ended, and the closing block."""
         self.write()
         try:
             outcome = run_ranks(
@@ -291,7 +297,7 @@ class LocalRun:
                 hang_timeout_s=timeout_s,
             )
             self.conclude(outcome)
-            return outcome, closing_lines(self.options, self.run_dir)
+            return outcome, self.closing()
         except OSError as error:
             message = exhausted(error, self.run_dir)
             if message is None:
@@ -301,15 +307,29 @@ class LocalRun:
             RunDir(self.run_dir).remove_next()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Write ``result.json``.
+        """Write ``result.json``, and draw how a pipeline's layers are shared out.
 
         Not where the ranks have left the run as it was and no other command reads it.
         """
-        there = RunDir(self.run_dir)
-        if not there.is_replaced and self.options.parent is None:
+        there, options = RunDir(self.run_dir), self.options
+        if not there.is_replaced and options.parent is None:
             return
-        draw_partition(self.options, there)
+        if there.partition.is_file() and not (options.is_measured or options.only_reads):
+            from determined_ds.report.layer_section import write_partition_picture
+
+            with contextlib.suppress(Exception):  # it is for people to look at, and no run fails by it
+                write_partition_picture(there.path)
         self._write_result(outcome)
+
+    def closing(self) -> list[str]:
+        """What came of the training, in a few lines printed after everything else.
+
+        None where nothing was trained, or where the ranks left the run as it was.
+        """
+        options, there = self.options, RunDir(self.run_dir)
+        if options.test or options.is_measured or options.only_reads or not there.is_replaced:
+            return []
+        return closing_block(read_run(self.run_dir))
 
     def _write_result(self, outcome: Outcome) -> None:
         there = RunDir(self.run_dir)
@@ -326,22 +346,14 @@ class LocalRun:
             slots=self.experiment.slots,
         )
 
-    def show_complete(self) -> None:
-        """Say that nothing is left to train, and see that ``result.json`` does."""
-        print(f"  complete   this run is complete: {self.complete}", flush=True)
-        there = RunDir(self.run_dir)
-        before = read_result(there)
-        if before is None or before.status != COMPLETED:
-            self._write_result(Outcome())
-
 
 def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
     """Hyperparameters as the master accepts them: a mapping with a key ``type`` has to be wrapped."""
+
+    def holds_type(value: Any) -> bool:
+        return isinstance(value, dict) and ("type" in value or any(map(holds_type, value.values())))
+
     return {
-        key: {"type": "const", "val": value} if _holds_type(value) else value
+        key: {"type": "const", "val": value} if holds_type(value) else value
         for key, value in hyperparameters.items()
     }
-
-
-def _holds_type(value: Any) -> bool:
-    return isinstance(value, dict) and ("type" in value or any(_holds_type(item) for item in value.values()))

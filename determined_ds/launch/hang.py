@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 
-from determined_ds.launch.ranks.group import Ranks
+if TYPE_CHECKING:
+    from determined_ds.launch.ranks import Ranks
 from determined_ds.rundir.handed_on import HANG_TIMEOUT_MINUTES
 from determined_ds.rundir.heartbeat import SHOWN_FRAMES, WAITS, Beat, read_heartbeats
 

@@ -1,9 +1,10 @@
-"""What a run ran out of, except memory: room on a disk, shared memory, open files. Loads no torch."""
+"""What a process may use, and what a run ran out of: cores, room on a disk, shared memory, open files. No torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import resource
 import shutil
@@ -25,8 +26,33 @@ IN_SHARED_MEMORY = re.compile(
 ON_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 OPEN_FILES = re.compile(r"Too many open files|received 0 items of ancdata", re.IGNORECASE)
 WRITES_FAIL = re.compile(r"PytorchStreamWriter failed|inline_container|file write failed|unexpected pos")
-# What torch's writers could not write was larger.
-FULL_BYTES = 2**20
+FULL_BYTES = 2**20  # what torch's writers could not write was larger
+MOST_FILES = 2**16
+# What a container may use of the cores that it sees, in microseconds of a period: cgroups of version 2 and 1.
+CPU_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use: those of its affinity, and no more than its container is granted."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in CPU_QUOTAS:
+        with contextlib.suppress(OSError, ValueError):  # "max": no quota
+            quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
+            if quota > 0:  # -1: no quota in version 1
+                return max(1, min(cores, quota // period))
+    return cores
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process and its children as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def exhausted(error: BaseException, run_dir: Path) -> str | None:
@@ -40,14 +66,38 @@ def exhausted(error: BaseException, run_dir: Path) -> str | None:
         number = each.errno if isinstance(each, OSError) else None
         text = str(each)
         if number in FILES or OPEN_FILES.search(text):
-            return _open_files()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                f"error: too many open files: a process may have {soft} here (at most {hard})\n"
+                "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
+            )
         full = number in DISK or ON_DISK.search(text) or WRITES_FAIL.search(text)
         if IN_SHARED_MEMORY.search(text) and (full or "hared memory" in text or "Bus error" in text):
-            return _shared_memory()
+            have = ""
+            with contextlib.suppress(OSError):
+                have = f": {room_in(SHARED_MEMORY)} now"
+            return (
+                f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers pass batches "
+                "through it\n  fix: use fewer workers (num_workers: 0 uses none), or make it larger: "
+                "docker run --shm-size 8g, resources.shm_size on a cluster"
+            )
         path = Path(str(each.filename)) if isinstance(each, OSError) and each.filename else None
-        if number in DISK or ON_DISK.search(text) or (full and _free(run_dir) < FULL_BYTES):
+        free_bytes = FULL_BYTES
+        with contextlib.suppress(OSError):
+            free_bytes = shutil.disk_usage(run_dir).free
+        if number in DISK or ON_DISK.search(text) or (full and free_bytes < FULL_BYTES):
             return disk_full(path or run_dir, run_dir)
     return None
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or while."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
 
 
 def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
@@ -76,34 +126,6 @@ def room_in(folder: Path) -> str:
     return f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
 
 
-def _shared_memory() -> str:
-    have = ""
-    with contextlib.suppress(OSError):
-        have = f": {room_in(SHARED_MEMORY)} now"
-    return (
-        f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers pass batches through it\n"
-        "  fix: use fewer workers (num_workers: 0 uses none), or make it larger: docker run --shm-size 8g, "
-        "resources.shm_size on a cluster"
-    )
-
-
-def _open_files() -> str:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        f"error: too many open files: a process may have {soft} here (at most {hard})\n"
-        "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
-    )
-
-
-def allow_open_files() -> None:
-    """Raise the limit of open files of this process and its children as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def leave_reporting_to_main_thread(run_dir: Path) -> None:
     """From now on a thread that finds something used up (TensorBoard's writer) prints no traceback.
 
@@ -116,20 +138,3 @@ def leave_reporting_to_main_thread(run_dir: Path) -> None:
             before(args)
 
     threading.excepthook = hook
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was raised from or while."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or at.__context__
-
-
-def _free(folder: Path) -> int:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return FULL_BYTES

@@ -1,0 +1,380 @@
+"""Where a run starts: from which checkpoint, what has changed since it was written, and whether anything is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from determined_ds.checkpoints.files import (
+    DATA_FIX,
+    Checkpoint,
+    checkpoints_in,
+    data_refusal,
+    elastic_refusal,
+    newest_good_checkpoint,
+    num_writers,
+)
+from determined_ds.checkpoints.named import FORM, NotFound, candidates, find, intact
+from determined_ds.config.params import TRIAL_SEED
+from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.documents.document import KeyPath, differences, dotted
+from determined_ds.documents.files import read_yaml
+from determined_ds.errors import EXIT_CRASHED, ConfigError, Problem
+from determined_ds.experiment.changes import Changes, changes_since, settings_before, settings_of
+from determined_ds.experiment.decide import Problems
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.launch.outcome import Outcome
+from determined_ds.rundir.handed_on import LAST, count
+from determined_ds.rundir.run_dir import RUNS, RunDir, run_dir_problem, short
+from determined_ds.rundir.run_lock import check_run_dir
+
+SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
+SOURCE_TRIAL: KeyPath = ("searcher", "source_trial_id")
+SLOTS: KeyPath = ("resources", "slots_per_trial")
+FORM_OF_SOURCE = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
+WITHOUT_SOURCE = f"start without {SOURCE[-1]}"
+NO_CHECKPOINT = "no checkpoint found; starting from step 0"
+BEGUN = "the run that continues {} has begun already, and resumes from its own newest checkpoint"
+UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
+NOT_RESUMED = "start anew in another --run-dir, without --resume"
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts.
+
+    Args:
+        checkpoint: To resume from; None: from step 0.
+        elsewhere: Whether ``checkpoint`` is not in the run directory: training continues from it, and no metrics come
+            along.
+        superseded: Checkpoints of the run that are newer than ``checkpoint``, the newest first: once it is loaded,
+            they are no longer the run's.
+        fork: A checkpoint of another run, to start from.
+        weights: A checkpoint whose weights are evaluated; nothing is trained.
+        changes: What has changed since either was written.
+        resets_optimizer: Of the checkpoint to resume from the optimizer's state is left out.
+        damages: What is wrong with checkpoints that are newer.
+    """
+
+    checkpoint: Checkpoint | None = None
+    elsewhere: bool = False
+    superseded: tuple[Checkpoint, ...] = ()
+    fork: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    changes: Changes = field(default_factory=Changes)
+    resets_optimizer: bool = False
+    damages: tuple[str, ...] = ()
+
+    def header(self) -> list[str]:
+        """The lines of the header about it."""
+
+        def listed(title: str, entries: tuple[str, ...]) -> list[str]:
+            shown = list(entries[:MOST_SHOWN])
+            if len(entries) > MOST_SHOWN:
+                shown.append(f"and {len(entries) - MOST_SHOWN} more")
+            return [f"  {title if not number else '':<10} {line}" for number, line in enumerate(shown)]
+
+        lines = []
+        if resumed := self.checkpoint:
+            at, of = resumed.steps_completed, f" in {short(resumed.path.parent)}" if self.elsewhere else ""
+            lines.append(f"  resume     batch {at}, checkpoint {resumed.uuid}{of}")
+            if self.superseded:
+                later = [f"{each.uuid} (batch {each.steps_completed})" for each in self.superseded]
+                lines += listed("superseded", (*later, f"metrics after batch {at} are removed"))
+        if self.fork:
+            run, at = self.fork.path.parent.parent, self.fork.steps_completed
+            lines.append(
+                f"  fork       batch {at} of {run.parent.name}/{run.name}, checkpoint {self.fork.uuid}"
+            )
+        if self.weights:
+            lines.append(f"  weights    batch {self.weights.steps_completed}, checkpoint {self.weights.uuid}")
+        if resumed and self.resets_optimizer:
+            lines.append("  optimizer  its state begins anew")
+        if resumed:
+            lines += listed("elastic", self.changes.strategy)
+            lines += listed("changed", self.changes.effective)
+            lines += listed("no effect", self.changes.idle)
+        return lines
+
+    def again(self, outcome: Outcome, run_dir: Path) -> Start | None:
+        """Where another launch starts after a crash; None where it could not get further.
+
+        It may where nothing moved, where the process was killed, e.g. for want of memory, or where the rank says so:
+        see :func:`~determined_ds.train.master.ending.exit_code_of`, which decides it on a cluster too. What a rank
+        has diagnosed would be the same again: a configuration that cannot run, a loss that is not finite.
+        """
+        first = outcome.failures[0] if outcome.failures else None
+        may = outcome.hang or (first and (first.code < 0 or first.exit_code == EXIT_CRASHED))
+        if not may or outcome.signals:
+            return None
+        if any(each.path.is_dir() for each in self.superseded):  # what --resume named is not loaded yet
+            return replace(self, damages=())
+        good, damages = newest_good_checkpoint(RunDir(run_dir).checkpoints)
+        if good is None and self.elsewhere:
+            return replace(self, damages=tuple(damages))
+        # The reset optimizer is in the checkpoints since.
+        resets = self.resets_optimizer and good == self.checkpoint
+        return replace(
+            self,
+            checkpoint=good,
+            elsewhere=False,
+            superseded=(),
+            resets_optimizer=resets,
+            damages=tuple(damages),
+        )
+
+
+def start_in(
+    run_dir: Path,
+    experiment: Experiment,
+    resolved: ResolvedConfig | None,
+    *,
+    resume: str | None,
+    stated: bool,
+    forks: bool,
+    repeated: bool = False,
+    resets_optimizer: bool = False,
+) -> Start:
+    """Where a run starts.
+
+    Args:
+        run_dir: The run directory.
+        experiment: What will run.
+        resolved: What was decided; None where that failed.
+        resume: The checkpoint to resume from, as ``--resume`` names it; None: start anew.
+        stated: Whether the user named the run directory.
+        forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
+        repeated: Whether a scheduler may give the same command again, to continue the run that the first one began.
+        resets_optimizer: Whether the optimizer's state begins anew.
+
+    Raises:
+        ConfigError: it cannot start there; every reason.
+    """
+    check_run_dir(run_dir)
+    there, start = RunDir(run_dir), Start()
+    if resume is not None:
+        start = _resumed(there, resume, stated=stated, repeated=repeated)
+    elif kept := checkpoints_in(there.checkpoints):
+        message = f"holds a run already, trained to batch {kept[0].steps_completed}"
+        fix = "add --resume to continue it, or give another --run-dir to start anew"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
+    if start.checkpoint is None and forks:
+        fork, damages = fork_of(experiment, run_dir)
+        start = replace(start, fork=fork, damages=(*start.damages, *damages))
+    return _compared(replace(start, resets_optimizer=resets_optimizer), experiment, resolved)
+
+
+def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
+    """The start of a run that resumes: from the checkpoint that is named, of this run or of another.
+
+    Raises:
+        ConfigError: there is nothing to resume; or the checkpoint is another run's, and this one has its own.
+    """
+    kept = checkpoints_in(there.checkpoints)
+    if not stated:  # the newest run of the same experiment is a good guess
+        siblings = there.path.parent.glob("*")
+        runs = sorted((path for path in siblings if checkpoints_in(RunDir(path).checkpoints)), reverse=True)
+        fix = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to resume"
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
+    begun: tuple[str, ...] = ()
+    if given != LAST:
+        try:
+            found = find(given, there)
+        except NotFound as error:
+            raise ConfigError(Problem(key="--resume", value=given, message=str(error), fix=FORM)) from None
+        checkpoint = found.checkpoint
+        if checkpoint.path.parent == there.checkpoints.resolve():
+            later = [each.uuid for each in kept].index(checkpoint.uuid)
+            return Start(checkpoint=checkpoint, superseded=tuple(kept[:later]))
+        if not kept:
+            return Start(checkpoint=checkpoint, elsewhere=True, damages=found.damages)
+        if not repeated:
+            message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
+            fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
+            raise ConfigError(run_dir_problem(there.path, message, fix))
+        begun = (BEGUN.format(given),)
+    good, damages = newest_good_checkpoint(there.checkpoints)
+    if good is None and not damages and there.experiment.is_file():
+        return Start(damages=(NO_CHECKPOINT,))
+    if good is None:
+        message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
+        fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
+    return Start(checkpoint=good, damages=(*damages, *begun))
+
+
+def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint that ``searcher.source_checkpoint_uuid`` names, and what is wrong with newer ones.
+
+    Args:
+        experiment: What will run.
+        run_dir: Where; its neighbours are searched for a uuid.
+
+    Raises:
+        ConfigError: there is no such checkpoint, it is damaged, or another number of ranks wrote one that is to be
+            loaded whole.
+    """
+    document = experiment.document
+    if document.get(SOURCE_TRIAL) is not None:
+        message = "names a trial on a cluster; none of it is on this machine"
+        fix = f"remove it; in its place {SOURCE[0]}.{SOURCE[1]}: {FORM_OF_SOURCE}"
+        raise ConfigError(document.problem(SOURCE_TRIAL, message, fix, "fork"))
+    source = document.get(SOURCE)
+    if source is None:
+        return None, ()
+    message = "must be a path or a uuid"
+    if isinstance(source, str) and source:
+        path = next(candidates(source, RunDir(run_dir)), None)
+        message = f"there is no such folder, and no checkpoint of that name below {RUNS}"
+        if path is not None:
+            try:
+                found = intact(path)
+            except NotFound as error:
+                message = f"must be a checkpoint that can be loaded; it {error}"
+            else:
+                if experiment.hyperparameters.get(("fit", "warm_start")) == "all":
+                    anew = f"fit.warm_start: weights, or {WITHOUT_SOURCE}"
+                    _check_writers(found.checkpoint, experiment, anew=anew)
+                return found.checkpoint, found.damages
+    fix = f"{FORM_OF_SOURCE}, or {WITHOUT_SOURCE}"
+    raise ConfigError(document.problem(SOURCE, message, fix, "fork"))
+
+
+def _check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:
+    """Check that the ranks that will be there can read a checkpoint; ``anew`` is how to start without it.
+
+    Raises:
+        ConfigError: another number of ranks wrote it, and only that can read it.
+    """
+    writers = num_writers(checkpoint.path)
+    if writers in (0, experiment.slots):  # 0: another program wrote it; the ranks will check it
+        return
+    if (reason := elastic_refusal(checkpoint.path)) is None:
+        return
+    by = f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}"
+    message = f"{by}, and only those can read it: {reason}"
+    fix = f"use --slots {writers}, or {anew}"
+    raise ConfigError(experiment.document.problem(SLOTS, message, fix, "resume-slots"))
+
+
+# ------------------------------------------------------------------------------------------- what has changed
+
+
+def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | None) -> Start:
+    """Where a run starts, with what has changed since its checkpoint was written.
+
+    Raises:
+        ConfigError: the run cannot start from it; every reason.
+    """
+    found, checkpoint = Problems(), start.checkpoint
+    if checkpoint is not None:
+        path, uuid = checkpoint.path, checkpoint.uuid
+        refusal = elastic_refusal(path)
+        found.of(lambda: _check_writers(checkpoint, experiment, anew=NOT_RESUMED))
+        experiment = keeping_seed(checkpoint, experiment)
+        if experiment.script is None and refusal is None and not any(path.glob("det_state_dict_rank*.pth")):
+            fix = (
+                f"leave --resume out and start from them: --set searcher.source_checkpoint_uuid={short(path)}"
+            )
+            message = "holds weights alone, without the state of a training"
+            found.problems.append(
+                Problem(key="--resume", value=uuid, message=message, fix=fix, code="weights-alone")
+            )
+        if start.resets_optimizer and refusal is not None:
+            message = f"the optimizer's state of checkpoint {uuid} cannot be left out: {refusal}"
+            found.problems.append(
+                Problem(key="--reset-optimizer", message=message, fix=NOT_RESUMED, code="reset-optimizer")
+            )
+    origin = checkpoint or start.fork
+    by_library = origin and (experiment.script is None or (origin.path / "trial_state.json").is_file())
+    if origin is not None and resolved is not None and by_library:
+        start = replace(start, changes=_changes(start, origin, experiment, resolved))
+        found.problems += start.changes.problems
+    elif checkpoint is not None and not experiment.states_all:  # what a change means, only its code knows
+        try:
+            before = settings_before(read_yaml(RunDir(checkpoint.path.parent.parent).experiment).data, None)
+        except ConfigError:
+            before = None
+        now = settings_of(experiment, None)
+        lines = differences(before.experiment, now.experiment) if before is not None else [UNKNOWN]
+        start = replace(start, changes=Changes(effective=tuple(map(str, lines))))
+    found.raise_any()
+    return start
+
+
+def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved: ResolvedConfig) -> Changes:
+    """What has changed since a checkpoint was written; one line where that is unknown."""
+    load_data = _read(origin.path / "load_data.json")
+    ds_config = load_data.get("deepspeed_config")
+    ds_config = ds_config or _read(RunDir(origin.path.parent.parent).deepspeed_config) or None
+    before = settings_before(load_data.get("experiment_config") or {}, ds_config, _trial_seed_of(origin))
+    if before is None:
+        return Changes(effective=(UNKNOWN,))
+    changes = changes_since(
+        before,
+        experiment,
+        resolved,
+        written=f"checkpoint {origin.uuid}",
+        warm_start=resolved.fit.warm_start if start.checkpoint is None else None,
+        refusal=elastic_refusal(origin.path),
+        resets_optimizer=start.resets_optimizer,
+    )
+    # _check_writers checks the number of ranks.
+    problems = [problem for problem in changes.problems if problem.key != dotted(SLOTS)]
+    if start.checkpoint is not None:  # training data whose position other replicas cannot take over
+        batch = resolved.batch
+        reason = data_refusal(origin.path, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
+        if reason is not None:
+            apart = Problem(
+                key="--resume", value=origin.uuid, message=reason, fix=DATA_FIX, code="data-apart"
+            )
+            problems.append(apart)
+    return replace(changes, problems=tuple(problems))
+
+
+def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
+    """An experiment with the trial seed of the checkpoint that it resumes from, unless it states one itself."""
+    seed, point = _trial_seed_of(checkpoint), experiment.hyperparameters
+    if seed in (None, experiment.trial_seed) or point.get((TRIAL_SEED,)) is not None:
+        return experiment
+    kept = point.overwritten((TRIAL_SEED,), seed, f"checkpoint {checkpoint.uuid}")
+    return replace(experiment, hyperparameters=kept)
+
+
+def _trial_seed_of(checkpoint: Checkpoint) -> int | None:
+    """The seed of the trial that wrote a checkpoint; None if unknown.
+
+    Before checkpoints held it, a run here took the experiment's seed as the trial's.
+    """
+    written = _read(checkpoint.path / "load_data.json")
+    config = written.get("experiment_config")
+    if TRIAL_SEED in written or not isinstance(config, dict):
+        return written.get(TRIAL_SEED)
+    return int((config.get("reproducibility") or {}).get("experiment_seed") or 0)
+
+
+def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
+    """Words for a run that has nothing left to train; "" where something is, a last validation included."""
+    state, length = _read(checkpoint.path / "trial_state.json"), resolved.fit.max_length
+    if length is None or not isinstance(length.value, int):
+        return ""
+    trained = state.get("epochs_trained" if length.unit == "epochs" else "batches_trained")
+    if not isinstance(trained, int) or trained < length.value:
+        return ""
+    if trained == length.value and state.get("last_validation") != state.get("batches_trained"):
+        return ""
+    if trained > length.value:
+        return f"{trained} {length.unit} are trained, max_length is {length.value}"
+    return f"{trained} of {length.value} {length.unit}"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
