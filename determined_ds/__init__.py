@@ -34,7 +34,7 @@ _HOMES = {
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
-    "create_performance_visualizations": "determined_ds.report.written",
+    "create_performance_visualizations": "determined_ds.report.comparison",
     "get_gpu_memory_stats": "determined_ds.train.gpu_memory",
     "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
+    from determined_ds.report.comparison import create_performance_visualizations
     from determined_ds.report.results import Results, load_results
-    from determined_ds.report.written import create_performance_visualizations
     from determined_ds.sessions.session import Session, session
     from determined_ds.train.context import DeepSpeedTrialContext
     from determined_ds.train.gpu_memory import get_gpu_memory_stats

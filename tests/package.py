@@ -429,10 +429,10 @@ def train_in_fp16_on_cpus() -> None:
 
 def profile_of(folder: Path) -> dict[str, Any]:
     """What ``det-ds profile FOLDER --json`` prints, of the traces in a folder or a run directory."""
-    from determined_ds.profile.profile import analyse, as_json
-    from determined_ds.rundir.profile_files import traces_in
+    from determined_ds.profile.findings import analyse
+    from determined_ds.profile.record import traces_in
 
-    return json.loads(json.dumps(as_json(analyse(traces_in(folder)))))
+    return json.loads(json.dumps(analyse(traces_in(folder)).as_json()))
 
 
 # ------------------------------------------------------------------------------------------- results and searches
@@ -440,7 +440,7 @@ def profile_of(folder: Path) -> dict[str, Any]:
 
 def write_report(results: Results, folder: Path, *, page: bool = True) -> list[Path]:
     """The files of a comparison: results.json, results.csv and, unless it is left out, report.html."""
-    from determined_ds.report.written import write_report
+    from determined_ds.report.comparison import write_report
 
     return write_report(results, folder, page=page)
 
@@ -451,10 +451,10 @@ def results_table(results: Results, columns: int) -> str:
 
     from rich.console import Console
 
-    from determined_ds.report.table import results_table
+    from determined_ds.report.columns import results_tables
 
     text = io.StringIO()
-    Console(width=columns, file=text, color_system=None).print(results_table(results))
+    Console(width=columns, file=text, color_system=None).print(*results_tables(results), sep="\n")
     return text.getvalue()
 
 

@@ -98,7 +98,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "1",
     ),
     "runtime/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
-    "runtime/profiling/test_instruments.py::test_what_a_json_switches_on_is_printed_and_changes_nothing": (
+    "profile/test_instruments.py::test_what_a_json_switches_on_is_printed_and_changes_nothing": (
         "zero3",
         "pipeline",
         "several",

@@ -89,7 +89,7 @@ def show_memory(
     """
     from determined_ds.memory.fitting import alternatives, fit, schedule_fits
     from determined_ds.memory.units import parse_bytes
-    from determined_ds.report.fitted import terminal_width, wrapped
+    from determined_ds.report.table import terminal_width, wrapped
 
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
@@ -202,18 +202,15 @@ def memory_table(
         as_candidates: Model states are one number; the micro-batch is the strategy's own, not the largest that fits.
     """
     from determined_ds.memory.fitting import usable_bytes
-    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width
-    from determined_ds.report.formatting import byte_unit
+    from determined_ds.report.numbers import byte_unit
+    from determined_ds.report.table import Head, Table
 
     parts = OF_CANDIDATES if as_candidates else PARTS
     unit, size = byte_unit(row.memory.total_bytes for row in rows)
-    columns = [FittedColumn(head=(f"{unit} a rank",))]
-    columns += [
-        FittedColumn(head=(head,), align="right", no_room="drop" if rank else "keep", rank=rank)
-        for head, rank in parts.values()
-    ]
+    heads = [Head(text=f"{unit} a rank")]
+    heads += [Head(text=head, align="right", drop=rank) for head, rank in parts.values()]
     if gpu is not None:
-        columns += [FittedColumn(head=(head,), align="right") for head in ("fits", "spare", "micro")]
+        heads += [Head(text=head, align="right") for head in ("fits", "spare", "micro")]
     found = []
     for name, row in zip(names, rows, strict=True):
         numbers = [getattr(row.memory, f"{part}_bytes") for part in parts]
@@ -223,14 +220,14 @@ def memory_table(
         if gpu is not None:
             micro = row.strategy.micro_batch_size if as_candidates else row.largest_micro_batch
             texts = [*texts[:-1], "yes" if row.fits else "no", texts[-1], str(micro or "-")]
-        found.append(FittedRow(cells=[(text,) for text in (name, *texts)]))
-    return [plain(line) for line in fitted(columns, found, terminal_width())]
+        found.append([name, *texts])
+    return Table(heads=heads, rows=found).lines()
 
 
 def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
     """The schedules that a pipeline could have, its own marked; nothing without a pipeline."""
     from determined_ds.memory.units import format_bytes
-    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width
+    from determined_ds.report.table import Head, Table
 
     if not found:
         return []
@@ -239,21 +236,20 @@ def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
         """One for each rank; of many, the first and the last."""
         return ", ".join(texts if len(texts) <= 4 else [*texts[:2], "...", *texts[-2:]])
 
-    columns = [FittedColumn(head=("schedule",), no_room="above")]
-    columns += [FittedColumn(head=(head,), align="right") for head in ("chunks", "bubble")]
-    columns += [FittedColumn(head=(head,), no_room="below") for head in ("held by rank", "bytes by rank")]
+    heads = [Head(text="schedule"), *(Head(text=text, align="right") for text in ("chunks", "bubble"))]
+    heads += [Head(text=text, folds=True) for text in ("held by rank", "bytes by rank")]
     rows = []
     for each in found:
         cells = [each.strategy.pipe_schedule + " *" * (each.strategy == own), str(each.strategy.pipe_chunks)]
         cells += [f"{each.strategy.bubble:.1%}", by_rank([str(count) for count in each.most_held])]
         cells += [by_rank([format_bytes(stage.total_bytes) for stage in each.stages])]
-        rows.append(FittedRow(cells=[(cell,) for cell in cells]))
+        rows.append(cells)
     notes = [
         "held: the most micro-batches, each of one chunk, whose activations a rank holds at a time",
         "bubble: the share of time in which ranks wait, by the schedule alone",
     ]
     about = f"schedules of {own.pipe_parallel_size} stages and {own.accumulation} micro-batches"
-    return ["", about, *(plain(line) for line in fitted(columns, rows, terminal_width(), notes=notes))]
+    return ["", about, *Table(heads=heads, rows=rows, notes=notes).lines()]
 
 
 def strategy_label(strategy: Strategy) -> str:
@@ -361,17 +357,16 @@ def _drawn(strategy: Strategy, path: Path) -> list[str]:
         raise refuse("draws a pipeline, and CONFIG has none", "--set hyperparameters.pipe_parallel_size=2")
     if importlib.util.find_spec("matplotlib") is None:
         raise refuse("draws with matplotlib, which is not installed", "pip install matplotlib")
-    from determined_ds.report.gantt import all_schedules, planned_picture
+    from determined_ds.report.gantt import planned_picture
     from determined_ds.report.style import png_of
 
-    found = all_schedules(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
-    picture = planned_picture([each for each in found if not each.problem()])
+    picture, problems = planned_picture(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
     try:
         path.write_bytes(png_of(picture))
     except OSError as error:
         message = f"cannot be written: {error.strerror or error}"
         raise refuse(message, "name a file in a folder that exists") from None
-    return [str(path), *(f"not drawn: {problem}" for each in found if (problem := each.problem()))]
+    return [str(path), *(f"not drawn: {problem}" for problem in problems)]
 
 
 def _as_json(

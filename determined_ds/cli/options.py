@@ -113,11 +113,12 @@ def show_results(results: Results, run_dir: Path, *, best: str = "") -> None:
     """Print the table and the files that were written."""
     from rich.console import Console
 
-    from determined_ds.report.table import results_table
+    from determined_ds.report.columns import results_tables
     from determined_ds.rundir.run_dir import short
 
-    click.echo()
-    Console().print(results_table(results))
+    for table in results_tables(results):
+        click.echo()
+        Console().print(table)
     if best:
         click.echo(f"best: {best}")
     for name in (*(["best.yaml"] if best else []), "report.html", "results.json", "results.csv"):

@@ -80,35 +80,30 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     """Read the traces of a folder, write and print what is found."""
     from rich.console import Console
 
-    from determined_ds.profile.in_text import parts_table
-    from determined_ds.profile.profile import analyse, write_profile
-    from determined_ds.profile.profile import as_json as content_of
-    from determined_ds.report.profile_text import findings_lines
-    from determined_ds.rundir.profile_files import PROFILE_JSON, traces_in
-    from determined_ds.rundir.run_dir import RunDir, short
+    from determined_ds.documents.files import write_whole
+    from determined_ds.profile.findings import analyse
+    from determined_ds.profile.record import traces_in
+    from determined_ds.profile.text import profile_text
+    from determined_ds.report.results import PROFILE_JSON
+    from determined_ds.rundir.run_dir import short
 
     traces = traces_in(folder)
     if not traces:
-        message, fix = (
-            "holds no traces (rank<R>.json.gz)",
-            "record some: det-ds profile CONFIG, or fit.profile",
-        )
+        message = "holds no traces (rank<R>.json.gz)"
+        fix = "record some: det-ds profile CONFIG, or fit.profile"
         raise ConfigError(Problem(key="DIR", value=str(folder), message=message, fix=fix, code="trace"))
-    found = analyse(traces)
-    content, there = content_of(found), traces[0].parent
+    found, there = analyse(traces), traces[0].parent
+    content, written = found.as_json(), []
     try:
-        write_profile(found, there / PROFILE_JSON)
+        write_whole(there / PROFILE_JSON, json.dumps(content, indent=1) + "\n")
         written = [there / PROFILE_JSON, *_pictures(content, there)]
-        written += _schedule_picture(RunDir(there.parent).pipeline_step, there)
     except OSError as error:  # traces that another user has brought here
         click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
-        written = []
     if as_json:
         click.echo(json.dumps(content, indent=1))
         return
     click.echo()
-    Console().print(parts_table(found))
-    click.echo("\n".join(["", *findings_lines(content)]))
+    Console().print(profile_text(found))
     click.echo()
     for path in written:
         click.echo(short(path))
@@ -116,40 +111,27 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for ui.perfetto.dev")
 
 
-def _schedule_picture(step: Path, folder: Path) -> list[Path]:
-    """The picture of a pipeline's recorded step, where there is one and matplotlib."""
-    import importlib.util
-
-    from determined_ds.rundir.profile_files import SCHEDULE_PNG
+def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
+    """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
+    from determined_ds.report.page import can_draw
     from determined_ds.rundir.recorded_step import read_step
+    from determined_ds.rundir.run_dir import RunDir
 
-    if not step.is_file() or importlib.util.find_spec("matplotlib") is None:
+    if not can_draw():
         return []
+    from determined_ds.report.charts import profile_picture
     from determined_ds.report.gantt import step_picture
     from determined_ds.report.style import png_of
 
-    try:
-        found = read_step(step)
-    except ConfigError as error:
-        click.echo(f"warning: {error}", err=True)
-        return []
-    (folder / SCHEDULE_PNG).write_bytes(png_of(step_picture(found)))
-    return [step, folder / SCHEDULE_PNG]
-
-
-def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
-    """The picture of a profile, as programs read it, where matplotlib is there."""
-    import importlib.util
-
-    from determined_ds.rundir.profile_files import PROFILE_PNG
-
-    if importlib.util.find_spec("matplotlib") is None:
-        return []
-    from determined_ds.report.rank_bars import rank_bars_picture
-    from determined_ds.report.style import png_of
-
-    figure = rank_bars_picture(content)
-    if figure is None:
-        return []
-    (folder / PROFILE_PNG).write_bytes(png_of(figure))
-    return [folder / PROFILE_PNG]
+    written = []
+    figure, step = profile_picture(content), RunDir(folder.parent).pipeline_step
+    if figure is not None:
+        (folder / "profile.png").write_bytes(png_of(figure))
+        written.append(folder / "profile.png")
+    if step.is_file():
+        try:
+            (folder / "schedule.png").write_bytes(png_of(step_picture(read_step(step))))
+            written += [step, folder / "schedule.png"]
+        except ConfigError as error:
+            click.echo(f"warning: {error}", err=True)
+    return written

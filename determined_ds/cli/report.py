@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.report.runs.run_view import RunView
+    from determined_ds.report.runs import RunView
 
 EPILOG = """\b
 Examples:
@@ -55,16 +55,15 @@ def report(
     """
     import json
 
-    from determined_ds.report.runs.as_json import runs_as_json
-    from determined_ds.report.runs.located_runs import find_runs, read_runs
-    from determined_ds.report.runs.saved_page import page_path, save_page
+    from determined_ds.report.run_page import page_path, runs_as_json, save_page
+    from determined_ds.report.runs import find_runs
     from determined_ds.rundir.run_dir import short
 
     on_cluster = trials or experiments
     if not folders and not on_cluster:
         raise click.UsageError("Name a RUN_DIR, or a cluster's trial by --trial ID.")
     path = page_path(() if on_cluster else folders, output)
-    runs = read_runs(find_runs(folders))
+    runs = find_runs(folders)
     if on_cluster:
         runs += _trials(trials, experiments, master, {run.label for run in runs})
     if as_json:
@@ -82,7 +81,7 @@ def _trials(
 ) -> list[RunView]:
     """A cluster's trials as they are shown, under names that no other run has."""
     from determined_ds.from_cluster import recorded_trials
-    from determined_ds.report.runs.run_view import RunView
+    from determined_ds.report.runs import RunView
 
     found = []
     for number, run, warnings in recorded_trials(trials, experiments, master):

@@ -20,8 +20,8 @@ def watch(folder: Path) -> None:
     On a terminal: loss, learning rate, speed, memory, the last validation and checkpoint, redrawn as its files grow.
     Elsewhere: a line a report. Ctrl-C ends the watching, not the run.
     """
-    from determined_ds.report.terminal.drawn_panel import OpenConsole
-    from determined_ds.report.terminal.watching import follow
+    from determined_ds.report.panel import OpenConsole
+    from determined_ds.report.watch import follow
 
     try:
         follow(folder, OpenConsole(highlight=False))

@@ -88,7 +88,7 @@ def doctor(
 
 
 def _show(findings: list[Diagnosis]) -> None:
-    from determined_ds.report.fitted import terminal_width, wrapped
+    from determined_ds.report.table import terminal_width, wrapped
 
     width = max(len(finding.name) for finding in findings)
     indent = " " * (width + 11)

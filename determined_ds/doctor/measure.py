@@ -30,7 +30,7 @@ from determined_ds.launch.outcome import show_failure
 from determined_ds.launch.placement import placement_here
 from determined_ds.launch.ranks import Ranks, environment_of_ranks
 from determined_ds.memory.units import format_bytes
-from determined_ds.report.fitted import terminal_width
+from determined_ds.report.table import terminal_width
 from determined_ds.rundir.handed_on import LAUNCHED_BY, count
 from determined_ds.rundir.run_dir import RunDir
 

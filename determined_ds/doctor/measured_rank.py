@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from determined_ds.devices import detect_accelerator
 from determined_ds.doctor.measure import FIGURES
+from determined_ds.profile.mfu import peak_flops
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.group.distributed import join_process_group
-from determined_ds.train.profiling.peak_flops import peak_flops_by_precision
 from determined_ds.train.rank_process import RankProcess, end_process
 
 SMALLEST_BYTES, STEP = 2**10, 8  # each size is so many times the one before
@@ -65,7 +65,10 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
         return [max(each) for each in zip(*distributed.allgather(values), strict=True)]
 
     dist.barrier()
-    own = peak_flops_by_precision(device)
+    own = {
+        each: peak_flops(device, each) or 0.0
+        for each in ("fp32", "bf16", *(["fp16"] * (accelerator == "cuda")))
+    }
     peaks = dict(zip(own, (-each for each in slowest([-each for each in own.values()])), strict=True))
     ranks = int(distributed.size)
     notes: list[str] = []

@@ -24,7 +24,7 @@ from determined_ds.launch.outcome import Outcome, show_outcome
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import run_ranks
 from determined_ds.launch.resume import Start, completed
-from determined_ds.report.terminal.closing import closing_block
+from determined_ds.report.closing import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.rundir.header import decided, undecided
 from determined_ds.rundir.limits import exhausted
@@ -315,10 +315,10 @@ class LocalRun:
         if not there.is_replaced and options.parent is None:
             return
         if there.partition.is_file() and not (options.is_measured or options.only_reads):
-            from determined_ds.report.layer_section import write_partition_picture
-
             with contextlib.suppress(Exception):  # it is for people to look at, and no run fails by it
-                write_partition_picture(there.path)
+                from determined_ds.report.charts import write_partition_picture
+
+                write_partition_picture(there.partition, there.partition_picture)
         self._write_result(outcome)
 
     def closing(self) -> list[str]:

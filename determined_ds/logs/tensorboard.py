@@ -15,8 +15,8 @@ from typing import Any
 from determined import core, tensorboard
 from determined.tensorboard.build import get_sync_path
 
+from determined_ds.profile.record import rank_of_trace
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.profile_files import rank_of_trace
 
 logger = logging.getLogger("determined_ds")
 # Source: determined 0.38.1, ``TensorboardManager.sync`` passes over an upload within a second of the one before.

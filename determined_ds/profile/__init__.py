@@ -1,4 +1,6 @@
-"""Where the time of a training step goes, read from the traces of its ranks; loads no torch.
+"""Where the time of a training step goes: some steps recorded by torch's profiler, and their traces read.
 
-``trace_file.py`` reads a trace, ``steps.py`` takes its steps apart, ``profile.py`` has what is found in all of them.
+``capture.py``, ``marks.py`` and ``mfu.py`` run in the ranks that record, and load torch. The others read what ranks
+have left, and load none: ``record.py`` is what both agree on, ``trace.py`` reads a trace, ``steps.py`` takes its steps
+apart, ``findings.py`` says what could be faster.
 """

@@ -21,19 +21,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from determined_ds.profile.trace_file import BACKENDS, Trace
-from determined_ds.rundir.profile_files import (
-    BACKWARD,
-    COMMUNICATION,
-    DATA,
-    FORWARD,
-    OPTIMIZER,
-    PIPELINE,
-)
+from determined_ds.profile.record import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, PIPELINE
+from determined_ds.profile.trace import Trace
+from determined_ds.report.results import PARTS
 
 PHASES = {
     DATA: "data",
@@ -43,9 +37,8 @@ PHASES = {
     COMMUNICATION: "communication",
     PIPELINE: "pipeline",
 }
-# Ranges of torch that say the same where no engine of DeepSpeed does.
-OF_TORCH = {"Optimizer.step#": "optimizer", "DistributedDataParallel.forward": "forward"}
 CALLS = ("c10d::", "_c10d_functional::")
+BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 TO_DEVICE = "Memcpy HtoD"
 # Where kernels of two phases run at once, the first one has the time.
@@ -53,19 +46,7 @@ COMPUTE = ("backward", "forward", "optimizer", "data", "other")
 US_PER_S = 1e6
 Span = tuple[float, float]  # begin, end
 Spans = Sequence[Span]  # sorted, disjoint, each with a length above 0
-
-
-# Part of a step -> what it is. The order is that of tables and pictures.
-PARTS = {
-    "data": "waiting for the loader, moving batches to the device",
-    "forward": "computing the forward pass",
-    "backward": "computing the backward pass",
-    "communication": "waiting for collectives: not hidden by computation",
-    "optimizer": "computing the optimizer's step",
-    "pipeline": "waiting for a neighbouring stage of the pipeline",
-    "idle": "a GPU without work, while the host is not at one of the above",
-    "other": "the rest: the loop, callbacks, what has no mark",
-}
+Shares = Callable[[Span], tuple[dict[str, list[Span]], Spans]]  # of a step: its parts, and what is hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,44 +57,34 @@ class StepParts:
         batch: Optimizer steps since the start of training, this one included.
         begin_us: On the clock of the trace.
         end_us: On the same.
-        clock_s: How long it took by the loop's own clock; None where the trace does not say.
-        seconds: Name of :data:`PARTS` -> seconds; disjoint, all of them are there.
+        clock_s: How long it took by the loop's own clock.
+        seconds: Name of :data:`~determined_ds.report.results.PARTS` -> seconds; disjoint, all of them are there.
         overlapped_s: Communication that was hidden by computation: within the other parts, and not one of them.
     """
 
     batch: int
     begin_us: float
     end_us: float
-    clock_s: float | None
+    clock_s: float
     seconds: Mapping[str, float]
     overlapped_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """The sum of its parts."""
-        return sum(self.seconds.values())
 
 
 def steps_of(trace: Trace) -> list[StepParts]:
     """Each step that was recorded: by the device's time where the trace has any of it, else by the host's."""
     phases = _phases(trace)
-    return _device_steps(trace, phases) if trace.device_events else _host_steps(trace, phases)
-
-
-def _taken_apart(
-    trace: Trace, wholes: Iterable[Span], shares: Iterable[tuple[dict[str, list[Span]], float]]
-) -> list[StepParts]:
+    wholes, shares = _on_device(trace, phases) if trace.device_events else _on_host(trace, phases)
     found = []
-    for whole, (spans, hidden_s), captured in zip(wholes, shares, trace.record.steps, strict=False):
-        seconds = {part: length(spans.get(part, ())) / US_PER_S for part in PARTS}
+    for whole, captured in zip(wholes, trace.record.steps, strict=False):
+        spans, hidden = shares(whole)
         found.append(
             StepParts(
                 batch=captured.batch,
                 begin_us=whole[0],
                 end_us=whole[1],
                 clock_s=captured.seconds,
-                seconds=seconds,
-                overlapped_s=hidden_s,
+                seconds={part: length(spans.get(part, ())) / US_PER_S for part in PARTS},
+                overlapped_s=length(hidden) / US_PER_S,
             )
         )
     return found
@@ -122,11 +93,10 @@ def _taken_apart(
 # ------------------------------------------------------------------------------------------- on a CPU
 
 
-def _host_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts]:
+def _on_host(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], Shares]:
     collectives, computing = _collectives(trace), _computing(trace)
-    wholes = [(step.begin, step.end) for step in trace.steps]
 
-    def shares(whole: Span) -> tuple[dict[str, list[Span]], float]:
+    def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
         running = intersection([whole], collectives)
         claims = [
             ("pipeline", phases.get("pipeline", [])),
@@ -136,9 +106,9 @@ def _host_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts]:
         ]
         spans = shared_out(whole, claims, "other")
         hidden = difference(running, spans["communication"])
-        return spans, length(difference(hidden, union([*spans["pipeline"], *spans["data"]]))) / US_PER_S
+        return spans, difference(hidden, union([*spans["pipeline"], *spans["data"]]))
 
-    return _taken_apart(trace, wholes, map(shares, wholes))
+    return [(step.begin, step.end) for step in trace.steps], shares
 
 
 def _collectives(trace: Trace) -> list[Span]:
@@ -179,7 +149,7 @@ class _Kernel(NamedTuple):
     communicates: bool
 
 
-def _device_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts]:
+def _on_device(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], Shares]:
     launches = {
         event.args["correlation"]: event.begin
         for event in trace.events
@@ -198,16 +168,14 @@ def _device_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts
         if communicates:
             part = "pipeline" if phase == "pipeline" else "communication"
         kernels.append(_Kernel((event.begin, event.end), part, launched, communicates))
-    computing = {
-        part: union(k.span for k in kernels if k.part == part and not k.communicates) for part in COMPUTE
-    }
-    sending = {
-        part: union(k.span for k in kernels if k.part == part and k.communicates)
-        for part in ("communication", "pipeline")
-    }
-    waiting = {name: phases.get(name, []) for name in ("data", "pipeline")} | {
-        "communication": _collectives(trace)
-    }
+
+    def running(part: str, *, communicates: bool) -> list[Span]:
+        return union(k.span for k in kernels if k.part == part and k.communicates == communicates)
+
+    computing = {part: running(part, communicates=False) for part in COMPUTE}
+    sending = {part: running(part, communicates=True) for part in ("communication", "pipeline")}
+    waiting = {name: phases.get(name, []) for name in ("data", "pipeline")}
+    waiting["communication"] = _collectives(trace)
     zero: Any = (trace.record.ds_config or {}).get("zero_optimization")
     offloaded = zero.get("offload_optimizer") if isinstance(zero, dict) else None
     if isinstance(offloaded, dict) and offloaded.get("device") in (
@@ -215,17 +183,15 @@ def _device_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts
         "nvme",
     ):  # then the host computes it
         waiting["optimizer"] = phases.get("optimizer", [])
-    wholes = list(_wholes(trace, kernels))
-    all_sending, all_computing = (
-        union(itertools.chain(*sending.values())),
-        union(itertools.chain(*computing.values())),
+    hidden = intersection(
+        union(itertools.chain(*sending.values())), union(itertools.chain(*computing.values()))
     )
 
-    def shares(whole: Span) -> tuple[dict[str, list[Span]], float]:
-        spans = shared_out(whole, [*computing.items(), *sending.items(), *waiting.items()], "idle")
-        return spans, length(intersection(intersection([whole], all_sending), all_computing)) / US_PER_S
+    def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
+        claims = [*computing.items(), *sending.items(), *waiting.items()]
+        return shared_out(whole, claims, "idle"), intersection([whole], hidden)
 
-    return _taken_apart(trace, wholes, map(shares, wholes))
+    return list(_wholes(trace, kernels)), shares
 
 
 def _wholes(trace: Trace, kernels: Sequence[_Kernel]) -> Iterator[Span]:
@@ -272,9 +238,7 @@ def _phases(trace: Trace) -> dict[str, list[Span]]:
     for event in trace.events:  # ranges of one thread are nested, and come by their begin
         if event.category != "user_annotation" or event.tid != trace.main_thread:
             continue
-        of_torch = (phase for start, phase in OF_TORCH.items() if event.name.startswith(start))
-        phase = PHASES.get(event.name) or next(of_torch, "")
-        if phase:
+        if phase := PHASES.get(event.name, ""):
             advance(event.begin)
             stack.append((min(event.end, stack[-1][0]) if stack else event.end, phase))
     advance(float("inf"))
@@ -309,19 +273,16 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 def intersection(left: Spans, right: Spans) -> list[Span]:
     """What both cover."""
-    return list(_common(left, right))
-
-
-def _common(left: Spans, right: Spans) -> Iterator[Span]:
-    i = j = 0
+    found, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if begin < end:
-            yield begin, end
+            found.append((begin, end))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
+    return found
 
 
 def difference(left: Spans, right: Spans) -> list[Span]:

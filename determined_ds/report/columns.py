@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from determined_ds.report.formatting import (
-    between,
+from determined_ds.report.numbers import (
+    UNKNOWN,
     byte_unit,
     difference,
-    layout,
     loss_text,
     number,
     percent,
+    printable,
     ratio,
-    shares,
-    step_unit,
+    span,
 )
-from determined_ds.report.repetition import PARTS
-from determined_ds.report.results import Results, Row
-from determined_ds.report.strengths import best_for
-from determined_ds.report.texts import printable
+from determined_ds.report.results import PARTS, Results, Row
+from determined_ds.report.table import Head, Table
+from determined_ds.report.verdict import (
+    best_for,
+    label,
+    layout,
+    memory_note,
+    micro_batches,
+    name_of,
+    reason,
+    unmeasured,
+    without_winner,
+)
 
-UNKNOWN = "–"
+AGAINST_FIRST = "against the first measured row"
+LEAST_SHARE = 0.005  # of a step that a part of it is shown from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,33 +79,10 @@ class Column:
         return any(self.value(results, row) is not None for row in results.measured)
 
 
-def _of(name: str) -> Callable[[Results, Row], Any]:
-    return lambda results, row: getattr(row, name)
-
-
-def _against_first(name: str) -> Callable[[Results, Row], float | None]:
-    return lambda results, row: (results.against_first(row) or {}).get(name)
-
-
-def _end_of_spread(index: int) -> Callable[[Results, Row], float | None]:
-    return lambda results, row: row.spread[index] if row.spread else None
-
-
-def _spread(results: Results, row: Row) -> tuple[float, float] | None:
-    return row.spread if len(row.repetitions) > 1 else None
-
-
-def _share_of(part: str) -> Callable[[Results, Row], float | None]:
-    return lambda _, row: None if row.parts is None else row.parts.get(part, 0.0)
-
-
-def _seconds_to_target(results: Results, row: Row) -> float | None:
-    return None if results.target_loss is None else row.seconds_to(results.target_loss)
-
-
-def _micro(results: Results, row: Row) -> str | None:
-    known = row.micro_batch_size is not None and row.accumulation is not None
-    return f"{row.micro_batch_size} x {row.accumulation}" if known else None
+def step_unit(results: Results) -> tuple[str, float]:
+    """The unit of step times, and its seconds."""
+    longest = max((row.median_step_seconds or 0 for row in results.rows), default=0)
+    return ("s", 1.0) if longest >= 10 else ("ms", 1e-3)
 
 
 def _peak_unit(results: Results) -> tuple[str, float]:
@@ -102,11 +90,29 @@ def _peak_unit(results: Results) -> tuple[str, float]:
 
 
 def _states_unit(results: Results) -> tuple[str, float]:
-    both = ((row.model_state_bytes, row.estimated_model_state_bytes) for row in results.rows)
-    return byte_unit(size for sizes in both for size in sizes)
+    sizes = [(row.model_state_bytes, row.estimated_model_state_bytes) for row in results.rows]
+    return byte_unit(size for both in sizes for size in both)
 
 
-AGAINST_FIRST = "against the first measured row"
+def _of(name: str) -> Callable[[Results, Row], Any]:
+    return lambda _, row: getattr(row, name)
+
+
+def _against_first(name: str) -> Callable[[Results, Row], float | None]:
+    return lambda results, row: (results.against_first(row) or {}).get(name)
+
+
+def _seconds_to_target(results: Results, row: Row) -> float | None:
+    return None if results.target_loss is None else row.seconds_to(results.target_loss)
+
+
+def _share_of(part: str) -> Column:
+    def share(_: Results, row: Row) -> float | None:
+        return None if row.parts is None else row.parts.get(part, 0.0)
+
+    return Column(value=share, head=part, text=lambda value: percent(value, 0))
+
+
 # The CSV has these in this order. Programs read it by name: add at the end, and rename nothing.
 CSV = {
     "name": Column(value=lambda _, row: printable(row.name), head="strategy", text=str, align="left"),
@@ -121,7 +127,7 @@ CSV = {
     "precision": Column(value=_of("precision")),
     "samples_per_step": Column(value=_of("samples_per_step")),
     "tokens_per_sample": Column(value=_of("tokens_per_sample")),
-    "num_repetitions": Column(value=lambda _, row: len(row.repetitions)),
+    "num_repetitions": Column(value=_of("num_repetitions")),
     "num_timed_steps": Column(value=_of("num_steps")),
     "start_s": Column(value=_of("start_seconds")),
     "step_median_s": Column(
@@ -133,8 +139,8 @@ CSV = {
     "step_p95_s": Column(
         value=_of("p95_step_seconds"), head="p95", unit=step_unit, tip="One step in twenty takes longer"
     ),
-    "step_lowest_repetition_s": Column(value=_end_of_spread(0)),
-    "step_highest_repetition_s": Column(value=_end_of_spread(1)),
+    "step_lowest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[0]),
+    "step_highest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[1]),
     "samples_per_s": Column(
         value=_of("samples_per_second"),
         head="samples/s",
@@ -145,10 +151,7 @@ CSV = {
         value=_of("tokens_per_second"), head="tokens/s", tip="Samples per second times tokens per sample"
     ),
     "samples_per_s_against_first": Column(
-        value=_against_first("samples_per_second"),
-        head="vs. first",
-        text=ratio,
-        tip=f"Ratio {AGAINST_FIRST}",
+        value=_against_first("samples_per_second"), head="vs. first", text=ratio, tip=f"Ratio {AGAINST_FIRST}"
     ),
     "scaling_efficiency": Column(
         value=lambda results, row: results.scaling_efficiency(row),
@@ -164,10 +167,7 @@ CSV = {
         best=min,
     ),
     "peak_memory_against_first": Column(
-        value=_against_first("peak_memory_bytes"),
-        head="vs. first",
-        text=ratio,
-        tip=f"Ratio {AGAINST_FIRST}",
+        value=_against_first("peak_memory_bytes"), head="vs. first", text=ratio, tip=f"Ratio {AGAINST_FIRST}"
     ),
     "model_state_bytes": Column(
         value=_of("model_state_bytes"),
@@ -192,10 +192,7 @@ CSV = {
     ),
     "loss": Column(value=_of("loss"), head="loss", text=loss_text, tip="Mean loss of the last five steps"),
     "loss_against_first": Column(
-        value=_against_first("loss"),
-        head="vs. first",
-        text=difference,
-        tip=f"Difference {AGAINST_FIRST}",
+        value=_against_first("loss"), head="vs. first", text=difference, tip=f"Difference {AGAINST_FIRST}"
     ),
     "seconds_to_target_loss": Column(
         value=_seconds_to_target,
@@ -213,22 +210,110 @@ CSV = {
         tip="What no other row is better for; tied: another cannot be distinguished from it",
         align="left",
     ),
-    **{f"{part}_share": Column(value=_share_of(part)) for part in PARTS},
+    **{f"{part}_share": _share_of(part) for part in PARTS},
 }
 COLUMNS = {
     **CSV,
     "spread": Column(
-        value=_spread,
+        value=lambda _, row: row.spread if len(row.repetitions) > 1 else None,
         head="spread",
-        unit=lambda results: ("", step_unit(results)[1]),  # that of the step above it
-        text=between,
+        unit=lambda results: ("", step_unit(results)[1]),  # that of the step beside it
+        text=lambda ends: span(*ends),
         tip="Lowest and highest median of the repetitions",
-    ),
-    "shares": Column(
-        value=lambda results, row: shares(row, results) or None, head="layout", text=str, align="left"
     ),
     "layout": Column(
         value=lambda results, row: layout(row, results) or None, head="layout", text=str, align="left"
     ),
-    "micro": Column(value=_micro, head="micro", text=str, tip="Micro-batch size x accumulation"),
+    "micro": Column(value=lambda _, row: micro_batches(row), head="micro", text=str),
 }
+# Of the terminal's table -> which of them goes first where there is no room; 0: it stays.
+IN_TERMINAL = {
+    "name": 0,
+    "slots": 6,
+    "micro": 8,
+    "step_median_s": 0,
+    "spread": 1,
+    "step_p95_s": 11,
+    "samples_per_s": 0,
+    "samples_per_s_against_first": 2,
+    "tokens_per_s": 10,
+    "peak_memory_bytes": 3,
+    "model_state_bytes": 9,
+    "estimated_model_state_bytes": 9,
+    "bubble": 5,
+    "bubble_ideal": 7,
+    "loss": 4,
+}
+
+
+def rows_csv(results: Results) -> str:
+    """The rows as CSV by RFC 4180: a header with units in its names, then a line a row; nothing is rounded.
+
+    Unknown values are empty. The columns are the same, in the same order, for all results.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(CSV)
+    writer.writerows([column.value(results, row) for column in CSV.values()] for row in results.rows)
+    return text.getvalue()
+
+
+def results_tables(results: Results) -> list[Table]:
+    """The tables for a terminal, a line a row: the measurements, and where they were taken, steps taken apart.
+
+    Below the measurements stand the rows that have none, and why.
+    """
+    shown = {name: drop for name, drop in IN_TERMINAL.items() if COLUMNS[name].is_known(results)}
+    if len({row.slots for row in results.rows}) > 1:
+        shown["slots"] = 0
+    notes = [f"{label(row, results)}: {reason(row)}" for row in unmeasured(results)]
+    tables = []
+    if results.measured:
+        tables.append(_table(results, results.measured, shown, [*notes, *_footnotes(results)]))
+    elif notes:
+        tables.append(Table(heads=[], rows=[], notes=notes))
+    apart = [row for row in results.measured if row.parts]
+    if apart:
+        parts = {
+            f"{part}_share": 0
+            for part in PARTS
+            if any((row.parts or {}).get(part, 0) >= LEAST_SHARE for row in apart)
+        }
+        about = "shares of a step: a few more steps, taken apart by torch's profiler"
+        tables.append(_table(results, apart, {"name": 0, "slots": 1, **parts}, [about]))
+    return tables
+
+
+def _table(results: Results, rows: Iterable[Row], shown: dict[str, int], notes: list[str]) -> Table:
+    heads = [
+        Head(
+            text=COLUMNS[name].heading(results),
+            align=COLUMNS[name].align,
+            drop=drop,
+            folds=name == "name",
+        )
+        for name, drop in shown.items()
+    ]
+    cells = []
+    for row in rows:
+        texts = {name: COLUMNS[name].shown(results, row) for name in shown}
+        texts["name"] = name_of(row, results)
+        cells.append(list(texts.values()))
+    return Table(heads=heads, rows=cells, notes=notes)
+
+
+def _footnotes(results: Results) -> Iterable[str]:
+    first = results.first
+    assert first is not None
+    yield "step: median of all; spread: lowest and highest median of the repetitions"
+    if len(results.measured) > 1:
+        yield f"vs. first: against {label(first, results)}"
+    for row in results.measured:
+        if best := best_for(results, row):
+            yield f"best for {', '.join(best)}: {label(row, results)}"
+    if alike := without_winner(results):
+        yield f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do"
+    if any(row.bubble is not None for row in results.measured):
+        yield "bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone"
+    if any(row.peak_memory_bytes is not None for row in results.measured):
+        yield f"peak: of the rank that takes most; {memory_note(results)}"

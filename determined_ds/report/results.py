@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from determined_ds.documents.files import write_files
-from determined_ds.report.repetition import KNOWN_KEYS, PARTS, Count, Number, Repetition
-from determined_ds.rundir.strict_json import Integer, from_json, json_text, one_of
+from determined_ds.pipe.recording import RecordedStep
+from determined_ds.rundir.strict_json import Integer, Real, from_json, json_text, one_of
 
 FORMAT = 2  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
@@ -27,16 +27,70 @@ MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
 CANNOT_RUN, STOPPED = "cannot run", "stopped"
 STATUSES = (MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)
 ACCELERATORS = ("cpu", "cuda")
-ENGINES = ("deepspeed", "ddp")
-PRECISIONS = ("fp32", "bf16", "fp16")
 WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
+# Part of a step -> what it is. The order is that of tables and pictures.
+PARTS = {
+    "data": "waiting for the loader, moving batches to the device",
+    "forward": "computing the forward pass",
+    "backward": "computing the backward pass",
+    "communication": "waiting for collectives: not hidden by computation",
+    "optimizer": "computing the optimizer's step",
+    "pipeline": "waiting for a neighbouring stage of the pipeline",
+    "idle": "a GPU without work, while the host is not at one of the above",
+    "other": "the rest: the loop, callbacks, what has no mark",
+}
+PROFILE_DIR, PROFILE_JSON = (
+    "profile",
+    "profile.json",
+)  # in a run directory; in it what was read from the traces
 
 # What a file may hold.
+Count = Annotated[Integer, Field(ge=1)]
+Number = Annotated[Integer, Field(ge=0)]
+Seconds = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
+StepSeconds = Annotated[Real, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[Real, Field(ge=0, le=1)]
+PartName = Annotated[str, one_of(tuple(PARTS))]
 Status = Annotated[str, one_of(STATUSES)]
-Precision = Annotated[str, one_of(PRECISIONS)]
-EngineName = Annotated[str, one_of(ENGINES)]
+Precision = Annotated[str, one_of(("fp32", "bf16", "fp16"))]
+EngineName = Annotated[str, one_of(("deepspeed", "ddp"))]
 AcceleratorName = Annotated[str, one_of(ACCELERATORS)]
-ZeroStage = Annotated[Integer, Field(ge=0, le=3)]
+KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """One fresh start of a variant.
+
+    Args:
+        run_dir: Its run directory, relative to the results' folder.
+        step_seconds: Of each step after the warm-up.
+        losses: Of every step, the warm-up's too: means over the global batch.
+        warmup: Steps before ``step_seconds`` begins.
+        start_seconds: From the process's start to its first step.
+        peak_memory_bytes_by_rank: Device memory on CUDA; resident memory on a CPU.
+        model_state_bytes_by_rank: Parameters, gradients and optimizer states that were found in the engine, on the
+            device.
+        bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
+        bubble_ideal: The same by the schedule alone, counted; None where there is no pipeline.
+        pipeline_step: What each rank of a pipeline computed when, in the median step; None where not recorded.
+        parts: Name of :data:`PARTS` -> seconds of a step under torch's profiler, the mean over ranks; None where none
+            was recorded. The step that they add up to is longer than those that were timed.
+    """
+
+    __pydantic_config__ = KNOWN_KEYS
+
+    run_dir: str
+    step_seconds: tuple[StepSeconds, ...]
+    losses: tuple[Real, ...]
+    warmup: Number
+    start_seconds: Seconds
+    peak_memory_bytes_by_rank: tuple[Number, ...]
+    model_state_bytes_by_rank: tuple[Number, ...]
+    bubble: Share | None = None
+    bubble_ideal: Share | None = None
+    pipeline_step: RecordedStep | None = None
+    parts: dict[PartName, Seconds] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +123,7 @@ class Row:
     status: Status
     reason: str = ""
     engine: EngineName | None = None
-    zero_stage: ZeroStage | None = None
+    zero_stage: Annotated[Integer, Field(ge=0, le=3)] | None = None
     micro_batch_size: Count | None = None
     accumulation: Count | None = None
     replicas: Count | None = None
@@ -151,16 +205,12 @@ class Row:
     @property
     def peak_memory_bytes(self) -> int | None:
         """Of the rank and the repetition that took most."""
-        return max(
-            (size for each in self.repetitions for size in each.peak_memory_bytes_by_rank), default=None
-        )
+        return max((size for r in self.repetitions for size in r.peak_memory_bytes_by_rank), default=None)
 
     @property
     def model_state_bytes(self) -> int | None:
         """Of the rank and the repetition that held most."""
-        return max(
-            (size for each in self.repetitions for size in each.model_state_bytes_by_rank), default=None
-        )
+        return max((size for r in self.repetitions for size in r.model_state_bytes_by_rank), default=None)
 
     @property
     def bubble(self) -> float | None:

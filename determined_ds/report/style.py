@@ -34,6 +34,7 @@ PALETTE = (
     "#117733",
 )
 INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
+DARK, LIGHT = "#101418", "#fdfdfd"  # of numbers in bars
 WIDTH_IN = 5.0
 ROW_IN = 0.27  # of a bar and the space around it
 FONT_PT = 10
@@ -42,15 +43,10 @@ PNG_DPI = 200
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-def colours(results: Results) -> dict[str, str]:
+def strategy_colours(results: Results) -> dict[str, str]:
     """Strategy -> its colour in all pictures and on the page: by the order of the rows, measured or not."""
     names = dict.fromkeys(row.name for row in results.rows)
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
-
-
-def palette_index(colour: str) -> int:
-    """Which of the palette's colours it is."""
-    return PALETTE.index(colour)
 
 
 @contextlib.contextmanager
@@ -63,9 +59,7 @@ def drawing(salt: str = "") -> Iterator[None]:
     import matplotlib
 
     settings: dict[str, Any] = {
-        "font.family": [
-            "DejaVu Sans"
-        ],  # which matplotlib brings along, so that pictures are the same everywhere
+        "font.family": ["DejaVu Sans"],  # matplotlib brings it along: pictures are the same everywhere
         "font.size": FONT_PT,
         "text.parse_math": False,  # a name may hold dollar signs
         "text.usetex": False,
@@ -131,7 +125,7 @@ def png_of(figure: Figure) -> bytes:
         return file.getvalue()
 
 
-def svg_of(figure: Figure, name: str) -> str:
+def svg_of(figure: Figure, name: str, title: str = "") -> str:
     """A figure as an ``<svg>`` for the inside of a page: it takes its font, and has no ground.
 
     The same figure gives the same text.
@@ -139,6 +133,7 @@ def svg_of(figure: Figure, name: str) -> str:
     Args:
         figure: Drawn in this style.
         name: Of the picture; what is named inside it has this before its name, for a page holds several.
+        title: What it shows, for who cannot see it.
     """
     figure.patch.set_visible(False)
     with drawing(salt=name):
@@ -148,19 +143,18 @@ def svg_of(figure: Figure, name: str) -> str:
     box = re.search(r'<svg[^>]* viewBox="([0-9. ]+)"[^>]*>', svg)
     assert box is not None, svg[:500]
     inside = re.sub(
-        r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*",
+        r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*|<!--.*?-->",
         "",
         svg[box.end() :],
         flags=re.DOTALL,
     )
-    inside = re.sub(r"<!--.*?-->", "", inside, flags=re.DOTALL)
-    inside = re.sub(r"<[a-zA-Z][^<>]*>", lambda tag: _for_a_page(tag[0], name), inside)
-    return f'<svg viewBox="{box[1]}" class="picture" role="img">{inside.rstrip()}'
 
+    def for_a_page(found: re.Match[str]) -> str:
+        """A tag with names that no other picture has, and the page's font. Texts stay what they are."""
+        tag = re.sub(r'\bid="', f'id="{name}-', found[0])
+        tag = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', tag).replace("url(#", f"url(#{name}-")
+        return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
 
-def _for_a_page(tag: str, name: str) -> str:
-    """A tag with names that no other picture has, the page's font. Texts stay what they are."""
-    tag = re.sub(r'\bid="', f'id="{name}-', tag)
-    tag = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', tag)
-    tag = tag.replace("url(#", f"url(#{name}-")
-    return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
+    inside = re.sub(r"<[a-zA-Z][^<>]*>", for_a_page, inside).rstrip()
+    said = f' aria-label="{title}"' if title else ""
+    return f'<svg{said} viewBox="{box[1]}" class="picture" role="img">{inside}'

@@ -27,8 +27,8 @@ from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING, brackets, rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.report.runs.located_runs import find_runs, read_runs
-from determined_ds.report.runs.saved_page import save_page
+from determined_ds.report.run_page import save_page
+from determined_ds.report.runs import find_runs
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
 from determined_ds.rundir.records import INVALID
@@ -483,7 +483,7 @@ def _conclude(plan: SearchPlan, search: LocalSearch, interrupts: Interrupts) -> 
 
     written = [plan.run_dir / RESULTS]
     if found is not None:  # curves, and what differs between the trials
-        save_page(read_runs(find_runs([plan.run_dir])), plan.run_dir / PAGE)
+        save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
         written.append(plan.run_dir / PAGE)
     counts = Counter(trial.status for trial in trials)
     lines = ["", f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())]

@@ -114,6 +114,10 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         spec = options.pipeline_trial if piped else options.trial
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
+        if options.profile or context.resolved.fit.profile is not None:  # before engines take the GPU
+            from determined_ds.profile.mfu import peak_flops
+
+            peak_flops(context.device, context.resolved.strategy.precision)
         trial = load_trial(spec)(context)
         if instead is not None:
             instead(trial, context, options)

@@ -15,18 +15,18 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import model_states
-from determined_ds.report.repetition import Repetition
+from determined_ds.profile.record import traces_in
 from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
     MEASURED,
     OUT_OF_MEMORY,
     STOPPED,
+    Repetition,
     Row,
     read_row,
     write_row,
 )
-from determined_ds.rundir.profile_files import traces_in
 from determined_ds.rundir.records import INVALID, RunResult
 from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
 from determined_ds.tune.variants import Variant
@@ -131,7 +131,7 @@ def _take_apart(run_dir: Path, parts: int) -> None:
     """Add to a measurement where the time of its steps went, by the traces beside it; nothing where there are none."""
     if not parts:
         return
-    from determined_ds.profile.profile import analyse
+    from determined_ds.profile.findings import analyse
 
     path = RunDir(run_dir).measured
     try:

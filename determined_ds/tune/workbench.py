@@ -17,8 +17,8 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.model import ModelShape
+from determined_ds.report.comparison import write_report
 from determined_ds.report.results import Results, Row
-from determined_ds.report.written import write_report
 from determined_ds.rundir.run_dir import RUNS, new_run_dir, slug
 from determined_ds.rundir.run_lock import check_run_dir
 from determined_ds.tune.choice import Base, read_base

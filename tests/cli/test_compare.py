@@ -65,7 +65,7 @@ def test_a_report_of_what_runs_and_what_does_not(own_model: Path, tmp_path: Path
     assert measured.parts is not None
     assert sum(measured.parts.values()) == pytest.approx(1)
     assert {"forward", "backward", "optimizer"} <= set(measured.parts)
-    assert "  step: " in done.stdout
+    assert "shares of a step" in done.stdout
     assert not re.search(r"\b0\.0 samples/s", done.stdout)
     for told in ("1/1  zero0 x1", "out of memory: MemoryError: no room for it", "cannot run: ", *FILES):
         assert told in done.stdout

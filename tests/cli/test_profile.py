@@ -32,7 +32,7 @@ def recorded(config: str, run_dir: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long("runtime/profiling records steps, and profile/ takes them apart")
+@pytest.mark.long("test_capture records steps; test_host_parts takes them apart")
 def test_a_pipeline_is_recorded_without_checkpoints_and_its_step_taken_apart(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     found = recorded("experiments/gpt2/pipeline.yaml", run_dir, *SMALL)

@@ -88,33 +88,6 @@ def test_what_a_pipeline_waits_for_is_not_communication(tmp_path: Path) -> None:
     assert hidden == 0
 
 
-def test_where_no_engine_has_ranges_those_of_torch_are_taken(tmp_path: Path) -> None:
-    events = [
-        event("DistributedDataParallel.forward", 0, 30, cat="user_annotation"),
-        mark("backward", 30, 70),
-        event("Optimizer.step#AdamW.step", 70, 90, cat="user_annotation"),
-    ]
-    assert parts(tmp_path, events)[0] == {"forward": 30, "backward": 40, "optimizer": 20, "other": 10}
-
-
-def test_other_threads_are_at_nothing(tmp_path: Path) -> None:
-    events = [event("determined_ds.forward", 0, 50, cat="user_annotation", tid=OTHER)]
-    assert parts(tmp_path, events)[0] == {"other": 100}
-
-
-def test_of_a_step_that_has_begun_again_the_last_range_counts(tmp_path: Path) -> None:
-    events = [
-        mark("data", 0, 50),
-        mark("step#1", 100, 130),
-        mark("step#1", 150, 200),
-        mark("forward", 150, 175),
-    ]
-    written(tmp_path, events, [(0, 100), (160, 200)])
-    [rank] = profile_of(tmp_path)["ranks"]
-    totals = [(step["batch"], round(1e6 * sum(step["seconds"].values()))) for step in rank["steps"]]
-    assert totals == [(11, 100), (12, 40)]
-
-
 def test_means_over_steps_and_ranks(tmp_path: Path) -> None:
     for rank, data in ((0, 10), (1, 30)):
         written(tmp_path, [mark("data", 0, data)], [(0, 100), (100, 200)], rank=rank, record={"ranks": 2})

@@ -1,4 +1,4 @@
-"""DeepSpeed prints what it is asked for and its warnings. Its instruments: ``tests/train/profiling``."""
+"""DeepSpeed prints what it is asked for and its warnings. Its instruments: ``tests/profile``."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from determined_ds.report.terminal.drawn_panel import DrawnPanel
-from determined_ds.report.terminal.run_state import VALIDATION, RunState
+from determined_ds.report.panel import DrawnPanel
+from determined_ds.report.state import VALIDATION, RunState
 from determined_ds.rundir.handed_on import PARENT
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import STOP

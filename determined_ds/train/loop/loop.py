@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from determined import core
+
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.config.params import ProfiledSteps
+from determined_ds.logs.tensorboard import uploaded_to
+from determined_ds.profile.capture import Capture, capture_of
+from determined_ds.report.results import PROFILE_DIR
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.signals import TRAINED
 from determined_ds.train.data.loaders import build_loader, check_apart
@@ -28,7 +33,7 @@ from determined_ds.train.loop.proof import prove_checkpoint
 from determined_ds.train.loop.settings import LoopOptions
 from determined_ds.train.loop.step_end import StepEnd, attach
 from determined_ds.train.loop.validation import Validator
-from determined_ds.train.profiling.capture import Capture, capture_of
+from determined_ds.train.scripts.given_run import cluster_info
 from determined_ds.trial.pipeline_module import seed_layers
 from determined_ds.trial.printing import print_communication
 
@@ -148,7 +153,12 @@ class TrainingLoop(DueAfterStep):
 
     def _record(self, steps: ProfiledSteps, batches: Iterator[Any] | None) -> Iterator[Any] | None:
         """Have steps recorded by torch's profiler; returns the micro-batches, for which waiting is recorded too."""
-        self._capture = capture = capture_of(steps, self._context, note=self._progress.note)
+        context, note = self._context, self._progress.note
+        folder, kept_in = Path(context._run_dir.path) / PROFILE_DIR, ""
+        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
+            folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
+            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+        self._capture = capture = capture_of(steps, context, folder=folder, note=note, kept_in=kept_in)
         self._closing.callback(capture.close)
         return None if batches is None else capture.data(batches)
 

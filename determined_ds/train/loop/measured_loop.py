@@ -11,6 +11,7 @@ from determined import pytorch
 from determined_ds.config.params import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.recording import RecordedStep
+from determined_ds.profile.median_step import median_step, record_passes
 from determined_ds.report.results import Row
 from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.local_core import LocalTrainContext
@@ -19,7 +20,6 @@ from determined_ds.train.loop.chief_display import make_progress
 from determined_ds.train.loop.loop import TrainingLoop
 from determined_ds.train.loop.settings import LoopOptions, section_of
 from determined_ds.train.loop.step_measure import StepMeasure, reported
-from determined_ds.train.profiling.median_step import median_step, record_passes
 from determined_ds.train.scripts.given_run import Measurement
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import engine_name

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from determined_ds.checkpoints.rank_state import TrialState
-from determined_ds.report.terminal.report_line import report_line, show, summary
+from determined_ds.report.state import report_line, show, summary
 
 RATES = ("samples_per_second", "tokens_per_second")
 MEMORY = "peak_memory_gib"

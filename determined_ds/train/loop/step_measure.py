@@ -14,8 +14,7 @@ from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
 from determined_ds.pipe.recording import RecordedStep
-from determined_ds.report.repetition import Repetition
-from determined_ds.report.results import MEASURED, STOPPED, Row, write_row
+from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.recorded_step import write_step
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.group.collectives import reduce_over_ranks

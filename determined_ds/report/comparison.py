@@ -1,0 +1,307 @@
+"""The report of a comparison: results.json, results.csv and report.html; and its pictures by themselves."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from determined_ds.documents.files import write_files, write_whole
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.columns import COLUMNS, Column, rows_csv
+from determined_ds.report.numbers import UNKNOWN, loss_text, printable, shortened
+from determined_ds.report.results import (
+    MEASURED,
+    WINDOW,
+    Repetition,
+    Results,
+    Row,
+    load_results,
+    results_text,
+)
+from determined_ds.report.verdict import (
+    label,
+    memory_note,
+    name_of,
+    reason,
+    unmeasured,
+    verdict,
+    without_winner,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
+LONGEST_NAME = 120
+LONGEST_REASON = 160  # the whole reason stands below the table
+# Columns of the page's table, each with what stands below its values.
+CELLS = (
+    ("best_for", ""),
+    ("step_median_s", "spread"),
+    ("step_p95_s", ""),
+    ("samples_per_s", "samples_per_s_against_first"),
+    ("tokens_per_s", ""),
+    ("scaling_efficiency", ""),
+    ("peak_memory_bytes", "peak_memory_against_first"),
+    ("model_state_bytes", "estimated_model_state_bytes"),
+    ("bubble", "bubble_ideal"),
+    ("loss", "loss_against_first"),
+    ("seconds_to_target_loss", ""),
+)
+Pair = tuple[Column, Column | None]
+TITLES = {
+    "throughput": "Throughput",
+    "memory": "Memory",
+    "parts": "A step taken apart",
+    "loss": "Time to a loss",
+    "scaling": "Scaling over slots",
+    "bubble": "A pipeline's bubble",
+    "schedules": "Schedules, planned and measured",
+}
+
+
+def write_report(results: Results, folder: str | Path, *, page: bool = True) -> list[Path]:
+    """Write results as JSON, as CSV and as a page; all of them or none, each of them whole at any moment.
+
+    Args:
+        results: What was measured so far.
+        folder: Made where it is missing. Files of an earlier report in it are replaced.
+        page: Whether to draw the page, too; pictures take a second or two, which results that are not the last
+            can do without.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    folder = Path(folder)
+    texts = {folder / RESULTS: results_text(results), folder / CSV: rows_csv(results)}
+    if page:
+        texts[folder / PAGE] = _page(results)
+    write_files(texts, overwrite=True)
+    return list(texts)
+
+
+def _drawn(results: Results) -> list[tuple[str, Figure, str]]:
+    """The pictures that make sense for results: a name, a figure, what to see in it."""
+    from determined_ds.report.charts import CHARTS
+    from determined_ds.report.gantt import CAPTION, schedules
+
+    charts = {**CHARTS, "schedules": (schedules, CAPTION)}
+    drawn = ((name, draw(results), caption) for name, (draw, caption) in charts.items())
+    return [(name, figure, caption) for name, figure, caption in drawn if figure is not None]
+
+
+def create_performance_visualizations(
+    results: Results | str | Path | Sequence[Any], output_dir: str | Path
+) -> list[Path]:
+    """Draw results as PNG files, those that make sense for them.
+
+    ==================  ==============================================================  ====================
+    ``throughput.png``  samples per second, with the spread of the repetitions          always
+    ``memory.png``      peak memory of a rank; model states measured and estimated      where it is known
+    ``parts.png``       a median step divided into data, forward, backward, ...         where steps were
+                                                                                        taken apart
+    ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
+                        reach
+    ``scaling.png``     efficiency over slots                                           of two slots or more
+    ``bubble.png``      share of time that a pipeline's stages wait, measured and       of pipelines
+                        ideal
+    ``schedules.png``   what each rank of a pipeline computes when, planned and         of pipelines that were
+                        measured                                                        recorded
+    ==================  ==============================================================  ====================
+
+    A strategy has the same colour in all of them, and those that were not measured are named below.
+
+    Args:
+        results: From :func:`determined_ds.compare`, the path of a ``results.json``, or a list of what
+            :func:`determined_ds.run_training_experiment` returned (or their ``to_dict()``).
+        output_dir: Made where it is missing. Pictures of these names in it are replaced.
+
+    Returns:
+        The files that were written, in the order above.
+
+    Raises:
+        ConfigError: ``results.json`` cannot be read, something else was given, nothing was measured, or the folder
+            cannot be written to.
+    """
+    from determined_ds.report.style import png_of
+
+    if isinstance(results, str | Path):
+        results = load_results(results)
+    elif not isinstance(results, Results):
+        results = _of_trainings(results)
+    if not results.measured:
+        message = "nothing in them was measured, so there is nothing to draw"
+        fix = "see each row's reason in them; measure something first"
+        raise ConfigError(Problem(key="results", message=message, fix=fix, code="nothing-measured"))
+    written = []
+    for name, figure, _ in _drawn(results):
+        path = Path(output_dir) / f"{name}.png"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, png_of(figure))
+        except (OSError, ValueError) as error:
+            message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+            fix = "name a folder that can be written to"
+            raise ConfigError(
+                Problem(key="", origin=str(path), message=message, fix=fix, code="output")
+            ) from None
+        written.append(path)
+    return written
+
+
+def _of_trainings(trainings: object) -> Results:
+    """Whole trainings as results: a row for each, a step of which is an epoch."""
+    rows = []
+    try:
+        for each in trainings:  # type: ignore[attr-defined]
+            of = each if isinstance(each, Mapping) else each.to_dict()
+            epoch_s = statistics.fmean(of["seconds_per_epoch"])
+            epochs = Repetition(
+                run_dir=str(of["run_dir"]),
+                step_seconds=(epoch_s,),
+                losses=tuple(of["losses_per_epoch"]),
+                warmup=0,
+                start_seconds=0.0,
+                peak_memory_bytes_by_rank=(of["peak_memory_bytes"],),
+                model_state_bytes_by_rank=(),
+            )
+            samples = max(1, round(of["samples_per_second"] * epoch_s))
+            row = Row(
+                name=of["method"], slots=of["slots"], status=MEASURED, samples_per_step=samples, window=1
+            )
+            rows.append(replace(row, repetitions=(epochs,)))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        fix = (
+            "give what compare() returns, the path of a results.json, or a list of what run_training_experiment() "
+            "returns"
+        )
+        value, message = type(trainings).__name__, "holds no results"
+        raise ConfigError(
+            Problem(key="results", value=value, message=message, fix=fix, code="results")
+        ) from None
+    about = dict.fromkeys(("title", "command", "created", "machine"), "")
+    return Results(**about, accelerator="cuda", steps=0, rows=tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def _page(results: Results) -> str:
+    """Verdict, what was run, the table, pictures, what failed and why, how it was measured.
+
+    The file loads nothing, and what came from outside is text in it, never markup. The same results give the same
+    text.
+    """
+    from determined_ds.report.page import markup_of, self_contained
+    from determined_ds.report.style import PALETTE, strategy_colours
+
+    pairs: list[Pair] = [
+        (COLUMNS[name], COLUMNS.get(below)) for name, below in CELLS if COLUMNS[name].is_known(results)
+    ]
+    best = []
+    for column, _ in pairs:
+        values = {value for row in results.measured if (value := column.value(results, row)) is not None}
+        best.append(column.best(values) if column.best and len(values) > 1 else None)
+    colours = strategy_colours(results)
+    rows = []
+    for row in results.rows:
+        status, _, why = reason(row).partition(": ")
+        below = COLUMNS["layout"].shown(results, row)
+        cells = [_cell((COLUMNS["slots"], None), results, row, None)]
+        if row.is_measured:
+            cells += [_cell(pair, results, row, most) for pair, most in zip(pairs, best, strict=True)]
+        rows.append(
+            {
+                "colour": PALETTE.index(colours[row.name]),
+                "name": name_of(row, results, LONGEST_NAME),
+                "below": "" if below == UNKNOWN else below,
+                "cells": cells,
+                "status": status,
+                "why": shortened(why, LONGEST_REASON),
+            }
+        )
+    note = memory_note(results)
+    return self_contained(
+        "comparison.html.jinja",
+        ["sort.js"],
+        title=printable(results.title),
+        verdict=verdict(results),
+        facts=_facts(results),
+        results=results,
+        repeated=any(len(row.repetitions) > 1 for row in results.measured),
+        first=label(results.first, results) if results.first else "",
+        alike=", ".join(without_winner(results)),
+        heads=[_head(pair, results) for pair in ((COLUMNS["name"], None), (COLUMNS["slots"], None), *pairs)],
+        rows=rows,
+        pictures=[
+            {
+                "name": name,
+                "svg": markup_of(figure, name, TITLES[name]),
+                "caption": caption,
+                "is_wide": name == "schedules",
+            }
+            for name, figure, caption in _drawn(results)
+        ],
+        unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],
+        memory_note=f"{note[0].upper()}{note[1:]}",
+        window=WINDOW,
+        target="" if results.target_loss is None else loss_text(results.target_loss),
+    )
+
+
+def _facts(results: Results) -> dict[str, str]:
+    try:
+        at = datetime.fromisoformat(results.created)
+        date = f"{at.day} {at:%B %Y, %H:%M}{f' {at.tzname()}' if at.tzinfo else ''}"
+    except ValueError:
+        date = printable(results.created)
+
+    def ends(values: Iterable[int]) -> str:
+        known = sorted(set(values))
+        return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+    measured = ""
+    if repetitions := [each for row in results.measured for each in row.repetitions]:
+        times = ends(len(row.repetitions) for row in results.measured)
+        steps, warmup = ends(len(r.step_seconds) for r in repetitions), ends(r.warmup for r in repetitions)
+        measured = f"{times} x {steps} steps each, after {warmup} of warm-up, in fresh processes"
+    sizes = sorted({(row.samples_per_step, row.tokens_per_sample) for row in results.measured}, key=str)
+    return {
+        "command": printable(results.command),
+        "machine": printable(results.machine),
+        "date": date,
+        "measured": measured,
+        "global batch": "; ".join(
+            f"{samples:,} samples" + (f" of {tokens:,} tokens" if tokens else "")
+            for samples, tokens in sizes
+            if samples is not None
+        ),
+    }
+
+
+def _head(pair: Pair, results: Results) -> dict[str, str]:
+    column, below = pair
+    tip = "; below: ".join(each.tip for each in pair if each and each.tip)
+    small = below.head if below else ""
+    return {"text": column.heading(results), "small": small, "tip": tip, "align": column.align}
+
+
+def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[str, Any]:
+    column, below = pair
+    value = column.value(results, row)
+    small = below.shown(results, row) if below else UNKNOWN
+    is_text = column.align == "left"
+    return {
+        "text": column.shown(results, row) if value is not None or not is_text else "",
+        "small": "" if small == UNKNOWN else small,
+        "value": value if is_text else repr(value) if value is not None and math.isfinite(value) else None,
+        "class": "words" if is_text else "best" if value is not None and value == best else "",
+    }

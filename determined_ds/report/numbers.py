@@ -1,0 +1,140 @@
+"""Numbers as people read them: the same in tables, on pages, in pictures and on the panel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from determined_ds.memory.units import GIB, KIB, MIB, TIB
+
+UNKNOWN = "–"
+SMALLEST, LARGEST = 1e-6, 1e12  # of the numbers that are written out
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """To so many digits: ``97.43``, ``328.4``; whole numbers keep all of theirs: ``41,984``.
+
+    Only what no measurement gives, a loss that runs away, is in powers of ten: ``1.000e+16``.
+    """
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    if not SMALLEST <= abs(value) < LARGEST:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def short_number(value: float) -> str:
+    """For a narrow space: at most four digits, without zeros at the end; thousands are grouped."""
+    if math.isfinite(value) and (1000 <= abs(value) < 1e7 or (value == int(value) and abs(value) < 1e7)):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def loss_text(value: float | None) -> str:
+    """A loss, to four decimals; to four digits where it is small or large."""
+    if value is None or not math.isfinite(value) or not 0.1 <= abs(value) < 1000:
+        return number(value)
+    return f"{value:.4f}"
+
+
+def difference(value: float) -> str:
+    """With its sign: ``+0.0021``."""
+    return f"{value:+.4f}" if abs(value) < 1000 else ("+" if value > 0 else "") + number(value)
+
+
+def ratio(value: float) -> str:
+    """``1.03x``."""
+    return f"{number(value, 3) if value >= 10 else f'{value:.2f}'}x"
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """``11.1 %``."""
+    return UNKNOWN if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def span(low: float, high: float, digits: int = 4) -> str:
+    """Lowest to highest: ``96.9–98.1``; one number where both read the same."""
+    ends = number(low, digits), number(high, digits)
+    return ends[0] if ends[0] == ends[1] else "–".join(ends)
+
+
+def count(value: int, thing: str) -> str:
+    """``1 slot``, ``2,048 slots``."""
+    return f"{value:,} {thing}{'s' * (value != 1)}"
+
+
+def rate(value: float, unit: str) -> str:
+    """``164 samples/s``."""
+    return f"{value:,.{0 if value >= 100 else 1}f} {unit}/s"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time of a step: ``3.2 ms``, ``412 ms``, ``2.41 s``."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """A time that people wait: ``5.3 s``, ``41 s``, ``12 min 5 s``, ``3 h 5 min``, ``2 d 7 h``."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 60:
+        return f"{max(0, seconds):.3g} s"
+    for large, small, unit, below in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        whole = round(seconds / small) * small
+        if whole >= large:
+            return f"{whole // large} {unit} {whole % large // small} {below}"
+    return f"{seconds:.0f} s"
+
+
+def byte_unit(sizes: Iterable[int | None]) -> tuple[str, int]:
+    """The unit for several sizes, and its bytes: the largest that the largest of them is ten times of."""
+    largest = max((size for size in sizes if size is not None), default=0)
+    if largest == 0:
+        return "MiB", MIB
+    units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+    return next(((name, size) for name, size in units if largest >= 10 * size), ("B", 1))
+
+
+# ------------------------------------------------------------------------------------------- texts from outside
+
+
+def printable(text: str) -> str:
+    """A text on one line, with what moves a cursor or breaks a file written out: it came from outside."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of so many characters at most."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def distinct_names(names: Iterable[str], most: int) -> dict[str, str]:
+    """Names -> texts of at most ``most`` characters; different names have different texts.
+
+    A name that is too long loses words that all names share, then its middle; those that are alike then are numbered.
+    """
+    names = list(dict.fromkeys(names))
+    shared = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
+    found: dict[str, str] = {name: name for name in names if len(name) <= most}
+    taken = set(found)
+    for index, name in enumerate(names, start=1):
+        if name not in found:
+            own = " ".join(word for word in name.split() if word not in shared) or name
+            text = own if len(own) <= most else _squeezed(own, most)
+            while text in taken:
+                text, index = _squeezed(own, most - len(f" #{index}")) + f" #{index}", index + 1
+            found[name] = text
+            taken.add(text)
+    return found
+
+
+def _squeezed(text: str, most: int) -> str:
+    """With its end: names that begin alike differ there."""
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end].rstrip()}…{text[len(text) - end :].lstrip()}"

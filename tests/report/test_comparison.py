@@ -1,0 +1,441 @@
+"""A comparison: the numbers that follow from measurements, its files and its table, which row is best, its pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import stat
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from determined_ds import ConfigError, Results, create_performance_visualizations, load_results
+from tests.package import refusal, refusals, results_table, write_report
+from tests.report.making import (
+    CANNOT_RUN,
+    MIB,
+    PARTS,
+    comparison,
+    content,
+    failed,
+    repetition,
+    results,
+    row,
+)
+from tests.report.pages import EVIL, Page, loads
+
+# ------------------------------------------------------------------------------------------- the numbers
+
+
+def test_a_row_sums_up_all_steps_of_all_repetitions() -> None:
+    more = repetition(
+        [0.3, 0.5], peak_memory_bytes_by_rank=[720 * MIB, 1], model_state_bytes_by_rank=[1, 13 * MIB]
+    )
+    measured = results(row("zero1", repetition([0.1, 0.2, 0.9]), more)).rows[0]
+    assert (measured.median_step_seconds, measured.num_steps) == (0.3, 5)
+    assert measured.p95_step_seconds == pytest.approx(0.82)  # 0.8 of the way from the fourth to the fifth
+    assert measured.spread == (0.2, 0.4)  # of the repetitions' own medians
+    assert measured.samples_per_second == 32 / 0.3
+    assert measured.samples_per_second_spread == (32 / 0.4, 32 / 0.2)
+    assert measured.tokens_per_second == 128 * 32 / 0.3
+    assert (measured.peak_memory_bytes, measured.model_state_bytes) == (720 * MIB, 13 * MIB)
+
+
+def test_losses_are_means_over_repetitions_and_over_the_last_five_steps() -> None:
+    def of(*losses: list[float]) -> Any:
+        return results(row("zero1", *(repetition([0.5, 0.5], losses=each) for each in losses))).rows[0]
+
+    assert [of([9, 9, 5, 4, 3, 2, 1]).loss, of([9, 5]).loss, of([]).loss] == [3, 7, None]
+    assert of([4, 3, 2], [6, 5]).losses == (5, 4, 2)  # the second repetition has no third step
+    measured = of([7, 6, 5, 4, 3, 2, 1])
+    assert measured.loss_curve == ((2.5, 5), (3.0, 4), (3.5, 3))
+    assert [measured.seconds_to(loss) for loss in (4.5, 3, 2.9)] == [3.0, 3.5, None]
+    lost = row("c", repetition(losses=["NaN"]))
+    ended = [row("a", repetition(losses=[2.0])), row("b", repetition(losses=[2.5])), lost, failed("d")]
+    assert results(*ended).target_loss == 2.5  # the highest, so that all reach it
+    assert results(lost).target_loss is None
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_every_measured_row_reaches_the_target(losses: list[list[float]]) -> None:
+    found = results(*(row(f"{at}", repetition([0.5], losses=each)) for at, each in enumerate(losses)))
+    assert found.target_loss is not None
+    for each in found.measured:
+        reached = each.seconds_to(found.target_loss)
+        assert reached is not None
+        assert reached <= len(each.losses) * 0.5 * (1 + 1e-12)
+
+
+@given(st.lists(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_median_spread_and_percentile_lie_in_their_order(repeated: list[list[float]]) -> None:
+    (measured,) = results(row("zero1", *map(repetition, repeated))).rows
+    steps = [step for steps in repeated for step in steps]
+    spread, p95 = measured.spread, measured.p95_step_seconds
+    assert measured.median_step_seconds == statistics.median(steps)
+    assert spread is not None
+    assert p95 is not None
+    assert min(steps) <= spread[0] <= spread[1] <= max(steps)
+    assert statistics.median(steps) <= p95 * (1 + 1e-12)
+    assert p95 <= max(steps) * (1 + 1e-12)
+
+
+def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewest_slots() -> None:
+    first = row("zero1", repetition([0.2], losses=[3.0]))
+    second = row("zero2", repetition([0.1], losses=[3.5], peak_memory_bytes_by_rank=[350 * MIB]))
+    compared = results(failed("zero0"), first, second)
+    missing, one, other = compared.rows
+    assert compared.first is one
+    assert compared.against_first(other) == {
+        "samples_per_second": 2.0,
+        "peak_memory_bytes": 0.5,
+        "loss": 0.5,
+    }
+    assert compared.against_first(missing) is None
+    unknown = row("zero3", repetition(peak_memory_bytes_by_rank=[], losses=[]), samples_per_step=None)
+    compared = results(unknown, second)
+    assert set((compared.against_first(compared.rows[1]) or {}).values()) == {None}
+    rows = [row("zero1", repetition([at]), slots=slots) for slots, at in {4: 0.4, 1: 0.8, 2: 0.5}.items()]
+    compared = results(*rows, row("zero2", repetition([0.1])), failed("zero2", slots=1))
+    efficiency = [compared.scaling_efficiency(each) for each in compared.rows]
+    assert efficiency == [pytest.approx(0.5), 1, pytest.approx(0.8), None, None]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        failed("zero3"),
+        failed("pipeline", CANNOT_RUN),
+        row("cut", status="stopped"),
+        row("warm-up only", repetition([])),
+    ],
+    ids=lambda each: each["name"],
+)
+def test_a_row_that_did_not_run_to_its_end_takes_no_part(left_out: dict[str, object]) -> None:
+    compared = results(left_out, row("zero1"))
+    missing, first = compared.rows
+    assert compared.measured == (first,)
+    assert compared.against_first(missing) is compared.scaling_efficiency(missing) is None
+
+
+# ------------------------------------------------------------------------------------------- results.json
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Infinite and undefined losses, too; in JSON, where there are no such numbers, they are words."""
+
+    def no_constant(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lost = row("lost", repetition(losses=["NaN", "Infinity", "-Infinity"]))
+    found = results(*comparison(), lost, failed("zero3", reason='a "b", c\n戦略'))
+    path = write_report(found, tmp_path, page=False)[0]
+    text, again = path.read_text(), load_results(path)
+    assert repr(again) == repr(found)  # NaN is not NaN; it is written the same
+    json.loads(text, parse_constant=no_constant)
+    write_report(again, tmp_path, page=False)
+    assert path.read_text() == text
+
+
+def refused(path: Path, text: str) -> tuple[Any, ...]:
+    path.write_text(text)
+    return refusals(lambda: load_results(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not JSON"),
+        (json.dumps(content(*comparison()))[:970], "is not JSON"),
+        ("[1, 2]", "is not a file of results"),
+        ('{"rows": []}', "is not a file of results"),
+        ('{"kind": "results of determined_ds", "kind": 1}', "'kind' is given twice"),
+        ('{"kind": NaN}', "NaN without quotes"),
+        ("[" * 100_000, "is not JSON"),
+        *((json.dumps(content(format=version)), "reads format") for version in (1, 3, "2", 2.0, True, None)),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_another_programs_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (problem,) = refused(tmp_path / "results.json", text)
+    assert said in problem.message
+    assert problem.origin == str(tmp_path / "results.json")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    strange = (Path("/dev/null"), Path("nul\0byte"), Path("x" * 5000))
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "binary", *strange):
+        assert refusal(lambda path=path: load_results(path)).message
+
+
+FIRST = "rows[0].repetitions[0]"
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("title", [5, None]),
+        ("titel", ["x"]),
+        ("accelerator", ["tpu"]),
+        ("rows[1]", [5]),
+        ("rows[0].slts", [2]),
+        ("rows[0].slots", [0, True, None, 2.0, "2"]),
+        ("rows[0].status", ["fine"]),
+        ("rows[0].zero_stage", [4]),
+        (f"{FIRST}.bubble", [2]),
+        (f"{FIRST}.step_seconds[1]", ["fast", "NaN", "Infinity", "1.5", 0, 10**400, True, None]),
+        (f"{FIRST}.losses[3]", ["nan", "1.5", True, None, 10**400]),
+    ],
+)
+def test_a_damaged_value_is_named(key: str, values: list[object], tmp_path: Path) -> None:
+    for value in values:
+        data: Any = content(row("zero1"), failed("zero3"))
+        *path, last = [int(step) if step.isdigit() else step for step in re.findall(r"\w+", key)]
+        inside = data
+        for step in path:
+            inside = inside[step]
+        inside[last] = value
+        (problem,) = refused(tmp_path / "results.json", json.dumps(data))
+        assert problem.key == key
+
+
+# ------------------------------------------------------------------------------------------- the files
+
+
+def lines_of(found: Results, folder: Path) -> list[dict[str, str]]:
+    """results.csv."""
+    text = write_report(found, folder, page=False)[1].read_bytes().decode()
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+def test_a_report_is_json_csv_and_a_page_whole_or_not_begun(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "report"
+    write_report(results(failed("earlier")), folder)
+    written = write_report(results(*comparison()), folder)
+    assert [path.name for path in written] == ["results.json", "results.csv", "report.html"]
+    assert sorted(folder.iterdir()) == sorted(written)
+    assert not [path for path in written if "earlier" in path.read_text()]
+    (folder / "results.csv").unlink()
+    (folder / "results.csv").mkdir()
+    assert "is a folder" in refusal(lambda: write_report(results(failed("zero2")), folder)).message
+    assert load_results(folder / "results.json") == results(*comparison())
+
+
+def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
+    found = results(*comparison(), failed("odd", reason='a "b",\r\nc'))
+    lines = lines_of(found, tmp_path)
+    assert [(line["name"], line["status"]) for line in lines] == [
+        (row.name, row.status) for row in found.rows
+    ]
+    measured, missing = lines[0], lines[2]
+    assert float(measured["step_median_s"]) == found.rows[0].median_step_seconds
+    assert float(measured["samples_per_s"]) == found.rows[0].samples_per_second
+    assert int(measured["peak_memory_bytes"]) == found.rows[0].peak_memory_bytes
+    assert float(lines[4]["scaling_efficiency"]) == found.scaling_efficiency(found.rows[4])
+    assert float(lines[5]["bubble"]) == 0.35
+    assert (missing["reason"], missing["step_median_s"]) == ("it asked for 2 GiB", "")
+    assert lines[-1]["reason"] == 'a "b", c'
+
+
+def timed(name: str, *steps: float, mib: int = 700, loss: float | str = 3.0) -> dict[str, Any]:
+    """A row with a repetition for each step time; its loss is reached in the fifth of ten steps."""
+    each = {"losses": [4.0] * 5 + [loss] * 5, "peak_memory_bytes_by_rank": [mib * MIB]}
+    return row(name, *(repetition([seconds] * 8, **each) for seconds in steps))
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        (
+            [
+                timed("fast", 0.10, 0.11, mib=900),
+                timed("lean", 0.20, 0.21, mib=500),
+                timed("good", 0.30, 0.31, mib=800, loss=2.0),
+            ],
+            ["speed, time to loss", "memory", "loss"],
+        ),
+        (
+            [timed("zero0", 0.20, 0.22), timed("zero1", 0.21, 0.23), timed("zero2", 0.40, 0.41)],
+            ["speed (tied), time to loss (tied)", "speed (tied), time to loss (tied)", ""],
+        ),
+        ([timed("zero0", 0.200), timed("zero1", 0.204)], ["", ""]),
+        ([timed("zero0", 0.200), timed("zero1", 0.220)], ["speed, time to loss", ""]),
+        ([timed("zero0", 0.2, loss="NaN"), timed("zero1", 0.2)], ["", ""]),
+        ([timed("zero0", 0.2, 0.2)], [""]),
+    ],
+    ids=["each in one", "spreads that meet", "once, 2 %", "once, 10 %", "a lost loss", "alone"],
+)
+def test_a_row_is_best_only_where_the_spreads_distinguish_it(
+    rows: list[dict[str, Any]], best: list[str], tmp_path: Path
+) -> None:
+    """Measured once, it must be faster by more than a twentieth."""
+    assert [line["best_for"] for line in lines_of(results(*rows), tmp_path)] == best
+
+
+def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
+    large = repetition([86_000.0], peak_memory_bytes_by_rank=[141 * 2**30], losses=[1234.5], parts=PARTS)
+    long = row("zero3 micro 16 bf16 compiled math attention", large, samples_per_step=2**20, slots=1024)
+    hostile = [row("[red]a[/red]\x1b[2J"), failed("b", reason="[/]\nTraceback")]
+    for found in (results(), results(*comparison()), results(*comparison(), long, *hostile)):
+        for columns in (60, 80, 200):
+            text = results_table(found, columns)
+            assert max(map(len, text.splitlines()), default=0) <= columns
+            assert "None" not in text
+            assert "\x1b" not in text
+    assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in text
+    assert "[red]a[/red]" in text
+    head, *lines = results_table(results(*comparison()), 80).splitlines()
+    assert head.split()[:2] == ["strategy", "slots"]
+    measured = [each for each in comparison() if each["status"] == "measured"]
+    assert [line.split()[:2] for line in lines[: len(measured)]] == [
+        [each["name"], str(each["slots"])] for each in measured
+    ]
+
+
+# ------------------------------------------------------------------------------------------- the page
+
+
+def page_of(found: Results, folder: Path) -> Page:
+    return Page(write_report(found, folder)[-1].read_text())
+
+
+def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(tmp_path: Path) -> None:
+    page = page_of(results(*comparison()), tmp_path)
+    facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
+    assert facts["command"] == "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1"
+    assert facts["date"] == "20 November 2026, 18:40"
+    _, *rows = page.rows
+    assert [cells[0].split()[0] for cells in rows] == [each["name"] for each in comparison()]
+    assert rows[2][2:] == ["out of memory it asked for 2 GiB"]
+    told = " ".join(rows[4])
+    for number in ("245.0", "130.6", "1.69x", "16,718", "90.8 %", "700.0", "3.1500"):
+        assert number in told, told
+    assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
+    named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
+    assert named == ["throughput", "memory", "loss", "scaling", "bubble", "schedules"]
+    assert len(page.texts["figcaption"]) == len(named)
+    given = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(given) == len(set(given))
+    used = re.findall(r"url\(#([^)]*)\)", str(page.tags))
+    used += [(attrs["href"] or "")[1:] for tag, attrs in page.tags if tag == "use"]
+    assert set(used) <= set(given)
+    page.check_sealed()
+
+
+def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
+    return row(name, *(repetition([each]) for each in steps))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (comparison(), "zero0 on 2 slots is the fastest: 145 samples/s"),
+        ([fast("zero1", 0.1), fast("zero0", 0.2)], "zero1 is the fastest: 320 samples/s."),
+        ([fast("zero1", 0.2), fast("zero0", 0.1)], "zero0 is the fastest: 320 samples/s, 2.00 times zero1."),
+        (
+            [fast("zero1", 0.20, 0.22), fast("zero2", 0.21, 0.23), fast("zero3", 0.40, 0.41)],
+            "(too close to zero2 to distinguish)",
+        ),
+        ([fast(), failed("zero3")], "; zero3 ran out of memory."),
+        ([fast(), failed("a"), failed("b")], "; 2 of 3 were not measured."),
+        ([failed("a"), failed("b", CANNOT_RUN)], "None of the 2 was measured."),
+        ([], "Nothing was measured."),
+        ([fast("zero1", 0.2)], "zero1 does 160 samples/s."),
+        ([row("alone", repetition(losses=[], peak_memory_bytes_by_rank=[]))], "alone does 160 samples/s."),
+        ([row("images", samples_per_step=None, estimated_model_state_bytes=None)], "Nothing was measured."),
+        ([row("lost", repetition(losses=["NaN"] * 5))], "lost does 160 samples/s."),
+    ],
+)
+def test_the_verdict_is_on_top(rows: list[dict[str, Any]], said: str, tmp_path: Path) -> None:
+    page = page_of(results(*rows), tmp_path)
+    assert said in page.texts["p"][0]
+    assert len(page.rows) == 1 + len(rows)
+    assert not {"None", "nan"} & {cell for cells in page.rows for cell in cells}
+
+
+def test_what_came_from_outside_is_text(tmp_path: Path) -> None:
+    def of(text: str, folder: str) -> Page:
+        one = repetition([0.2], run_dir=text)
+        rows = row(text, one), row(f"{text} 2", one, one, slots=1), failed(text, reason=text)
+        about = dict.fromkeys(("title", "command", "created", "machine"), text)
+        return page_of(results(*rows, **about), tmp_path / folder)
+
+    page = of(EVIL, "evil")
+    assert page.markup() == of("plain", "plain").markup()
+    assert loads(page) == []
+    assert page.texts["h1"] == page.texts["title"] == [EVIL]
+    assert any(EVIL in item for item in page.texts["li"])
+
+
+@settings(max_examples=20)
+@given(st.text(min_size=1, max_size=30))
+def test_any_text_is_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    about = dict.fromkeys(("title", "command", "created", "machine"), text)
+    page = page_of(results(failed(text, reason=text), **about), tmp_path_factory.getbasetemp() / "any")
+    assert len(page.texts["script"]) == 1
+
+
+# ------------------------------------------------------------------------------------------- pictures
+
+
+def names(paths: list[Path]) -> list[str]:
+    assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in paths)
+    return [path.stem for path in paths]
+
+
+def test_pictures_are_those_that_make_sense_and_leave_the_callers_settings(tmp_path: Path) -> None:
+    (tmp_path / "any").write_text("")
+    with mpl.rc_context({"font.size": 31}):
+        drawn = create_performance_visualizations(results(*comparison(), row("$x^2$ 戦略")), tmp_path / "new")
+        assert mpl.rcParams["font.size"] == 31
+    assert names(drawn) == ["throughput", "memory", "loss", "scaling", "bubble", "schedules"]
+    assert stat.S_IMODE(drawn[0].stat().st_mode) == stat.S_IMODE((tmp_path / "any").stat().st_mode)
+    path = write_report(results(row("zero1", repetition(losses=[], parts=PARTS))), tmp_path, page=False)[0]
+    assert names(create_performance_visualizations(str(path), tmp_path)) == ["throughput", "memory", "parts"]
+
+
+def test_whole_trainings_are_drawn(tmp_path: Path) -> None:
+    """As ``run_training_experiment`` returns them; their ``to_dict()`` here."""
+    training = {
+        "method": "zero1",
+        "slots": 2,
+        "run_dir": "runs/one",
+        "samples_per_second": 100.0,
+        "losses_per_epoch": (3.0, 2.5),
+        "seconds_per_epoch": (10.0, 12.0),
+        "peak_memory_bytes": 12 * MIB,
+    }
+    drawn = create_performance_visualizations([training, {**training, "method": "zero2"}], tmp_path)
+    assert names(drawn) == ["throughput", "memory", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("given", "folder", "says"),
+    [
+        ([{"strategy": "a", "throughput": 3}], "new", "run_training_experiment()"),
+        (7, "new", "holds no results"),
+        ([], "new", "nothing in them was measured"),
+        (results(failed("zero3")), "new", "nothing in them was measured"),
+        (Path("none/results.json"), "new", "no such file"),
+        *((results(row()), name, "cannot be written") for name in ("file", "file/below", "x" * 5000, "n\0")),
+        (results(row()), "taken", "cannot be written"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_and_leaves_nothing(
+    given: Any, folder: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "taken/throughput.png").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        create_performance_visualizations(given, tmp_path / folder)
+    assert says in str(caught.value)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["throughput.png"]

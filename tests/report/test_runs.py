@@ -1,0 +1,297 @@
+"""``det-ds report``: all that is known of runs in one file, that loads nothing and runs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from tests.harness.browser import chromium
+from tests.report.pages import EVIL, Page
+from tests.report.recorded import BEGAN, SHARED_OUT, course, launch, line, recorded, training, warned
+
+COMPLETED = {"status": "completed", "steps_completed": 40, "slots": 2}
+
+
+def report(*words: str | Path) -> Any:
+    return CliRunner().invoke(main, ["report", *map(str, words)])
+
+
+def saved(*runs: Path) -> Path:
+    path = runs[0].parent / "page.html"
+    path.unlink(missing_ok=True)
+    done = report(*runs, "--output", path)
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def page_of(*runs: Path) -> Page:
+    return Page(saved(*runs).read_text())
+
+
+def test_a_run_says_how_it_ended_what_was_best_and_how_it_was_trained(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", course(40), result=COMPLETED, checkpoints=[20, 40])
+    page = page_of(path)
+    assert page.texts["title"] == ["gpt2"]
+    assert page.texts["p"][0] == "Completed: 40 batches in 40 s; best validation_loss 1.1235 after batch 40."
+    facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
+    assert facts["command"] == "det-ds run gpt2.yaml ."
+    assert facts["trained on"] == "2 slots (CPU), ZeRO 1, global batch 32 = 16 x 1 x 2 replicas"
+    assert facts["newest checkpoint"] == "uuid-40, batch 40"
+    for told in ("40 of 40", "1.0000 from 4.9000", "1.1235 batch 40"):
+        assert told in page.rows[1]
+    assert ["zero_optimization.stage", "1", "zero1.json:6"] in page.rows
+    assert ["torch", "2.13.0"] in page.rows
+    (block,) = page.texts["pre"]
+    assert f"det-ds report {path} --open" in block
+
+
+def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
+    """Their paths do not."""
+    runs = []
+    for name, rate, slope in (("slow", 0.001, 0.01), ("quick", 0.123456789012, 0.1)):
+        ds_config = {"tensorboard": {"output_path": str(tmp_path / name / "tensorboard")}}
+        given = launch(hyperparameters={"learning_rate": rate, "depth": 3}, ds_config=ds_config)
+        runs.append(recorded(tmp_path / name, course(40, slope=slope), launches=[given]))
+    page = page_of(*runs)
+    assert page.texts["p"][0] == "Best validation_loss 1.1235: quick, after batch 40."
+    assert [row[:3] for row in page.rows[:3]] == [
+        ["run", "learning_rate", "status"],
+        ["slow", "0.001", "not finished"],
+        ["quick", "0.123457", "not finished"],
+    ]
+    done = report(*runs, "--json")
+    assert list(json.loads(done.stdout)["differs"]) == ["learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("records", "result", "launches", "said"),
+    [
+        ([], None, None, "Not finished: 0 of 40 batches."),
+        ([], {"status": "failed", "reason": "rank 1 was killed"}, None, "Failed: 0 of 40 batches."),
+        (course(5), None, (), "Not finished: 5 batches in 4 s."),
+        ([training(1, loss=math.nan)], None, None, "Not finished: 1 of 40 batches in 1 s."),
+        (
+            [{"group": "training", "steps_completed": 3, "metrics": {"loss": 1.0}}],
+            None,
+            (),
+            "Not finished: 3 batches.",
+        ),
+    ],
+    ids=["nothing yet", "killed in its first batch", "an earlier version's", "never finite", "no times"],
+)
+def test_there_is_always_a_page(tmp_path: Path, records: Any, result: Any, launches: Any, said: str) -> None:
+    page = page_of(recorded(tmp_path / "run", records, result=result, launches=launches))
+    assert page.texts["p"][0] == said
+    told = " ".join(" ".join(cells) for cells in page.rows)
+    assert "None" not in told
+    assert "nan" not in told
+    if result:
+        assert "rank 1 was killed" in page.words
+
+
+def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", launches=[launch(warnings=["a batch of 1"])])
+    warned(path, "slow loader", "torch", rank=1, count=1200, steps=7)
+    page = page_of(path)
+    assert ["a batch of 1 configuration", "1", "", ""] in page.rows
+    assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
+
+
+def test_a_pipelines_layers_are_shown_as_they_are_shared_out(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", course(4))
+    (path / "partition.json").write_text(json.dumps(SHARED_OUT))
+    page = page_of(path)
+    assert "How layers are shared out" in page.texts["h2"]
+    assert "2+1 layers by their measured times; a micro-batch takes 30.0 ms on the slowest rank" in page.words
+    page.check_sealed()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"findings": 3, "pipe": 1}', '{"step_s": "x"}'])
+@pytest.mark.parametrize("name", ["partition.json", "pipeline_step.json", "profile/profile.json"])
+def test_a_damaged_file_beside_the_metrics_is_left_out(tmp_path: Path, name: str, content: str) -> None:
+    path = recorded(tmp_path / "run", course(3))
+    plain = page_of(path).markup()
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text(content)
+    assert page_of(path).markup() == plain
+
+
+def test_what_came_from_outside_is_text_and_nothing_is_loaded(tmp_path: Path) -> None:
+    def hostile(path: Path, text: str) -> Path:
+        """A run in which all that comes from outside is this text."""
+        given = launch(
+            **dict.fromkeys(("name", "runs", "command", "strategy", "reason", "kind"), text),
+            hyperparameters={text: text},
+            ds_config={text: text},
+            origins={text: text},
+            versions={text: text},
+            machine={"host": text, text: text},
+            warnings=[text],
+        )
+        records = [training(1, **{text: 1.0, "loss": 1.0}), {**training(1, loss=2.0), "group": text}]
+        result = {"status": text, "reason": text, "resume": text, "best": {"checkpoint": text}}
+        config = {"name": text, "searcher": {"metric": text}, text: text}
+        recorded(path, records, launches=[given, given], result=result, config=config)
+        warned(path, text, text)
+        return path
+
+    for count in (1, 2):
+        evil, plain = (
+            page_of(
+                *(
+                    hostile(tmp_path / f"{word}{count}" / f"{index}", f"{text} {index}")
+                    for index in range(count)
+                )
+            )
+            for word, text in (("evil", EVIL), ("plain", "plain"))
+        )
+        assert [tag for tag, _ in evil.tags] == [tag for tag, _ in plain.tags]
+        evil.check_sealed()
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run")
+    losses = (98.765 if step == 7_777 else 1.0 + step / 1e6 for step in range(1, 20_001))
+    lines = [line(training(step, loss=loss)) for step, loss in enumerate(losses, start=1)]
+    (path / "metrics.jsonl").write_text("".join(lines))
+    text = saved(path).read_text()
+    assert "98.765" in text
+    assert "20,000 points" in Page(text).words
+    assert "Permission is hereby granted, free of charge" in text  # by uPlot's authors
+    short = len(saved(recorded(tmp_path / "short", course(10))).read_text())
+    assert len(text) - short < sum(map(len, lines)) / 4
+
+
+# ------------------------------------------------------------------------------------- for programs
+
+
+def as_json(*paths: Path) -> list[dict[str, Any]]:
+    done = report(*paths, "--json")
+    assert done.exit_code == 0, done.output
+    runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
+    return runs
+
+
+def test_each_metric_is_a_curve_over_batches_and_seconds_of_training(tmp_path: Path) -> None:
+    """Pauses between launches and lost work are left out; a batch that is reported again counts once."""
+    late = BEGAN + 1000
+    odd = training(1, loss=math.nan, top=math.inf, per_class=[1, 2], note="text", nothing=None)
+    records = [odd, training(10), training(20, loss=1.5), training(20, loss=1.0)]
+    launches = [launch(), launch(time=late, kind="resume", steps_completed=20)]
+    path = recorded(tmp_path / "run", [*records, training(30, time=late + 5, loss=0.5)], launches=launches)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"group": "training", "steps_comp')
+    with (path / "launches.jsonl").open("a") as file:
+        file.write('[1]\n{"time": 2.0, "ki')
+    (run,) = as_json(path)
+    assert list(run["curves"]) == ["training/loss", "training/top"]
+    loss = run["curves"]["training/loss"]
+    assert (loss["steps"], loss["values"]) == ([1, 20, 30], ["NaN", 1.0, 0.5])
+    assert loss["seconds"] == [1.0, 20.0, 25.0]
+    assert [each["kind"] for each in run["launches"]] == ["start", "resume"]
+
+
+def test_a_run_of_an_earlier_version_has_what_its_files_say(tmp_path: Path) -> None:
+    config = {"hyperparameters": {"lr": 1, "deepspeed_config": {}}}
+    path = recorded(tmp_path / "run", course(2), launches=(), config=config)
+    (path / "deepspeed_config.json").write_text('{"bf16": {"enabled": false}, "empty": {}}')
+    (run,) = as_json(path)
+    values = {
+        section: {key: each["value"] for key, each in settings.items()}
+        for section, settings in run["configuration"].items()
+    }
+    assert values == {"hyperparameters": {"lr": "1"}, "DeepSpeed": {"bf16.enabled": "false", "empty": "{}"}}
+
+
+def test_a_folder_is_a_run_or_holds_those_of_a_search_or_a_comparison(tmp_path: Path) -> None:
+    search = recorded(tmp_path / "search")  # a search has an experiment.yaml, too
+    for number in (1, 2):
+        recorded(search / "trials" / f"000{number}")
+    for name in ("zero0-x2", "zero1-x2"):
+        recorded(tmp_path / "compare" / "runs" / name / "1")
+    plain = [recorded(tmp_path / "runs" / name) for name in ("a", "b")]
+    for folders, labels in (
+        ([search], ["trial 1", "trial 2"]),
+        ([tmp_path / "compare"], ["zero0-x2/1", "zero1-x2/1"]),
+        ([tmp_path / "runs"], ["a", "b"]),
+        ([plain[1], search, plain[1]], ["b", "0001", "0002"]),
+    ):
+        assert [run["label"] for run in as_json(*folders)] == labels
+
+
+def test_each_folder_that_holds_no_run_is_named_with_a_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    folders = [str(tmp_path / name) for name in ("file", "empty", "nowhere")]
+    done = report(*folders)
+    assert done.exit_code == 2
+    assert all(folder in done.stderr for folder in folders)
+    assert done.stderr.count("fix: ") == 3
+
+
+# ------------------------------------------------------------------------------------- where the page goes
+
+
+def test_a_page_is_in_the_one_folder_that_it_is_of_else_here_and_replaces_only_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, two = (recorded(tmp_path / name, course(10)) for name in ("one", "two"))
+    assert report(one).stdout.startswith("one/report.html  (1 run, 0.")
+    assert report(one).exit_code == 0, "once more, over its own"
+    assert report(one, two).stdout.startswith("report.html  (2 runs")
+    assert report(one, two, "--output", "new/two.html").stdout.startswith("new/two.html")
+    (one / "report.html").write_text("<h1>Mine</h1>")
+    done = report(one)
+    assert done.exit_code == 2
+    assert "was not written by det-ds report" in done.stderr
+    assert (one / "report.html").read_text() == "<h1>Mine</h1>"
+    compared = recorded(tmp_path / "compared/runs/zero0-x2/1", course(10)).parents[2]
+    (compared / "results.json").write_text("{}")
+    (compared / "report.html").write_text("of det-ds compare")
+    assert report(compared).stdout.startswith("compared/runs.html")
+    assert (compared / "report.html").read_text() == "of det-ds compare"
+
+
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", course(3))
+    for name in ("memory.json", "deepspeed_config.json"):
+        (path / name).write_text("[1, 2]")
+    words = page_of(path).words
+    assert all(f"{name} is not a JSON object" in words for name in ("memory.json", "deepspeed_config.json"))
+
+
+# ------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.mark.usefixtures("browser")
+def test_curves_are_drawn_whatever_is_in_them(tmp_path: Path) -> None:
+    odd = [*course(40), training(41, loss=math.nan), training(42, loss=math.inf, lr=-1.0)]
+    launches = [launch(), launch(time=BEGAN + 20.5, kind="resume", steps_completed=20)]
+    page = saved(
+        recorded(tmp_path / "one", odd, launches=launches, checkpoints=[20, 40]),
+        recorded(tmp_path / "<b>two", course(30), launches=()),
+        recorded(tmp_path / "none"),
+    )
+    dom, complaints = chromium(page.as_uri(), height=5000)
+    assert complaints == []
+    assert "<canvas" in dom
+    dom, complaints = chromium(saved(recorded(tmp_path / "empty")).as_uri())
+    assert complaints == []
+    assert "Nothing was reported" in dom
+
+
+@pytest.mark.usefixtures("browser")
+def test_a_script_that_is_not_its_own_does_not_run(tmp_path: Path) -> None:
+    page = saved(recorded(tmp_path / "run", course(10)))
+    foreign = "</main><script>document.body.append('foreign')</script>"
+    page.write_text(page.read_text().replace("</main>", foreign))
+    dom, complaints = chromium(page.as_uri())
+    assert "foreign</body>" not in dom.replace("\n", "")
+    assert any("Content Security Policy" in each for each in complaints)
