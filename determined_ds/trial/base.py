@@ -18,7 +18,7 @@ from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import Arguments, resolved_of
-from determined_ds.trial.patched import check_deepspeed
+from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
@@ -65,7 +65,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.args = Arguments(context.get_hparams())
         self.resolved = resolved_of(context)
         self._groups: list[tuple[Any, list[set[int]]]] = []  # of each engine, ids of what its groups train
-        check_deepspeed()
+        check_upstream()
         self._check_abilities()
         self.sequence = sequence_group_of(self)
         returned.signatures(self)

@@ -19,7 +19,7 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers
 from determined_ds.trial.instruction_times import time_instructions
-from determined_ds.trial.patched import check_deepspeed
+from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.printing import print_what_is_configured
 from determined_ds.trial.ulysses import add_up_slices
@@ -36,7 +36,7 @@ def fix_engine(engine: Any) -> None:
     """
     if not isinstance(engine, DeepSpeedEngine) or is_fixed(engine):
         return
-    check_deepspeed()
+    check_upstream()
     # It goes into every checkpoint, where torch would not load an AttrDict.
     engine.config = as_plain(engine.config)
     if isinstance(engine, PipelineEngine):

@@ -1,4 +1,4 @@
-"""The names of DeepSpeed that this library replaces or overrides, and that no version of it promises.
+"""The names of DeepSpeed and Determined that this library replaces or overrides, and that no version promises.
 
 Where one is gone, a correction would vanish silently, and a training would run on other numbers: so a start without one
 is refused.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-
-import deepspeed
+from importlib.metadata import version
 
 from determined_ds.errors import ConfigError, Problem
 
@@ -35,22 +34,39 @@ PATCHED = (
         "DeepSpeedZeroOptimizer_Stage3",
         "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads",
     ),
+    ("determined.pytorch.deepspeed", "DeepSpeedTrialContext", "_init_device"),
+    ("determined.core._checkpoint", "CheckpointContext", "_report_checkpoint"),
+    ("determined.core._metrics", "_Shipper", "_post_metrics"),
 )
+TESTED = {"deepspeed": "0.19.8", "determined": "0.38.1"}
 
 
 @functools.cache
-def check_deepspeed() -> None:
-    """Check that this DeepSpeed has every name that is replaced or overridden.
+def check_upstream() -> None:
+    """Check that the installed versions have every name that is replaced or overridden.
 
     Raises:
-        ConfigError: it lacks one.
+        ConfigError: one lacks a name.
     """
-    missing = []
+    missing: dict[str, list[str]] = {}
     for module, kind, names in PATCHED:
-        found = importlib.import_module(module)
-        owner = getattr(found, kind, None) if kind else found
-        missing += [f"{kind or module}.{name}" for name in names.split() if not hasattr(owner, name)]
-    if missing:
-        message = f"has no {', '.join(missing)}, which this library corrects: it would train on other numbers"
-        key, fix = f"deepspeed {deepspeed.__version__}", "pip install deepspeed==0.19.8"
-        raise ConfigError(Problem(key=key, message=message, fix=fix, code="deepspeed-names"))
+        package = module.partition(".")[0]
+        try:
+            owner = importlib.import_module(module)
+            owner = getattr(owner, kind) if kind else owner
+            lacking = [name for name in names.split() if not hasattr(owner, name)]
+        except (ImportError, AttributeError):
+            lacking = names.split()
+        missing.setdefault(package, []).extend(f"{kind or module}.{name}" for name in lacking)
+    problems = [
+        Problem(
+            key=f"{package} {version(package)}",
+            message=f"has no {', '.join(names)}, which this library corrects: it would train on other numbers",
+            fix=f"pip install {package}=={TESTED[package]}",
+            code="upstream-names",
+        )
+        for package, names in missing.items()
+        if names
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -20,33 +20,19 @@ BLOCKS = 13  # with embedding, function and head sixteen layers: four ranks of f
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training.
-
-    Args:
-        schedule: Of the pipeline.
-        ranks: Of one replica.
-        chunks: Parts of a rank.
-        micro_batches: Of a step and a replica.
-        replicas: Pipelines beside each other.
-        zero: Its stage.
-        clipping: Of the gradient's norm; 0: none.
-        interval: Of activation checkpointing.
-        dropout: Of each block.
-        steps: Optimizer steps.
-        more: Of the DeepSpeed JSON.
-    """
+    """A training."""
 
     schedule: str
-    ranks: int = 2
-    chunks: int = 1
-    micro_batches: int = 4
-    replicas: int = 1
+    ranks: int = 2  # of one replica
+    chunks: int = 1  # parts of a rank
+    micro_batches: int = 4  # of a step and a replica
+    replicas: int = 1  # pipelines beside each other
     zero: int = 0
-    clipping: float = 0.5
-    interval: int = 0
+    clipping: float = 0.5  # of the gradient's norm; 0: none
+    interval: int = 0  # of activation checkpointing
     dropout: float = 0.3
     steps: int = 20
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)  # of the DeepSpeed JSON
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

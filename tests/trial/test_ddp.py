@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,6 @@ def reported(run_dir: Path, group: str) -> list[dict[str, Any]]:
     return [metrics for _, metrics in records(run_dir, group)]
 
 
-@pytest.fixture
-def ranks_of(one_rank: Ranks, two_ranks: Ranks) -> Callable[[int], Ranks]:
-    return lambda size: {1: one_rank, 2: two_ranks}[size]
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "accumulation", "optimizer"),
     [(2, 1, ADAMW), (2, 2, ADAMW), (2, 2, SGD), (1, 2, ADAMW)],
@@ -59,12 +53,13 @@ def test_the_same_training_as_zero_0(
     num_ranks: int,
     accumulation: int,
     optimizer: dict[str, Any],
-    ranks_of: Callable[[int], Ranks],
+    one_rank: Ranks,
+    two_ranks: Ranks,
     tmp_path: Path,
 ) -> None:
     hparams = hyperparameters(accumulation, optimizer=optimizer)
     for engine in ("deepspeed", "ddp"):
-        ranks_of(num_ranks).run(run, tmp_path / engine, engine, hparams)
+        (one_rank if num_ranks == 1 else two_ranks).run(run, tmp_path / engine, engine, hparams)
     for group, names in (("training", ("loss", "lr", "grad_norm")), ("validation", ("validation_loss",))):
         found, wanted = (reported(tmp_path / engine, group) for engine in ("ddp", "deepspeed"))
         for name in names:

@@ -7,7 +7,6 @@ the ranks nor by the micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,22 +193,19 @@ def learning_rate(step: int) -> float:
     return lowest + (LEARNING_RATE - lowest) * min(1.0, max(0, step - 1) / WARMUP_STEPS)
 
 
-@pytest.fixture
-def ranks_of(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> Callable[[int], Ranks]:
-    return lambda size: {1: one_rank, 2: two_ranks, 4: four_ranks}[size]
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_losses_and_norms_are_those_of_plain_pytorch(
     name: str,
-    ranks_of: Callable[[int], Ranks],
+    one_rank: Ranks,
+    two_ranks: Ranks,
+    four_ranks: Ranks,
     data: dict[str, Any],
     plain: Losses,
     tmp_path: Path,
 ) -> None:
     """The gradients' norm before it is clipped too: clipping and Adam hide a gradient of another size."""
     strategy = STRATEGIES[name]
-    ranks_of(strategy.num_ranks).run(train, tmp_path, strategy, data)
+    {1: one_rank, 2: two_ranks, 4: four_ranks}[strategy.num_ranks].run(train, tmp_path, strategy, data)
     losses = reported(tmp_path)
     tolerance = OF_SLICES if strategy.sequence > 1 else TOLERANCE
     assert losses.training == pytest.approx(plain.training, rel=tolerance)
