@@ -16,6 +16,7 @@ import torch
 from determined_ds.config.params import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
+from determined_ds.trial.pipeline_module import ScheduledModule
 
 _as_torch_chooses: list[tuple[bool, ...]] = []  # the switches before the first choice
 
@@ -69,10 +70,12 @@ def compile_engine(engine: Any, device: torch.device) -> None:
         fix = "install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false"
         key = "hyperparameters.torch_compile"
         raise ConfigError(Problem(key=key, value=True, message=message, fix=fix, code="torch-compile"))
-    layers = [layer for part in getattr(engine.module, "functions", {}).values() for layer in part]
-    if getattr(getattr(engine.module, "pipe", None), "schedule", "") == ZB_H1:
-        # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
-        torch._functorch.config.donated_buffer = False
+    layers = getattr(engine.module, "forward_funcs", ())
+    if isinstance(engine.module, ScheduledModule):
+        layers = [layer for part in engine.module.functions.values() for layer in part]
+        if engine.module.pipe.schedule == ZB_H1:
+            # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
+            torch._functorch.config.donated_buffer = False
     # torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
     # model's is compiled, each by itself. Where a model calls only torch's own, such as a Sequential of its layers,
     # nothing is. A function of ours around it is compiled with all that is in it.

@@ -42,7 +42,8 @@ def initialize(**arguments: Any) -> Any:
     """
     own = deepspeed.PipelineEngine
     try:
-        if getattr(arguments["model"], "is_planned", False):
+        model = arguments["model"]
+        if isinstance(model, ScheduledModule) and model.is_planned:
             deepspeed.PipelineEngine = PlannedEngine
         with told_apart():
             engine, *_ = deepspeed.initialize(**arguments)
