@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.memory.units import format_bytes
 from determined_ds.rundir.run_dir import RunDir, existing
 
@@ -108,6 +107,9 @@ def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
         run_dir: Of the run.
         needed: What there is no room for; "" where that is not known.
     """
+    # num_cores is asked for where nothing else is loaded.
+    from determined_ds.checkpoints.files import checkpoints_in
+
     kept = checkpoints_in(RunDir(run_dir).checkpoints)
     last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
     return (

@@ -51,7 +51,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 def _read(cls: type[T], text: str | bytes) -> T | None:
     """A record of JSON; None where it is damaged. What a later version has added is left out."""
     try:
-        found: T = _adapter(cls).validate_json(text)
+        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
         return found
     except ValueError:  # pydantic's, too
         return None
