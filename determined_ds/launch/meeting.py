@@ -156,12 +156,26 @@ class Meeting:
         return json.loads(self._store.get(name))
 
     def answers(self, answer: Any) -> list[Any]:
-        """Every rank's answer, by rank, on rank 0; the others get none."""
+        """Every rank's answer, by rank, on rank 0; the others get none.
+
+        Raises:
+            TrainingError: a rank has not answered, or was started again meanwhile, and waits for another attempt.
+        """
         if self._placed.size == 1:
             return [answer]
         self._store.set(f"answer/{self._placed.rank}", json.dumps(answer))
         if self._placed.rank:
             return []
+        until_s = time.monotonic() + PATIENCE.total_seconds()
+        for rank, said in sorted(self.ranks.items()):
+            while not self._store.check([f"answer/{rank}"]):
+                is_same = rank == 0 or json.loads(self._all.get(f"rank/{rank}"))["token"] == said["token"]
+                if not is_same or time.monotonic() > until_s:
+                    how = "has not answered" if is_same else "was started again before the run began"
+                    raise TrainingError(
+                        f"rank {rank} on {said['host']} {how}; see its launcher's output there"
+                    )
+                time.sleep(POLL_S)
         return [json.loads(self._store.get(f"answer/{rank}")) for rank in range(self._placed.size)]
 
     def leave(self) -> None:
