@@ -572,7 +572,7 @@ def while_writing(act: Callable[[], object]) -> None:
 
     from determined_ds.checkpoints import engines
 
-    write = engines.write_slices
+    write = engines.write_shard
 
     def acting(path: Path, *args: Any, **how: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -580,7 +580,21 @@ def while_writing(act: Callable[[], object]) -> None:
             act()
         return write(path, *args, **how)
 
-    engines.write_slices = acting
+    engines.write_shard = acting
+
+
+def files_read_to_verify(into: Path) -> Any:
+    """In here and in processes that are forked here, each file that is read to verify a checkpoint is a line there."""
+    from determined_ds.checkpoints import files
+
+    read = files.fingerprint
+
+    def recording(file: Path, **how: Any) -> Any:
+        with into.open("a") as lines:
+            lines.write(f"{file.name}\n")
+        return read(file, **how)
+
+    return mock.patch.object(files, "fingerprint", recording)
 
 
 def uploaded_to(storage: Mapping[str, Any]) -> Any:

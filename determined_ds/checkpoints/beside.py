@@ -37,50 +37,32 @@ def is_beside(
     *,
     part_bytes: int,
 ) -> bool:
-    """Whether checkpoints are written while training continues, decided before it; a collective.
-
-    Args:
-        asynchronous: True as stated; None: where a rank writes much, the trial has no ``save`` of its own, which may
-            read what is written, and memory suffices.
-        trial: The trial.
-        engines: Its engines.
-        distributed: The ranks.
-        note: Shows a line to the user.
-        part_bytes: Of this rank's own part, which is copied too.
-
-    Raises:
-        ConfigError: it is stated, and a machine has not the memory.
-    """
+    """Whether checkpoints are written while training continues, decided before it; a collective."""
     if not asynchronous and overrides(trial, "save"):
         return False
-    if all(engines.own_layouts):
-        if asynchronous:
-            note(f"note        checkpoints are written while training waits: {engines.own_layouts[0]}")
+    lack = engines.own_layouts[0] if all(engines.own_layouts) else ""
+    if not lack:
+        own = (distributed.cross_rank, engines.copy_bytes() + part_bytes, available_bytes())
+        ranks: list[tuple[int, int, int]] = distributed.allgather(own)
+        if asynchronous is None and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
+            return False
+        for machine in {machine for machine, _, _ in ranks}:
+            copies, left = zip(*(each[1:] for each in ranks if each[0] == machine), strict=True)
+            if COPIES * sum(copies) > min(left):
+                write = "1 rank writes" if len(copies) == 1 else f"{len(copies)} ranks write"
+                lack = f"two copies of what {write} take {format_bytes(COPIES * sum(copies))} of host memory, and "
+                lack += f"{format_bytes(min(left))} are available"
+        if lack and asynchronous:
+            key = "hyperparameters.fit.asynchronous_checkpoints"
+            fix = (
+                "leave it out, and checkpoints are written while training waits; or use fewer slots a machine"
+            )
+            raise ConfigError(Problem(key=key, value=True, message=lack, fix=fix, code="host-memory"))
+    elif not asynchronous:
         return False
-    own = (distributed.cross_rank, engines.copy_bytes() + part_bytes, available_bytes())
-    ranks: list[tuple[int, int, int]] = distributed.allgather(own)
-    if asynchronous is None and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
-        return False
-    lacks = []
-    for machine in {machine for machine, _, _ in ranks}:
-        copies, left = zip(
-            *((copy, available) for each, copy, available in ranks if each == machine), strict=True
-        )
-        lacks.append((COPIES * sum(copies) - min(left), COPIES * sum(copies), min(left), len(copies)))
-    missing, needed, available, num_ranks = max(lacks)
-    if missing <= 0:
-        return True
-    write = "1 rank writes" if num_ranks == 1 else f"{num_ranks} ranks write"
-    lack = (
-        f"two copies of what {write} take {format_bytes(needed)} of host memory, and {format_bytes(available)} are "
-        "available"
-    )
-    if asynchronous:
-        key = "hyperparameters.fit.asynchronous_checkpoints"
-        fix = "leave it out, and checkpoints are written while training waits; or use fewer slots a machine"
-        raise ConfigError(Problem(key=key, value=True, message=lack, fix=fix, code="host-memory"))
-    note(f"note        checkpoints are written while training waits: {lack}")
-    return False
+    if lack:
+        note(f"note        checkpoints are written while training waits: {lack}")
+    return not lack
 
 
 def available_bytes(cgroup: Path = CGROUP) -> int:
@@ -99,27 +81,19 @@ class Abandoned(Exception):
 
 
 class WriterThread:
-    """Does work in the order in which it is given.
+    """Does work in the order in which it is given; it takes part in no exchange between ranks.
 
-    It is a daemon, so a rank that fails does not wait for a slow disk. It takes part in no exchange between ranks.
+    It is a daemon, so a rank that fails does not wait for a slow disk.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None]
+        self._jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_abandoned = False
 
     def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
-        """Have work done.
-
-        Args:
-            work: Called with a function that it calls now and then, and that ends it where the run ends.
-
-        Returns:
-            What comes of it.
-        """
+        """Have work done; it gets a function to call now and then, which ends it where the run ends."""
         result: Future[T] = Future()
         self._jobs.put((work, result))
         if self._thread is None:

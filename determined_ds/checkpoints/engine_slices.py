@@ -32,7 +32,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
-from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, Described, place_of
+from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, Described
 from determined_ds.train.state_bytes import base_optimizer
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
@@ -43,21 +43,13 @@ MOMENTUM = "momentum_buffer"  # of Muon
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Elements of a part that lie in the whole in one pattern: ``run`` of them, then a step to the next ``stride``.
+    """Elements of a part that lie in the whole in one pattern: ``run`` of them, then a step to the next ``stride``."""
 
-    Args:
-        at: The first one, in the flattened part.
-        start: The same one, in the flattened whole.
-        count: How many.
-        run: Elements between two gaps; 0: there are none.
-        stride: From the first element of a run to that of the next, in the whole; 0 without gaps.
-    """
-
-    at: int
-    start: int
+    at: int  # the first one, in the flattened part
+    start: int  # the same one, in the flattened whole
     count: int
-    run: int = 0
-    stride: int = 0
+    run: int = 0  # elements between two gaps; 0: there are none
+    stride: int = 0  # from the first element of a run to that of the next, in the whole
 
     def between(self, first: int, last: int) -> Iterator[Stretch]:
         """Those from ``first`` to ``last`` in the flattened part: a broken run at either end, whole ones between."""
@@ -82,20 +74,13 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A part of one state of a tensor.
+    """A part of one state of a tensor, as a live view."""
 
-    Args:
-        name: Of the tensor.
-        state: ``weight``, ``fp32``, or one of the optimizer's.
-        tensor: Its elements, one-dimensional.
-        start: Of the first one in the flattened whole; ``run`` and ``stride`` as of a :class:`Stretch`.
-    """
-
-    name: str
-    state: str
-    tensor: Any
-    start: int
-    run: int = 0
+    name: str  # of the tensor
+    state: str  # weight, fp32, or one of the optimizer's
+    tensor: Any  # its elements, one-dimensional
+    start: int  # of the first one, in the flattened whole
+    run: int = 0  # as of a stretch
     stride: int = 0
 
     def within(self, stretches: Iterable[Stretch], at: int = 0) -> Iterator[Slice]:
@@ -113,7 +98,9 @@ class Slice:
     @property
     def key(self) -> str:
         """Its name in a file: no other slice has it."""
-        return f"{self.name}/{self.state}[{place_of(self.start, self.tensor.numel(), self.run, self.stride)}]"
+        count = self.tensor.numel()
+        place = f"{self.run} of {self.stride} x {count // self.run}" if self.run else f"{self.start + count}"
+        return f"{self.name}/{self.state}[{self.start}:{place}]"
 
     @property
     def num_bytes(self) -> int:
@@ -123,25 +110,17 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A tensor of the engine, of which a rank holds all, a part, or none.
+    """A tensor of the engine, of which a rank holds all, a part, or none."""
 
-    Args:
-        name: In the checkpoint.
-        shape: Of the whole.
-        kind: ``trained`` by the optimizer, ``frozen`` or ``buffer``.
-        tensor: The parameter or buffer.
-        is_copy: Whether another rank writes it: a weight that pipeline stages or tensor-parallel ranks share.
-        cut: How this rank's part lies in the whole; None: it has all of it, but for ZeRO's parts.
-        holders: (This rank, how many) among those that hold the same of it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    tensor: Any
-    is_copy: bool
-    cut: tuple[Stretch, ...] | None
-    holders: tuple[int, int]
+    name: str  # in the checkpoint
+    shape: tuple[int, ...]  # of the whole
+    kind: str  # trained by the optimizer, frozen, or a buffer
+    tensor: Any  # the parameter or buffer
+    is_copy: bool  # another rank writes it: a weight that pipeline stages or tensor-parallel ranks share
+    cut: (
+        tuple[Stretch, ...] | None
+    )  # how this rank's part lies in the whole; None: it has all, but for ZeRO's parts
+    holders: tuple[int, int]  # this rank, and how many, among those that hold the same of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,19 +135,12 @@ class Lies:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A tensor that the optimizer steps.
-
-    Args:
-        tensor: The key of its states in the optimizer.
-        group: The number of its group in ``param_groups``.
-        lies: Which slices of which parameters are in it.
-        is_parameter: Whether it is the parameter, and not a copy of it.
-    """
+    """A tensor that the optimizer steps: the key of its states in the optimizer."""
 
     tensor: Any
-    group: int
-    lies: tuple[Lies, ...]
-    is_parameter: bool = False
+    group: int  # the number of its group in param_groups
+    lies: tuple[Lies, ...]  # which slices of which parameters are in it
+    is_parameter: bool = False  # it is the parameter, and not a copy of it
 
     def is_along(self, value: Any) -> bool:
         """Whether a state has a number for each element."""
@@ -176,20 +148,7 @@ class Held:
 
 
 class EngineSlices:
-    """What a rank holds of an engine, by name.
-
-    Args:
-        engine: One that :func:`own_layout` has no reason against.
-        common: Name -> parameter or buffer, by names that all forms of the model have in common.
-
-    Attributes:
-        wholes: Name -> tensor, of this rank. Of a pipeline, names begin with the index of the layer.
-        held: What the optimizer steps.
-        replica: This rank among the ``replicas`` that share ZeRO's parts.
-        is_split: Whether replicas hold parts of the optimizer's tensors, and not the same ones.
-        weights_are_split: Whether replicas hold parts of the weights: ZeRO 3.
-        is_first: Whether this rank writes what belongs to no tensor: one rank of each pipeline stage does.
-    """
+    """What a rank holds of an engine, by name."""
 
     def __init__(self, engine: Any, common: Mapping[str, Any] | None = None) -> None:
         self.engine = engine
@@ -214,20 +173,12 @@ class EngineSlices:
             for index, layer in enumerate(module._layer_specs):
                 if isinstance(layer, TiedLayerSpec):
                     tied.setdefault(layer.key, []).append(index)
-        self._shared: set[int] = set()  # what every stage or tensor-parallel rank trains its own copy of
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *_kept_buffers(module)):
             names = [name]
             if name.startswith("tied_modules."):  # named by the layers that are tied to it
                 _, key, rest = name.split(".", 2)
                 names = [f"{index}.{rest}" for index in tied[key]]
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            if names != [name] or (
-                is_tensor_parallel
-                and is_parameter
-                and not is_cut(tensor)
-                and not hasattr(tensor, "ds_tensor")
-            ):
-                self._shared.add(id(tensor))
             for own in names:
                 own = name_of_whole(tensor, own)
                 if (first := self._names.setdefault(id(tensor), own)) != own:
@@ -281,12 +232,6 @@ class EngineSlices:
             numbers = {key: float(value) for key, value in states if _is_number(value)}
             for lies in held.lies if numbers else ():
                 scalars[self.name_of(lies.parameter)] = numbers
-        # Equal on all ranks that hold such a weight, bit for bit.
-        shared = {
-            name: float(torch.linalg.vector_norm(whole.tensor.detach(), dtype=torch.float64))
-            for name, whole in self.wholes.items()
-            if id(whole.tensor) in self._shared and whole.kind == TRAINED
-        }
         has_optimizer = self.engine.optimizer is not None
         return Described(
             kinds={name: (whole.shape, whole.kind) for name, whole in self.wholes.items()},
@@ -294,7 +239,6 @@ class EngineSlices:
             common=dict(self._common),
             scalars=scalars,
             optimizer=type(base_optimizer(self.engine)).__name__ if has_optimizer else "",
-            shared=shared,
         )
 
     # ------------------------------------------------------------------------------------- what is held
@@ -397,11 +341,7 @@ class EngineSlices:
     # ------------------------------------------------------------------------------------- what is written
 
     def written(self, more: Iterable[Slice] = ()) -> list[Slice]:
-        """The slices that this rank writes: all ranks together write each element once.
-
-        Args:
-            more: States of which each replica has its own part, whatever the ZeRO stage.
-        """
+        """The slices that this rank writes: all ranks together write each element once."""
         self._copied.clear()
         kinds = (self.weights(), self.masters(), self.states())
         weights, *of_optimizer = (

@@ -12,9 +12,9 @@ An engine that cannot be cut in this way is written by DeepSpeed, see
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,18 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engine_slices import EngineSlices, Slice, own_layout, owners_of
-from determined_ds.checkpoints.fill import check_optimizer, fill, fill_state, misfits
-from determined_ds.checkpoints.index import INDEX_NAME, Described, Piece, average_state, index_of, write_index
-from determined_ds.checkpoints.index import Written as Entry
-from determined_ds.checkpoints.reader import DTYPES, StoredEngine, layout_of, stored_engine, stored_weights
-from determined_ds.checkpoints.safe_load import another_model, only_data, read_data
+from determined_ds.checkpoints.fill import Filling
+from determined_ds.checkpoints.index import (
+    INDEX_NAME,
+    Described,
+    Entry,
+    Piece,
+    average_state,
+    index_of,
+    write_index,
+)
+from determined_ds.checkpoints.reader import DTYPES, StoredEngine, layout_of, stored_engine
+from determined_ds.checkpoints.safe_load import another_model, only_data, read_data, serialized
 from determined_ds.checkpoints.settings import Record, built_then, put_settings, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
@@ -45,62 +52,31 @@ CHUNK_BYTES = 2**23
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What this rank writes of an engine.
+    """What this rank writes of an engine."""
 
-    Args:
-        folder: ``model<I>``.
-        shard: The name of its file of slices.
-        slices: Live, or copies in host memory.
-        description: The engine's tensors on this rank.
-        files: Name -> content of other files.
-    """
-
-    folder: str
-    shard: str
-    slices: Sequence[Slice]
+    folder: str  # model<I>
+    shard: str  # the name of its file of slices
+    slices: Sequence[Slice]  # live, or copies in host memory
     description: Described
-    files: dict[str, bytes]
+    files: Mapping[str, bytes | memoryview]  # name -> content of other files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What this rank wrote.
+    """What this rank wrote."""
 
-    Args:
-        entries: Engine's folder -> the slices in this rank's file.
-        descriptions: Engine's folder -> its tensors on this rank.
-        fingerprints: Relative name of a file -> size and checksum, of those that are known.
-        uploaded: Whether those files are in another storage, too.
-    """
-
-    entries: dict[str, tuple[Entry, ...]]
-    descriptions: dict[str, Described]
-    fingerprints: dict[str, dict[str, Any]]
-    uploaded: bool = False
-
-
-NOTHING = Written(entries={}, descriptions={}, fingerprints={})
+    entries: Mapping[str, tuple[Entry, ...]] = field(
+        default_factory=dict
+    )  # of each engine's folder, its slices
+    descriptions: Mapping[str, Described] = field(default_factory=dict)
+    fingerprints: Mapping[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # file -> size and checksum, where known
+    uploaded: bool = False  # those files are in another storage, too
 
 
 class Engines:
-    """The engines of a trial; made by all ranks at once.
-
-    Args:
-        trial: Whose ``weight_names`` gives more names to parameters.
-        context: With the engines and the ranks.
-        built: What each engine was built with.
-        averages: Name -> ``EMA``: their averages are states of the parameters that they average.
-
-    Attributes:
-        own_layouts: Why each engine is written by DeepSpeed; "" for one that is not. The same on all ranks.
-        buffers: Host memory that :meth:`save` copies the engines into; None: it writes them.
-        reset_optimizer: Whether :meth:`load` leaves the optimizers as they are built.
-        then: What each engine of the checkpoint that was loaded last was built with, as this trial's are; None where
-            it does not say.
-
-    Raises:
-        CheckpointError: an engine holds a tensor of a type that no checkpoint can hold.
-    """
+    """The engines of a trial; made by all ranks at once."""
 
     def __init__(
         self, trial: Any, context: Any, built: Sequence[Record], averages: Mapping[str, EMA] | None = None
@@ -110,7 +86,7 @@ class Engines:
         self._context = context
         self._built = built
         self._taken: list[Taken] = []
-        self._written = NOTHING
+        self._written = Written()
         self._has_written = False
         self.buffers: list[torch.Tensor] | None = None
         self.reset_optimizer = False
@@ -121,17 +97,18 @@ class Engines:
         types = [
             f"{whole.kind} {name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, or "
             "register a buffer with persistent=False where it need not be kept"
-            for _, engine in self._cut()
-            for name, whole in self._slices(engine).wholes.items()
+            for _, own in self._cut()
+            for name, whole in own.wholes.items()
             if whole.tensor.dtype not in DTYPES
         ]
         if found := [each for own in context.distributed.allgather(types) for each in own]:
             raise CheckpointError(found[0])
 
-    def _cut(self) -> list[tuple[int, Any]]:
+    def _cut(self) -> Iterator[tuple[int, EngineSlices]]:
         """The engines that are written as slices, by number."""
-        engines = enumerate(self._context.models)
-        return [(number, engine) for number, engine in engines if not self.own_layouts[number]]
+        for number, engine in enumerate(self._context.models):
+            if not self.own_layouts[number]:
+                yield number, self._slices(engine)
 
     def _slices(self, engine: Any) -> EngineSlices:
         name = getattr(self._trial, "weight_names", None)
@@ -143,75 +120,12 @@ class Engines:
             for parameter, start, part in average.parts(number):
                 yield from own.in_whole(parameter, average_state(name), start, part)
 
-    # ------------------------------------------------------------------------------------- written
-
-    def save(self, path: Path) -> None:
-        """Take what this rank writes of the engines, as copies where there are buffers; a collective.
-
-        :meth:`collect` is to follow. What DeepSpeed writes by itself is written now.
-        """
-        for number, engine in enumerate(self._context.models):
-            if self.own_layouts[number]:
-                engine.save_checkpoint(str(path), tag=f"model{number}")
-        self._has_written = True
-        self._taken = self.take()
-        for number, each in enumerate(self._taken if self.buffers is not None else ()):
-            assert self.buffers is not None
-            buffer = self.buffers[number] if number < len(self.buffers) else None
-            slices, buffer = staged(each.slices, buffer)
-            self.buffers[number : number + 1] = [buffer]
-            self._taken[number] = replace(each, slices=slices)
-        if self.buffers is None:  # before a trial's own save continues, which may read or change them
-            self._written = write_engines(path, self._taken, HEART.beat)
-            self._taken = []
-
-    def collect(self) -> tuple[list[Taken], Written]:
-        """Of the last :meth:`save`: what is copied and to be written, and what is written."""
-        found = self._taken, self._written
-        self._taken, self._written = [], NOTHING
-        return found
-
-    def copy_bytes(self) -> int:
-        """Bytes of host memory for a copy of the engines; states that do not exist yet are taken for Adam's."""
-        total = 0
-        for number, engine in self._cut():
-            own = self._slices(engine)
-            slices = own.written(self._averaged(own, number))
-            unborn = sum(lies.count for held in own.held if not own.state_of(held) for lies in held.lies)
-            unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
-            count = sum(each.num_bytes for each in slices) + unborn_bytes
-            is_pinned = any(each.tensor.is_cuda for each in slices)  # torch pins powers of two
-            total += 1 << (count - 1).bit_length() if is_pinned else count
-        return total
-
     def own_layout(self) -> str:
         """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
         if reason := next(filter(None, self.own_layouts), ""):
             return reason
         method = "load" if overrides(self._trial, "load") else "save" if not self._has_written else ""
         return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
-
-    def take(self) -> list[Taken]:
-        """What this rank writes of the engines that are cut, as it is in memory."""
-        found, rank = [], self._context.distributed.rank
-        for number, engine in self._cut():
-            own = self._slices(engine)
-            files: dict[str, Any] = {}
-            if own.is_first:
-                settings = {**settings_of(own, self._built[number]), "layout": self._layout(own)}
-                files[f"settings_stage{getattr(engine, 'stage_id', 0)}.pt"] = settings
-            if others := own.others():
-                files[f"own_states_rank{rank}.pt"] = others
-            found.append(
-                Taken(
-                    folder=f"model{number}",
-                    shard=f"rank{rank}.safetensors",
-                    slices=own.written(self._averaged(own, number)),
-                    description=own.described(),
-                    files={name: serialized(content) for name, content in files.items()},
-                )
-            )
-        return found
 
     def _layout(self, own: EngineSlices) -> dict[str, Any]:
         """What must be the same for a resume that changes nothing at all."""
@@ -227,6 +141,66 @@ class Engines:
             **({"expert_parallel_size": experts} if (experts := expert_degree_of(engine)) else {}),
         }
 
+    # ------------------------------------------------------------------------------------- written
+
+    def save(self, path: Path) -> None:
+        """Take what this rank writes of the engines, as copies where there are buffers; a collective.
+
+        :meth:`collect` is to follow. What DeepSpeed writes by itself is written now.
+        """
+        for number, engine in enumerate(self._context.models):
+            if self.own_layouts[number]:
+                engine.save_checkpoint(str(path), tag=f"model{number}")
+        self._has_written = True
+        self._taken = self.take()
+        if self.buffers is None:  # before a trial's own save continues, which may read or change them
+            self._written = write_engines(path, self._taken, HEART.beat)
+            self._taken = []
+            return
+        for number, each in enumerate(self._taken):
+            slices, buffer = staged(each.slices, self.buffers[number] if number < len(self.buffers) else None)
+            self.buffers[number : number + 1] = [buffer]
+            self._taken[number] = replace(each, slices=slices)
+
+    def collect(self) -> tuple[list[Taken], Written]:
+        """Of the last :meth:`save`: what is copied and to be written, and what is written."""
+        found = self._taken, self._written
+        self._taken, self._written = [], Written()
+        return found
+
+    def copy_bytes(self) -> int:
+        """Bytes of host memory for a copy of the engines; states that do not exist yet are taken for Adam's."""
+        total = 0
+        for number, own in self._cut():
+            slices = own.written(self._averaged(own, number))
+            unborn = sum(lies.count for held in own.held if not own.state_of(held) for lies in held.lies)
+            unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
+            count = sum(each.num_bytes for each in slices) + unborn_bytes
+            is_pinned = any(each.tensor.is_cuda for each in slices)  # torch pins powers of two
+            total += 1 << (count - 1).bit_length() if is_pinned else count
+        return total
+
+    def take(self) -> list[Taken]:
+        """What this rank writes of the engines that are cut, as it is in memory."""
+        found, rank = [], self._context.distributed.rank
+        for number, own in self._cut():
+            files: dict[str, Any] = {}
+            if own.is_first:
+                settings = {**settings_of(own, self._built[number]), "layout": self._layout(own)}
+                files[f"settings_stage{getattr(own.engine, 'stage_id', 0)}.pt"] = settings
+            if others := own.others():
+                files[f"own_states_rank{rank}.pt"] = others
+            found.append(
+                Taken(
+                    folder=f"model{number}",
+                    shard=f"rank{rank}.safetensors",
+                    slices=own.written(self._averaged(own, number)),
+                    description=own.described(),
+                    files={name: serialized(content).getbuffer() for name, content in files.items()},
+                )
+            )
+        return found
+
     def write_indexes(self, path: Path, written: Written) -> None:
         """Have rank 0 write the index of each engine; a collective."""
         everyone = self._context.distributed.gather(written)
@@ -239,52 +213,52 @@ class Engines:
     # ------------------------------------------------------------------------------------- read
 
     def load(self, path: Path) -> None:
-        """Fill the engines from a checkpoint of any layout; a collective.
-
-        Args:
-            path: The checkpoint's folder.
-
-        Raises:
-            CheckpointError: it does not fit, lacks a file, or other ranks wrote what only they can read.
-            ConfigError: it is of another model.
-        """
+        """Fill the engines from a checkpoint of any layout; a collective."""
         if not are_indexed(path):
             self._check_own_layouts(path)
             self.then = None
             for number, engine in enumerate(self._context.models):
-                load_by_deepspeed(engine, path, number)
+                _load_by_deepspeed(engine, path, number)
             return
-        found, with_optimizer = self._stored(path, settings=True), not self.reset_optimizer
-        engines = list(zip(self._context.models, found, strict=True))
-        for engine, stored in engines if with_optimizer else ():  # before any is filled
-            if stored is not None:
-                own = self._slices(engine)
-                check_optimizer(
-                    own, stored, path.name, exact=stored.settings.get("layout") == self._layout(own)
-                )
-        then: list[Record] | None = list(self._built)
-        for number, (engine, stored) in enumerate(engines):
+        with_optimizer, then = not self.reset_optimizer, list[Record | None](self._built)
+        fillings = []
+        for number, stored in enumerate(
+            self._stored(path, settings=True)
+        ):  # all are checked before any is filled
             if stored is None:
-                load_by_deepspeed(engine, path, number)
                 continue
-            own, settings = self._slices(engine), stored.settings
-            exact = settings.get("layout") == self._layout(own)
-            fill(own, stored, exact=exact, optimizer=with_optimizer)
+            own = self._slices(self._context.models[number])
+            exact, filling = stored.settings.get("layout") == self._layout(own), Filling(own, stored)
+            if with_optimizer:
+                filling.check_optimizer(path.name, exact=exact)
+            fillings.append((number, own, stored.settings, filling, exact))
+        for number, reason in enumerate(self.own_layouts):
+            if reason:
+                _load_by_deepspeed(self._context.models[number], path, number)
+        for number, own, settings, filling, exact in fillings:
+            filling.fill(exact=exact, optimizer=with_optimizer)
             put_settings(own, settings, optimizer=with_optimizer)
-            if exact and with_optimizer:
-                self._read_own_states(own, path / f"model{number}")
+            file = path / f"model{number}" / f"own_states_rank{self._context.distributed.rank}.pt"
+            if exact and with_optimizer and file.is_file():
+                state = base_optimizer(own.engine).state
+                for index, states in read_data(file, map_location="cpu").items():
+                    tensor = own.held[index].tensor
+                    for key, value in states.items():
+                        moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
+                        state.setdefault(tensor, {})[key] = moved
             if settings["built"] is None:
-                then = None
-            elif then is not None and with_optimizer:
+                then[number] = None
+            elif with_optimizer:
                 then[number] = built_then(own, settings, self._built[number])
-        self.then = then
+        known = [each for each in then if each is not None]
+        self.then = known if len(known) == len(then) else None
 
     def load_weights(self, path: Path) -> None:
         """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
-        engines = zip(self._context.models, self._stored(path, settings=False), strict=True)
-        for number, (engine, stored) in enumerate(engines):
+        for number, stored in enumerate(self._stored(path, settings=False)):
+            engine = self._context.models[number]
             if stored is not None:
-                fill(self._slices(engine), stored, exact=False, optimizer=False)
+                Filling(self._slices(engine), stored).fill(exact=False, optimizer=False)
                 continue
             refused = ""
             if getattr(engine, "zero_nvme_offload_optimizer", bool)():
@@ -294,36 +268,32 @@ class Engines:
             if refused:
                 key, fix = (
                     "hyperparameters.fit.warm_start",
-                    "write all, at the ZeRO stage and the slots of the checkpoint",
+                    "write all, at the ZeRO stage and slots of the checkpoint",
                 )
                 raise ConfigError(
                     Problem(key=key, value="weights", message=refused, fix=fix, code="warm-start")
                 )
-            parts = ("load_optimizer_states", "load_lr_scheduler_states")
-            load_by_deepspeed(engine, path, number, **dict.fromkeys(parts, False), load_module_only=True)
+            parts = dict.fromkeys(("load_optimizer_states", "load_lr_scheduler_states"), False)
+            _load_by_deepspeed(engine, path, number, **parts, load_module_only=True)
 
     def load_averages(self, path: Path) -> set[str]:
-        """Continue the averages that a checkpoint holds, whichever ranks wrote them; after the engines.
-
-        Returns:
-            The names of those that it holds.
-        """
+        """Continue the averages that a checkpoint holds, whichever ranks wrote them; after the engines."""
         found = set()
-        for number, engine in self._cut() if self._averages else ():
+        for number, own in self._cut() if self._averages else ():
             if not (path / f"model{number}" / INDEX_NAME).is_file():
                 continue
-            stored, own = stored_weights(path / f"model{number}"), self._slices(engine)
+            stored = stored_engine(path / f"model{number}")
             there = {state for tensor in stored.index.tensors.values() for state in tensor.states}
             for name, average in self._averages.items():
                 if average_state(name) in there:
                     if name not in found:
                         average.begin()
                     found.add(name)
-            fill_state(own, stored, self._averaged(own, number))
+            Filling(own, stored).fill_states(self._averaged(own, number))
         return found
 
     def _stored(self, path: Path, *, settings: bool) -> list[StoredEngine | None]:
-        """Each engine in a checkpoint, checked against those here: all ranks refuse alike.
+        """Each engine in a checkpoint, checked against those here: all ranks refuse alike; None: DeepSpeed's to load.
 
         With its ``settings``, or its weights alone, which may be those of an engine that DeepSpeed wrote.
         """
@@ -336,8 +306,9 @@ class Engines:
         failure = ""
         try:
             for number, reason in enumerate(self.own_layouts):
-                opened = stored_engine if settings else stored_weights
-                stored = None if reason else opened(path / f"model{number}")  # None: DeepSpeed is to load it
+                stored = (
+                    None if reason else stored_engine(path / f"model{number}", weights_alone=not settings)
+                )
                 # The settings are read now: a file may be missing or cut.
                 assert stored is None or not settings or stored.settings
                 found.append(stored)
@@ -348,12 +319,14 @@ class Engines:
         for number, (engine, stored) in enumerate(zip(models, found, strict=True)):
             if stored is None:
                 continue
-            everyone = distributed.allgather(misfits(self._slices(engine), stored))
+            everyone = distributed.allgather(Filling(self._slices(engine), stored).misfits())
             taken = {name for _, names in everyone for name in names}
             reasons = list(dict.fromkeys(reason for own, _ in everyone for reason in own))
-            for name, tensor in stored.index.tensors.items():
-                if name not in taken:
-                    reasons.append(f"{name} {tensor.shape} is not in this model")
+            reasons += [
+                f"{name} {tensor.shape} is not in this model"
+                for name, tensor in stored.index.tensors.items()
+                if name not in taken
+            ]
             if reasons:
                 where = f"engine {number}: " if len(models) > 1 else ""
                 raise another_model(path.name, where + some_of(reasons))
@@ -365,7 +338,6 @@ class Engines:
         DeepSpeed itself would load the weights of some layouts, and leave out the optimizer.
         """
         for number, engine in enumerate(self._context.models):
-            there = layout_of(path / f"model{number}")
             stage = engine.zero_optimization_stage()
             replicas = self._slices(engine).replicas if stage else 1
             here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
@@ -373,23 +345,12 @@ class Engines:
                 here = ("ddp", 1, 1)
             # The names of a planned pipeline's files are those of any schedule.
             is_known = self.own_layouts[number] or not getattr(engine.module, "is_planned", False)
-            if here != there or not is_known:
+            if here != layout_of(path / f"model{number}") or not is_known:
                 raise CheckpointError(
                     f"checkpoint {path.name}: DeepSpeed wrote model{number} in its own layout, which only the ranks "
                     "and the strategy that wrote it can read\n  fix: resume it with those; or start from its weights, "
                     "by searcher.source_checkpoint_uuid with fit.warm_start: weights"
                 )
-
-    def _read_own_states(self, own: EngineSlices, folder: Path) -> None:
-        file = folder / f"own_states_rank{self._context.distributed.rank}.pt"
-        if not file.is_file():
-            return
-        state = base_optimizer(own.engine).state
-        for number, states in read_data(file, map_location="cpu").items():
-            tensor = own.held[number].tensor
-            for key, value in states.items():
-                moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
-                state.setdefault(tensor, {})[key] = moved
 
 
 def overrides(trial: Any, method: str) -> bool:
@@ -403,7 +364,7 @@ def are_indexed(path: Path) -> bool:
     return any(path.glob(f"model*/{INDEX_NAME}"))
 
 
-def load_by_deepspeed(engine: Any, path: Path, number: int, **parts: bool) -> None:
+def _load_by_deepspeed(engine: Any, path: Path, number: int, **parts: bool) -> None:
     """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed."""
     with only_data():
         engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
@@ -413,15 +374,7 @@ def load_by_deepspeed(engine: Any, path: Path, number: int, **parts: bool) -> No
 
 
 def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple[list[Slice], torch.Tensor]:
-    """Copies of slices in host memory, which training no longer changes.
-
-    Args:
-        slices: On any device.
-        buffer: Host memory from an earlier call, taken again where it is large enough.
-
-    Returns:
-        The copies, and the memory that they lie in.
-    """
+    """Copies of slices in host memory, which training no longer changes."""
     slices = sorted(slices, key=lambda each: -each.tensor.element_size())  # as they are written
     total = sum(each.num_bytes for each in slices)
     if buffer is None or buffer.numel() < total:
@@ -442,61 +395,49 @@ def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple
 def write_engines(
     path: Path, taken: Sequence[Taken], beat: Callable[[], None], *, alone: bool = False
 ) -> Written:
-    """Write this rank's files of the engines, and put them on the disk; not a collective.
-
-    Args:
-        path: The checkpoint's folder.
-        taken: Of each engine.
-        beat: Called after each piece of some megabytes.
-        alone: Use no other thread for the checksum: this one is itself beside training.
-    """
+    """Write this rank's files of the engines, and put them on the disk; not a collective."""
     entries, marks = {}, {}
     for each in taken:
         folder = path / each.folder
         folder.mkdir(parents=True, exist_ok=True)
-        entries[each.folder], marks[f"{each.folder}/{each.shard}"] = write_slices(
-            folder / each.shard, each.slices, beat, alone=alone
-        )
-        for name, mark in write_files(folder, each.files).items():
-            marks[f"{each.folder}/{name}"] = mark
-    descriptions = {each.folder: each.description for each in taken}
-    return Written(entries=entries, descriptions=descriptions, fingerprints=marks)
+        squares: dict[str, float | None] = {}
 
-
-def write_slices(
-    file: Path, slices: Sequence[Slice], beat: Callable[[], None], *, alone: bool
-) -> tuple[tuple[Entry, ...], dict[str, Any]]:
-    """Write slices to a file; the rest as :func:`write_engines`.
-
-    Returns:
-        What was written where; and the file's size and checksum, as a manifest has them.
-    """
-    squares: dict[str, float | None] = {}
-
-    def streamed(key: str, tensor: torch.Tensor) -> Streamed:
-        def chunks() -> Iterator[memoryview]:
-            squares[key] = 0.0
-            for chunk in tensor.split(max(1, CHUNK_BYTES // tensor.element_size())):
+        def chunks(piece: Slice, squares: dict[str, float | None] = squares) -> Iterator[memoryview]:
+            squares[piece.key] = 0.0
+            for chunk in piece.tensor.split(max(1, CHUNK_BYTES // piece.tensor.element_size())):
                 host = chunk.cpu().contiguous()
                 yield host.view(torch.uint8).numpy().data
-                more, before = sum_of_squares(host), squares[key]
-                squares[key] = None if more is None or before is None else before + more
+                more, before = _sum_of_squares(host), squares[piece.key]
+                squares[piece.key] = None if more is None or before is None else before + more
 
-        return Streamed(dtype=DTYPES[tensor.dtype], shape=(tensor.numel(),), chunks=chunks)
-
-    keys = {each.key: each for each in slices}
-    streams = {key: streamed(key, each.tensor) for key, each in keys.items()}
-    offsets, mark = write_shard(file, streams, lambda _: beat(), alone=alone)
-    entries = []
-    for key, each in keys.items():
-        place = (each.start, each.tensor.numel(), squares[key], each.run, each.stride)
-        entries.append(
-            Entry(each.name, each.state, streams[key].dtype, Piece(file.name, offsets[key], *place))
+        slices = {piece.key: piece for piece in each.slices}
+        streams = {
+            key: Streamed(DTYPES[piece.tensor.dtype], (piece.tensor.numel(),), partial(chunks, piece))
+            for key, piece in slices.items()
+        }
+        offsets, mark = write_shard(folder / each.shard, streams, lambda _: beat(), alone=alone)
+        entries[each.folder] = tuple(
+            Entry(
+                piece.name,
+                piece.state,
+                streams[key].dtype,
+                Piece(
+                    *(each.shard, offsets[key], piece.start, piece.tensor.numel()),
+                    *(squares[key], piece.run, piece.stride),
+                ),
+            )
+            for key, piece in slices.items()
         )
-    return tuple(entries), mark
+        marks[f"{each.folder}/{each.shard}"] = mark
+        marks |= {f"{each.folder}/{name}": own for name, own in write_files(folder, each.files).items()}
+    return Written(
+        entries=entries,
+        descriptions={each.folder: each.description for each in taken},
+        fingerprints=marks,
+    )
 
 
-def sum_of_squares(tensor: torch.Tensor) -> float | None:
+def _sum_of_squares(tensor: torch.Tensor) -> float | None:
     """Of some million elements; None where they are not real numbers of 16 bits or more."""
     if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         return None
@@ -504,17 +445,11 @@ def sum_of_squares(tensor: torch.Tensor) -> float | None:
     return float(torch.dot(values, values))
 
 
-def serialized(content: Any) -> bytes:
-    """What ``torch.save`` writes."""
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
-
-
 def write_files(folder: Path, files: Mapping[str, bytes | memoryview]) -> dict[str, dict[str, Any]]:
     """Write small files. Returns their sizes and checksums, as a manifest has them."""
-    marks = {}
     for name, content in files.items():
         (folder / name).write_bytes(content)
-        marks[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return marks
+    return {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    }

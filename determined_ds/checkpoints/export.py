@@ -22,13 +22,7 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.files import (
-    PARTIAL,
-    damages_of,
-    is_sealed,
-    sync_to_disk,
-    unverified,
-)
+from determined_ds.checkpoints.files import PARTIAL, damages_of, is_sealed, sync_to_disk, unverified
 from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
 from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.memory.units import format_bytes
@@ -55,52 +49,32 @@ Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What to export.
+    """What to export."""
 
-    Args:
-        path: The checkpoint's folder.
-        to: One of ``FORMATS``.
-        out: The folder, or with ``torch`` the file, to make.
-        engine: Which of the trial's engines, from 0.
-        dtype: A key of ``TYPES``; None: as the model computes.
-        average: The name of an ``EMA`` whose averages are taken; None: the weights themselves.
-        merge_lora: Whether adapters are merged into the weights.
-        shard_bytes: Most of one file of safetensors; a larger tensor has a file of its own.
-        config: A folder with the config.json and the tokenizer of the Hugging Face model; None: those of the trial.
-        context_dir: With the code of the trial.
-        own_code: Whether the checkpoint's copy of the code is taken in place of it.
-        force: Whether an earlier export at ``out`` is replaced.
-    """
-
-    path: Path
-    to: str
-    out: Path
-    engine: int = 0
-    dtype: str | None = None
-    average: str | None = None
-    merge_lora: bool = False
-    shard_bytes: int = 5 * 10**9
-    config: Path | None = None
-    context_dir: Path = Path()
-    own_code: bool = False
-    force: bool = False
+    path: Path  # the checkpoint's folder
+    to: str  # one of FORMATS
+    out: Path  # the folder, or with torch the file, to make
+    engine: int = 0  # which of the trial's
+    dtype: str | None = None  # a key of TYPES; None: as the model computes
+    average: str | None = None  # the name of an EMA whose averages are taken; None: the weights themselves
+    merge_lora: bool = False  # whether adapters are merged into the weights
+    shard_bytes: int = 5 * 10**9  # most of one file of safetensors; a larger tensor has a file of its own
+    config: Path | None = (
+        None  # a folder with config.json and tokenizer of the model; None: those of the trial
+    )
+    context_dir: Path = Path()  # with the code of the trial
+    own_code: bool = False  # whether the checkpoint's copy of the code is taken in place of it
+    force: bool = False  # whether an earlier export is replaced
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written.
-
-    Args:
-        out: Where.
-        num_tensors: Of them.
-        num_bytes: Of the tensors.
-        notes: What the user should know.
-    """
+    """What was written."""
 
     out: Path
     num_tensors: int
     num_bytes: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what the user should know
 
 
 @contextlib.contextmanager
@@ -116,11 +90,7 @@ def refused(option: str, value: Any, message: str, fix: str) -> ConfigError:
 
 
 def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
-    """Export a checkpoint.
-
-    Args:
-        request: What, and where to.
-        stage: Shows how far it is.
+    """Export a checkpoint; ``stage`` shows how far it is.
 
     Raises:
         ConfigError: the request cannot be met.
@@ -181,7 +151,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
                     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
                     (made / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
             if model is not None:
-                _write_beside(made, model, weights, is_adapter=stem != "model")
+                model.write_beside(made, weights, is_adapter=stem != "model")
     return Exported(out=out, num_tensors=len(weights), num_bytes=num_bytes, notes=tuple(notes))
 
 
@@ -190,21 +160,13 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """The model of transformers that a checkpoint is of; without values, on the meta device.
+    """The model of transformers that a checkpoint is of; without values, on the meta device."""
 
-    Args:
-        model: Of a class of transformers itself.
-        adapted: As the trial builds it, a ``peft.PeftModel``; None where it has no adapters.
-        prefix: Of the names of ``adapted`` in the trial's model.
-        trial: Which writes more files; None where there is none.
-        files: More files of the model, to be copied.
-    """
-
-    model: Any
-    adapted: Any = None
-    prefix: str = ""
-    trial: Any = None
-    files: tuple[Path, ...] = ()
+    model: Any  # of a class of transformers itself
+    adapted: Any = None  # as the trial builds it, a peft.PeftModel; None: it has no adapters
+    prefix: str = ""  # of the names of adapted in the trial's model
+    trial: Any = None  # which writes more files
+    files: tuple[Path, ...] = ()  # more files of the model, to be copied
 
     @property
     def adapter_config(self) -> Any:
@@ -213,6 +175,25 @@ class Pretrained:
         config.inference_mode = True
         config.base_model_name_or_path = config.base_model_name_or_path or self.model.config.name_or_path
         return config
+
+    def write_beside(self, out: Path, weights: Mapping[str, Weight], *, is_adapter: bool) -> None:
+        """Write the configuration, the tokenizer and what else belongs to a model."""
+        if self.trial is not None:
+            try:
+                self.trial.export_files(out)
+            except Exception as error:  # code of the trial
+                method = method_of(self.trial, "export_files")
+                raise CheckpointError(f"{method} failed: {type(error).__name__}: {error}") from error
+        for file in self.files:
+            shutil.copyfile(file, out / file.name)
+        if is_adapter:
+            self.adapter_config.save_pretrained(out)
+            return
+        floating = [each.dtype for each in weights.values() if each.dtype.is_floating_point]
+        self.model.config.dtype = max(floating, key=floating.count) if floating else None
+        self.model.config.save_pretrained(out)
+        if self.model.can_generate() and not (out / "generation_config.json").is_file():
+            self.model.generation_config.save_pretrained(out)
 
 
 @contextlib.contextmanager
@@ -223,6 +204,20 @@ def _pretrained(request: ExportRequest) -> Iterator[Pretrained]:
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
 
+    def on_meta(config: Any, whose: str, kind: Any = None) -> Any:
+        names = getattr(config, "architectures", None) or []
+        kind = kind or next((found for name in names if (found := getattr(transformers, name, None))), None)
+        if kind is None:
+            raise _unknown(f"the configuration of {whose} names no architectures of transformers")
+        config = copy.deepcopy(config)
+        config.architectures = [kind.__name__]
+        try:
+            with torch.device("meta"), only_errors("transformers"):
+                return kind(config)
+        except Exception as error:
+            message = f"{kind.__name__} cannot be built from the configuration of {whose}: {error}"
+            raise _unknown(message) from error
+
     by_trainer = next(request.path.glob("checkpoint-*/config.json"), None)
     folder = request.config or (by_trainer and by_trainer.parent)
     if folder is not None:
@@ -232,17 +227,18 @@ def _pretrained(request: ExportRequest) -> Iterator[Pretrained]:
             raise _unknown(f"{folder} has no config.json that transformers reads: {error}") from error
         found = [file for pattern in BESIDE for file in folder.glob(pattern)]
         kept = [file for file in found if not file.match("*.index.json") and file.name not in TRAINERS_OWN]
-        yield Pretrained(model=_on_meta(config, str(folder)), files=tuple(kept))
+        yield Pretrained(model=on_meta(config, str(folder)), files=tuple(kept))
         return
     with contextlib.ExitStack() as stack:
         try:
-            code = trial_of(request.path, request.context_dir, own_code=request.own_code)
-            trial = stack.enter_context(code)
+            trial = stack.enter_context(
+                trial_of(request.path, request.context_dir, own_code=request.own_code)
+            )
         except CheckpointError as error:  # it was written by a script, or does not say by what
             raise _unknown(str(error).splitlines()[0]) from None
         name, config = type(trial).__name__, trial.huggingface_config()
         if config is not None:
-            yield Pretrained(model=_on_meta(config, name), trial=trial)
+            yield Pretrained(model=on_meta(config, name), trial=trial)
             return
         if isinstance(trial, PipelineTrial):
             raise _unknown(f"{name} builds a pipeline, and has no huggingface_config")
@@ -261,31 +257,10 @@ def _pretrained(request: ExportRequest) -> Iterator[Pretrained]:
                 kind = next(
                     each for each in type(inner).__mro__ if each.__module__.startswith("transformers.")
                 )
-                yield Pretrained(
-                    model=_on_meta(inner.config, name, kind),
-                    adapted=module if is_adapted else None,
-                    prefix=f"{at}." if at else "",
-                    trial=trial,
-                )
+                model, adapted = on_meta(inner.config, name, kind), module if is_adapted else None
+                yield Pretrained(model=model, adapted=adapted, prefix=f"{at}." if at else "", trial=trial)
                 return
         raise _unknown(f"{name} trains a {type(built).__name__}, which holds no model of transformers")
-
-
-def _on_meta(config: Any, whose: str, kind: Any = None) -> Any:
-    import transformers
-
-    names = getattr(config, "architectures", None) or []
-    kind = kind or next((found for name in names if (found := getattr(transformers, name, None))), None)
-    if kind is None:
-        raise _unknown(f"the configuration of {whose} names no architectures of transformers")
-    config = copy.deepcopy(config)
-    config.architectures = [kind.__name__]
-    try:
-        with torch.device("meta"), only_errors("transformers"):
-            return kind(config)
-    except Exception as error:
-        message = f"{kind.__name__} cannot be built from the configuration of {whose}: {error}"
-        raise _unknown(message) from error
 
 
 def _unknown(message: str) -> ConfigError:
@@ -294,16 +269,9 @@ def _unknown(message: str) -> ConfigError:
 
 
 def _named(model: Any, weights: Mapping[str, Weight], others: Mapping[str, str]) -> dict[str, Weight]:
-    """The weights by the names of a model: each of its tensors must be there, and no other.
+    """The weights by the names of a model on the meta device: each of its tensors must be there, and no other.
 
-    Args:
-        model: On the meta device.
-        weights: By name in the checkpoint.
-        others: Other name of one of them -> its name.
-
-    Raises:
-        ConfigError: names or shapes are not those of the model, less one prefix.
-        CheckpointError: weights differ that the model ties.
+    Names may have one prefix more than those of the model; ``others`` has more names of the weights.
     """
     tensors, names = model.state_dict(keep_vars=True), dict[int, list[str]]()
     for name, tensor in tensors.items():
@@ -351,12 +319,18 @@ def _merged(
 ) -> dict[str, Weight]:
     """The weights by the names of the base model, each merged by peft when it is written."""
     if model.adapted is None:
-        message = "the checkpoint's model has no adapters of peft"
-        raise refused("--merge-lora", None, message, "leave it out")
+        raise refused("--merge-lora", None, "the checkpoint's model has no adapters of peft", "leave it out")
     kinds = [str(each.peft_type.value) for each in model.adapted.peft_config.values()]
     if kinds != ["LORA"]:
         message = f"the model has adapters of {', '.join(kinds)}, and one LoRA alone is merged"
         raise refused("--merge-lora", None, message, "export without --merge-lora")
+
+    def merge(module: Any, name: str, parts: Mapping[str, Weight]) -> Iterator[torch.Tensor]:
+        own = copy.deepcopy(module)
+        own.load_state_dict({each: weight.whole() for each, weight in parts.items()}, assign=True)
+        own.merge()
+        yield own.get_base_layer().state_dict()[name]
+
     found: dict[str, Weight] = {}
     inside: set[str] = set()
     for path, module in model.adapted.named_modules():
@@ -367,19 +341,12 @@ def _merged(
         inside |= set(own.values())
         parts = {name: exact[each] for name, each in own.items()}
         for name in module.get_base_layer().state_dict():
-            read = partial(_merge, module, name, parts)
+            read = partial(merge, module, name, parts)
             found[_in_base(f"{path}.{name}")] = replace(weights[own[LAYER + name]], read=read)
     for name, each in weights.items():
         if name not in inside and ORIGINAL not in name:
             found[_in_base(name.removeprefix(model.prefix))] = each
     return found
-
-
-def _merge(module: Any, name: str, parts: Mapping[str, Weight]) -> Iterator[torch.Tensor]:
-    own = copy.deepcopy(module)
-    own.load_state_dict({each: weight.whole() for each, weight in parts.items()}, assign=True)
-    own.merge()
-    yield own.get_base_layer().state_dict()[name]
 
 
 def _in_base(name: str) -> str:
@@ -402,26 +369,6 @@ def _adapter(
     return {name: weights[names[id(tensor)]] for name, tensor in kept.items()}
 
 
-def _write_beside(out: Path, model: Pretrained, weights: Mapping[str, Weight], *, is_adapter: bool) -> None:
-    """Write the configuration, the tokenizer and what else belongs to a model."""
-    if model.trial is not None:
-        try:
-            model.trial.export_files(out)
-        except Exception as error:  # code of the trial
-            method = method_of(model.trial, "export_files")
-            raise CheckpointError(f"{method} failed: {type(error).__name__}: {error}") from error
-    for file in model.files:
-        shutil.copyfile(file, out / file.name)
-    if is_adapter:
-        model.adapter_config.save_pretrained(out)
-        return
-    floating = [each.dtype for each in weights.values() if each.dtype.is_floating_point]
-    model.model.config.dtype = max(floating, key=floating.count) if floating else None
-    model.model.config.save_pretrained(out)
-    if model.model.can_generate() and not (out / "generation_config.json").is_file():
-        model.model.generation_config.save_pretrained(out)
-
-
 # ------------------------------------------------------------------------------------------- the target
 
 
@@ -429,28 +376,21 @@ def check_target(source: Path, out: Path, *, force: bool, is_file: bool = False)
     """Refuse a target that holds the source or lies in it, and one that may not be replaced.
 
     Replaced is, with ``force``, a file, or what was made here in a folder; what else is in that folder stays.
-
-    Args:
-        source: What is read.
-        out: What is to be made.
-        force: Whether it may be replaced.
-        is_file: Whether it is a file; else a folder.
-
-    Raises:
-        ConfigError: it is one of these.
     """
+    inside, exists = (
+        "name a folder outside it",
+        out.exists() and not (out.is_dir() and not any(out.iterdir())),
+    )
     if out.resolve().is_relative_to(source.resolve()):
-        raise refused("--out", out, f"lies in {source}", "name a folder outside it")
+        raise refused("--out", out, f"lies in {source}", inside)
     if source.resolve().is_relative_to(out.resolve()):
         raise refused("--out", out, f"holds {source}", "name another folder")
-    if not out.exists() or (out.is_dir() and not is_file and not any(out.iterdir())):
-        return
-    if out.is_dir() == is_file:
+    if out.exists() and out.is_dir() == is_file:
         kind = "folder, and a file" if is_file else "file, and a folder"
         raise refused("--out", out, f"is a {kind} is to be made", "name another")
-    if not force:
+    if exists and not force:
         raise refused("--out", out, "exists already", "name another, or add --force to replace it")
-    if not is_file and _made_in(out) is None:
+    if exists and not is_file and _made_in(out) is None:
         message = (
             f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
         )
@@ -466,11 +406,7 @@ def _made_in(folder: Path) -> list[str] | None:
 
 
 def check_disk(out: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for.
-
-    Raises:
-        CheckpointError: it has none.
-    """
+    """Refuse to begin what the disk has no room for."""
     folder = existing(out.absolute().parent)
     if num_bytes + OTHER_BYTES > shutil.disk_usage(folder).free:
         raise CheckpointError(

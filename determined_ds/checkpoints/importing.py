@@ -21,7 +21,7 @@ import safetensors
 import torch
 
 from determined_ds.checkpoints.export import Stage, check_disk, check_target, refused, replacing, unseen
-from determined_ds.checkpoints.files import files_of, fingerprint, write_manifest
+from determined_ds.checkpoints.files import STATE, files_of, fingerprint, write_manifest
 from determined_ds.checkpoints.index import (
     IMPORTED,
     WEIGHT,
@@ -31,11 +31,12 @@ from determined_ds.checkpoints.index import (
     StoredTensor,
     write_index,
 )
-from determined_ds.checkpoints.rank_state import STATE, TrialState
+from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.reader import layout_of
 from determined_ds.checkpoints.safe_load import read_data
-from determined_ds.checkpoints.shard_file import ITEM_BYTES, Entry, read_header
+from determined_ds.checkpoints.shard_file import ITEM_BYTES, Placed, read_header
 from determined_ds.checkpoints.weights import Weight, write_safetensors
+from determined_ds.errors import ConfigError
 
 FIX = "a file of safetensors or of torch's, or a folder that save_pretrained has written"
 OF_TORCH = (".bin", ".pt", ".pth")
@@ -43,19 +44,11 @@ OF_TORCH = (".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What was imported.
+    """What was imported."""
 
-    Args:
-        out: The checkpoint's folder.
-        num_tensors: In it.
-        num_bytes: Of them.
-        linked: Whether its files take no room of their own.
-    """
-
-    out: Path
     num_tensors: int
-    num_bytes: int
-    linked: bool
+    num_bytes: int  # of them
+    linked: bool  # whether its files take no room of their own
 
 
 def import_weights(
@@ -87,37 +80,36 @@ def import_weights(
     headers = {file: _header_of(file) for file in files if file.suffix not in OF_TORCH}
     tensors: dict[str, StoredTensor] = {}
     aliases: dict[str, str] = {}
-    linked = True
-    left = sum(file.stat().st_size for file in files)
+    linked, left = True, sum(file.stat().st_size for file in files)
     with replacing(out) as made, stage("read", left) as read:
         folder = made / "model0"
         folder.mkdir(parents=True)
         for file in files:
             target = folder / f"{file.stem}.safetensors"
-            if file not in headers:
+            try:
+                if file not in headers:
+                    raise OSError
+                os.link(file.resolve(), target)  # of a link what it means
+            except OSError:  # another disk, another's file, or a file system without links
                 linked = False
                 check_disk(out, left)
-                aliases |= {prefix + alias: prefix + name for alias, name in _converted(file, target).items()}
-            else:
-                try:
-                    os.link(file.resolve(), target)  # of a link what it means
-                except OSError:  # another disk, another's file, or a file system without links
-                    linked = False
-                    check_disk(out, left)
+                if file in headers:
                     shutil.copyfile(file, target)
+                else:
+                    tied = _converted(file, target)
+                    aliases |= {prefix + alias: prefix + name for alias, name in tied.items()}
             left -= file.stat().st_size
             for name, entry in (headers.get(file) or read_header(target)).items():
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                     continue
                 if prefix + name in tensors:
-                    fix = "give the folder of one model"
-                    raise refused("WEIGHTS", file.name, f"{name} is in several files", fix)
+                    raise refused(
+                        "WEIGHTS", file.name, f"{name} is in several files", "give the folder of one model"
+                    )
                 count = (entry.end - entry.begin) // ITEM_BYTES[entry.dtype]
-                piece = Piece(file=target.name, offset=entry.begin, start=0, count=count)
-                state = StoredState(dtype=entry.dtype, pieces=(piece,))
-                tensors[prefix + name] = StoredTensor(
-                    shape=entry.shape, kind=IMPORTED, states={WEIGHT: state}
-                )
+                piece = Piece(file=target.name, offset=entry.begin, start=0, length=count)
+                states = {WEIGHT: StoredState(dtype=entry.dtype, pieces=(piece,))}
+                tensors[prefix + name] = StoredTensor(shape=entry.shape, kind=IMPORTED, states=states)
         if not tensors:
             raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
         aliases = {alias: name for alias, name in aliases.items() if name in tensors}
@@ -126,20 +118,24 @@ def import_weights(
         prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
     num_bytes = sum(state.num_bytes for each in tensors.values() for state in each.states.values())
-    return Imported(out=out, num_tensors=len(tensors), num_bytes=num_bytes, linked=linked)
+    return Imported(num_tensors=len(tensors), num_bytes=num_bytes, linked=linked)
 
 
 def _files_at(given: Path) -> list[Path]:
     """The files with weights that a path means: of an index those that it names, else all of a folder."""
+
+    def wrong(message: str, fix: str = FIX) -> ConfigError:
+        return refused("WEIGHTS", given, message, fix)
+
     if given.is_file():
         if given.suffix != ".safetensors" and given.suffix not in OF_TORCH:
-            raise refused("WEIGHTS", given, "is not a file of safetensors or of torch's", FIX)
+            raise wrong("is not a file of safetensors or of torch's")
         return [given]
     if not given.is_dir():
-        raise refused("WEIGHTS", given, "there is no such file or folder", FIX)
+        raise wrong("there is no such file or folder")
     if (given / "latest").is_file() or layout_of(given) is not None:
         fix = "give OUT of: python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
-        raise refused("WEIGHTS", given, "is a checkpoint of DeepSpeed's", fix)
+        raise wrong("is a checkpoint of DeepSpeed's", fix)
     for pattern in ("*.safetensors", "pytorch_model*.bin"):  # of both, what Hugging Face reads first
         indexes = sorted(given.glob(f"{pattern}.index.json"))
         try:
@@ -147,16 +143,15 @@ def _files_at(given: Path) -> list[Path]:
                 name for file in indexes for name in json.loads(file.read_bytes())["weight_map"].values()
             }
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise refused("WEIGHTS", given, f"{indexes[0].name} is not an index: {error!r}", FIX) from None
+            raise wrong(f"{indexes[0].name} is not an index: {error!r}") from None
         if files := [given / name for name in sorted(named)] or sorted(given.glob(pattern)):
             if missing := [file.name for file in files if not file.is_file()]:
-                message = f"{missing[0]} is missing, which its index names"
-                raise refused("WEIGHTS", given, message, "copy it again")
+                raise wrong(f"{missing[0]} is missing, which its index names", "copy it again")
             return files
-    raise refused("WEIGHTS", given, "holds neither *.safetensors nor pytorch_model*.bin", FIX)
+    raise wrong("holds neither *.safetensors nor pytorch_model*.bin")
 
 
-def _header_of(file: Path) -> Mapping[str, Entry]:
+def _header_of(file: Path) -> Mapping[str, Placed]:
     try:
         with safetensors.safe_open(
             file, framework="pt"
@@ -172,17 +167,14 @@ def _header_of(file: Path) -> Mapping[str, Entry]:
 
 def _converted(file: Path, target: Path) -> dict[str, str]:
     """Write a state_dict of torch's as safetensors. Returns other names of tied weights -> the one in the file."""
-    state = read_data(file, map_location="cpu", mmap=True)
-    is_dict = isinstance(state, Mapping)
-    odd = (
-        next((each for each in state.values() if not isinstance(each, torch.Tensor)), None)
-        if is_dict
-        else state
-    )
-    if odd is not None:
-        fix = 'torch.save the state_dict alone, such as torch.load(FILE)["model"]'
+    state: Any = read_data(file, map_location="cpu", mmap=True)
+    values = list(state.values()) if isinstance(state, Mapping) else [state]
+    is_plain = isinstance(state, Mapping) and all(isinstance(each, torch.Tensor) for each in values)
+    if not is_plain:
+        odd = next((each for each in values if not isinstance(each, torch.Tensor)), state)
+        message = f"holds no state_dict of tensors alone: it has a {type(odd).__name__}"
         raise refused(
-            "WEIGHTS", file, f"holds no state_dict of tensors alone: it has a {type(odd).__name__}", fix
+            "WEIGHTS", file, message, 'torch.save the state_dict alone, such as torch.load(FILE)["model"]'
         )
     weights: dict[str, Weight] = {}
     names: dict[Any, str] = {}

@@ -1,7 +1,6 @@
-"""Looking into checkpoints: what one holds, whether it is intact, where two differ. Loads no torch.
+"""Looking into checkpoints: what one holds, whether it is intact, where two differ.
 
-What is found is what ``--json`` prints. Only :func:`differences` reads tensors, a part at a time, as numbers; torch
-reads those that DeepSpeed wrote by itself.
+What is found is what ``--json`` prints. Only :func:`differences` reads tensors, a part at a time, and loads torch.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.checkpoints.files import (
+    LOAD_DATA,
     MANIFEST,
     METADATA,
+    STATE,
     Checkpoint,
     checkpoint_at,
     damages_of,
@@ -25,9 +25,11 @@ from determined_ds.checkpoints.files import (
     is_sealed,
     num_writers,
 )
-from determined_ds.checkpoints.index import MASTER, WEIGHT, EngineIndex, StoredState, read_index
-from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
+from determined_ds.checkpoints.index import ENGINES, MASTER, WEIGHT, EngineIndex, StoredState, read_index
 from determined_ds.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from determined_ds.checkpoints.reader import StoredEngine
 
 # Degree -> what it is called on a line for people.
 LAYOUT = {
@@ -57,23 +59,20 @@ def describe(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: an index in it cannot be read.
     """
-    load_data, metadata = _read(path / "load_data.json"), _read(path / METADATA)
+    load_data, metadata, state = (_read(path / name) for name in (LOAD_DATA, METADATA, STATE))
     files = {
         str(file.relative_to(path)): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()
     }
     engines = []
-    for name in sorted(
-        {name.partition("/")[0] for name in files if name.startswith("model") and "/" in name}
-    ):
-        index = read_index(path / name)
-        tensors = None if index is None else tensors_of(index)
+    for folder in sorted(each for each in path.glob(ENGINES) if each.is_dir()):
+        index = read_index(folder)
         engines.append(
             {
-                "name": name,
-                "bytes": sum(size for file, size in files.items() if file.startswith(f"{name}/")),
+                "name": folder.name,
+                "bytes": sum(size for file, size in files.items() if file.startswith(f"{folder.name}/")),
                 "optimizer": None if index is None else index.optimizer,
                 "parameters": None if index is None else index.num_parameters,
-                "tensors": tensors,
+                "tensors": None if index is None else _tensors(index),
             }
         )
     written_with = (metadata.get("framework"), metadata.get("determined_version"))
@@ -82,7 +81,7 @@ def describe(path: Path) -> dict[str, Any]:
         "uuid": path.name,
         "path": str(path),
         "steps_completed": checkpoint_at(path).steps_completed,
-        "epochs_trained": _read(path / "trial_state.json").get("epochs_trained"),
+        "epochs_trained": state.get("epochs_trained"),
         "ranks": num_writers(path) or None,
         "trial": load_data.get("trial_cls_spec"),
         "experiment": (load_data.get("experiment_config") or {}).get("name"),
@@ -95,7 +94,7 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def tensors_of(index: EngineIndex) -> list[dict[str, Any]]:
+def _tensors(index: EngineIndex) -> list[dict[str, Any]]:
     """Each tensor of an engine: name, shape, dtype, kind, norm, bytes, states, scalars, aliases."""
     aliases: dict[str, list[str]] = {}
     for alias, name in index.aliases.items():
@@ -103,6 +102,7 @@ def tensors_of(index: EngineIndex) -> list[dict[str, Any]]:
     found = []
     for name, tensor in index.tensors.items():
         shown = tensor.states.get(WEIGHT) or tensor.states.get(MASTER)
+        states = {state: {"dtype": each.dtype, "norm": each.norm} for state, each in tensor.states.items()}
         found.append(
             {
                 "name": name,
@@ -111,9 +111,7 @@ def tensors_of(index: EngineIndex) -> list[dict[str, Any]]:
                 "kind": tensor.kind,
                 "norm": shown.norm if shown else None,
                 "bytes": sum(state.num_bytes for state in tensor.states.values()),
-                "states": {
-                    state: {"dtype": each.dtype, "norm": each.norm} for state, each in tensor.states.items()
-                },
+                "states": states,
                 "scalars": dict(tensor.scalars),
                 "aliases": aliases.get(name, []),
             }
@@ -152,9 +150,8 @@ def strategy_in_words(strategy: Mapping[str, Any]) -> str:
             words.append(f"{label} {strategy[name]}{f' ({schedule})' if schedule else ''}")
     if (strategy.get("zero_hpz_partition_size") or 1) > 1:
         words.append(f"hpZ {strategy['zero_hpz_partition_size']}")
-    for name in ("offload_optimizer", "offload_param"):
-        if name in strategy:
-            words.append(f"{name.replace('_', ' ')} to {strategy[name]}")
+    offloads = [name for name in ("offload_optimizer", "offload_param") if name in strategy]
+    words += [f"{name.replace('_', ' ')} to {strategy[name]}" for name in offloads]
     parts = {"train_micro_batch_size_per_gpu": "micro-batch", "gradient_accumulation_steps": "accumulation"}
     sizes = ", ".join(f"{label} {strategy[name]}" for name, label in parts.items() if name in strategy)
     words.append(f"batch {strategy.get('train_batch_size', '?')}" + (f" ({sizes})" if sizes else ""))
@@ -172,7 +169,7 @@ def _read(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- whether it is intact
 
 
-def verify(checkpoint: Checkpoint, *, read: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+def verify(checkpoint: Checkpoint, *, read: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
     """Read all of a checkpoint and compare it with its manifest.
 
     Args:
@@ -213,27 +210,17 @@ def bytes_in(path: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """A tensor that differs.
+    """A tensor that differs."""
 
-    Args:
-        engine: Its folder, ``model0``.
-        tensor: Its name; empty for a whole engine.
-        state: ``weight``, ``fp32``, one of the optimizer's; empty for the whole tensor.
-        message: What differs.
-        place: Index of the first element that differs, by dimension; None where no elements were compared.
-        values: That element in both.
-        num_elements: How many differ.
-        largest: The largest absolute difference.
-    """
-
-    engine: str
-    tensor: str
-    state: str
-    message: str
+    engine: str  # its folder, ``model0``
+    tensor: str  # its name; empty for a whole engine
+    state: str  # ``weight``, ``fp32``, one of the optimizer's; empty for the whole tensor
+    message: str  # what differs
+    # Index of the first element that differs, by dimension; None where no elements were compared.
     place: tuple[int, ...] | None = None
-    values: tuple[float, float] | None = None
-    num_elements: int = 0
-    largest: float | None = None
+    values: tuple[float, float] | None = None  # that element in both
+    num_elements: int = 0  # how many differ
+    largest: float | None = None  # the largest absolute difference
 
 
 def differences(
@@ -254,16 +241,18 @@ def differences(
     Raises:
         CheckpointError: one of them has no tensors that can be read.
     """
-    engines = []
-    for path in (first, second):
-        folders = (folder for folder in sorted(path.glob("model*")) if folder.is_dir())
-        engines.append({folder.name: _opened(folder) for folder in folders})
-        if not engines[-1]:
+    from determined_ds.checkpoints.reader import stored_engine
+
+    here, there = (
+        {folder.name: stored_engine(folder, weights_alone=True) for folder in sorted(path.glob(ENGINES))}
+        for path in (first, second)
+    )
+    for path, engines in ((first, here), (second, there)):
+        if not engines:
             raise CheckpointError(
                 f"{path} has no folder model0 of an engine: a loop of this library did not write it"
             )
-    here, there = engines
-    weights_only = weights_only or any(not each.is_indexed for own in engines for each in own.values())
+    weights_only = weights_only or any(each.is_given for each in (*here.values(), *there.values()))
     found: list[TensorDifference] = []
     for name in sorted({*here, *there}):
         if name in here and name in there:
@@ -274,78 +263,21 @@ def differences(
     return found, weights_only
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Opened:
-    """The tensors of an engine; ``read`` gives elements by tensor, state, the first one and their number."""
-
-    index: EngineIndex
-    is_indexed: bool
-    read: Callable[[str, str, int, int], Any]
-
-
-def _opened(folder: Path) -> _Opened:
-    index = read_index(folder)
-    if index is not None:
-        tensors = index.tensors
-
-        def elements(name: str, state: str, start: int, count: int) -> Any:
-            return _elements(folder, tensors[name].states[state], start, count)
-
-        return _Opened(index=index, is_indexed=True, read=elements)
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would say which one it chooses
-    import torch
-
-    from determined_ds.checkpoints.reader import stored_weights
-
-    try:
-        stored = stored_weights(folder)
-    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-        raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
-
-    def read(name: str, state: str, start: int, count: int) -> Any:
-        values = torch.cat([part.detach() for _, part in stored.parts(name, state, start, start + count)])
-        return (values.double() if values.is_floating_point() else values).numpy()
-
-    return _Opened(index=stored.index, is_indexed=False, read=read)
-
-
-def _elements(folder: Path, stored: StoredState, start: int, count: int) -> Any:
-    """Consecutive elements of a flattened tensor, as numbers that can be compared across types.
-
-    Floating-point numbers as float64, of bf16 too; others as they are, and those that numpy lacks by their bits.
-    """
-    import numpy as np
-
-    size, name = TYPES[stored.dtype]
-    values = np.empty(count, dtype=name if hasattr(np, name) else f"<u{size}")
-    files: dict[str, Any] = {}
-    for file, offset, first, length in stored.places(start, start + count):
-        if file not in files:
-            files[file] = np.memmap(folder / file, dtype=np.uint8, mode="r")
-        read = files[file][offset : offset + length * ITEM_BYTES[stored.dtype]]
-        if len(read) != length * size:
-            raise CheckpointError(f"{folder / file} ends before its slice of {length} elements")
-        values[first - start : first - start + length] = np.frombuffer(read, dtype=values.dtype)
-    if stored.dtype == "BF16":  # the upper half of a float32
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float64) if stored.dtype in ("F32", "F16", "BF16") else values
-
-
 def _in_engine(
-    engine: str, first: _Opened, second: _Opened, weights_only: bool, tolerance: float
+    engine: str, first: StoredEngine, second: StoredEngine, weights_only: bool, tolerance: float
 ) -> Iterator[TensorDifference]:
     def found(tensor: str, state: str, message: str, **more: Any) -> TensorDifference:
         return TensorDifference(engine=engine, tensor=tensor, state=state, message=message, **more)
 
-    pairs: list[tuple[str | None, str | None]] = [
-        (name, _counterpart(first.index, name, second.index)) for name in first.index.tensors
-    ]
+    def counterpart(name: str, index: EngineIndex, other: EngineIndex) -> str | None:
+        *more, last = index.names_of(name)
+        return other.name_of(last, more)
+
+    pairs: list[tuple[str | None, str | None]]
+    pairs = [(name, counterpart(name, first.index, second.index)) for name in first.index.tensors]
     paired = {other for _, other in pairs}
-    pairs += [
-        (_counterpart(second.index, name, first.index), name)
-        for name in second.index.tensors
-        if name not in paired
-    ]
+    unpaired = [name for name in second.index.tensors if name not in paired]
+    pairs += [(counterpart(name, second.index, first.index), name) for name in unpaired]
     for one, other in pairs:
         if one is None or other is None:
             yield found(one or other or "", "", ONLY_FIRST if one else ONLY_SECOND)
@@ -364,32 +296,27 @@ def _in_engine(
                 yield found(one, state, f"the type is {here[state]} and {there[state]}")
             else:
                 held = [state if state in each.states else WEIGHT for each in (left, right)]
-                read = (
-                    lambda *at, name=one, state=held[0]: first.read(name, state, *at),
-                    lambda *at, name=other, state=held[1]: second.read(name, state, *at),
-                )
-                if differing := _in_state(left.shape, *read, tolerance):
+                sides = ((first, one, held[0]), (second, other, held[1]))
+                if differing := _in_state(left.shape, sides, tolerance):
                     number = differing["num_elements"]
                     yield found(one, state, f"{number:,} of {left.count:,} differ", **differing)
-        numbers = (left.scalars, right.scalars)
-        for key in sorted({*numbers[0], *numbers[1]} if not weights_only else ()):
-            if numbers[0].get(key) != numbers[1].get(key):
-                yield found(one, key, f"it is {numbers[0].get(key)} and {numbers[1].get(key)}")
+        for key in sorted({*left.scalars, *right.scalars} if not weights_only else ()):
+            if left.scalars.get(key) != right.scalars.get(key):
+                yield found(one, key, f"it is {left.scalars.get(key)} and {right.scalars.get(key)}")
 
 
 def _in_state(
-    shape: tuple[int, ...],
-    first: Callable[[int, int], Any],
-    second: Callable[[int, int], Any],
-    tolerance: float,
+    shape: tuple[int, ...], sides: tuple[tuple[StoredEngine, str, str], ...], tolerance: float
 ) -> dict[str, Any]:
     """Where elements differ, as a :class:`TensorDifference` has it; empty where none do."""
     import numpy as np
 
     total, place, values, largest, number = math.prod(shape), None, None, 0.0, 0
     for start in range(0, total, CHUNK):
-        count = min(CHUNK, total - start)
-        left, right = first(start, count), second(start, count)
+        read = [
+            engine.elements(name, state, start, min(start + CHUNK, total)) for engine, name, state in sides
+        ]
+        left, right = ((each.double() if each.is_floating_point() else each).numpy() for each in read)
         (at,) = np.nonzero((left != right) & ~((left != left) & (right != right)))  # NaN is NaN's equal
         with np.errstate(invalid="ignore"):
             gaps = np.abs(left[at].astype(np.float64) - right[at].astype(np.float64))
@@ -421,14 +348,3 @@ def _compared_as(
         if WEIGHT not in own and MASTER in own and MASTER in other:
             other.pop(WEIGHT, None)
     return first, second
-
-
-def _counterpart(index: EngineIndex, name: str, other: EngineIndex) -> str | None:
-    """A tensor's name in another index, by the names that forms of a model have in common, or any of its own."""
-    common = [each for each, own in index.common.items() if own == name]
-    aliases = [each for each, own in index.aliases.items() if own == name]
-    for each in (*common, name, *aliases):
-        found = other.common.get(each) or other.aliases.get(each, each)
-        if found in other.tensors:
-            return found
-    return None

@@ -7,6 +7,7 @@ under the strategy that wrote it; only its weights are read here, by DeepSpeed's
 from __future__ import annotations
 
 import mmap
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -23,10 +24,9 @@ from determined_ds.checkpoints.index import (
     Piece,
     StoredState,
     StoredTensor,
-    incomplete,
     read_index,
 )
-from determined_ds.checkpoints.safe_load import only_data, read_data
+from determined_ds.checkpoints.safe_load import only_data, read_data, runs_code
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
 from determined_ds.trial.ddp import DDP_FILE
@@ -38,31 +38,22 @@ _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?opti
 
 
 class StoredEngine:
-    """The tensors and settings of an engine in a checkpoint.
-
-    Args:
-        folder: ``model<I>`` of the checkpoint.
-        index: Its tensors.
-        given: Name -> whole weight, where they are not in files that the index names.
-    """
+    """The tensors and settings of an engine in a checkpoint."""
 
     def __init__(
         self, folder: Path, index: EngineIndex, given: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         self.folder = folder
         self.index = index
+        self.is_given = given is not None  # by DeepSpeed: weights alone
         self._given = given
         self._files: dict[str, Any] = {}
-        if missing := next(iter(incomplete(index)), None):
+        if missing := index.missing():
             raise CheckpointError(f"{folder} lacks {missing}\n  fix: use another checkpoint")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All but tensors, see :func:`~determined_ds.checkpoints.settings.settings_of`; of all pipeline stages.
-
-        Raises:
-            CheckpointError: it has none, or a file of something else.
-        """
+        """All but tensors, see :func:`~determined_ds.checkpoints.settings.settings_of`; of all pipeline stages."""
         files = sorted(self.folder.glob("settings_stage*.pt"))
         if not files:
             raise CheckpointError(
@@ -78,25 +69,21 @@ class StoredEngine:
         return {**stages[0], "groups": [group for stage in stages for group in stage["groups"]]}
 
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The elements ``start`` to ``stop`` of a tensor's state.
-
-        Args:
-            name: A key of ``index.tensors``.
-            state: A key of its ``states``.
-            start: In the flattened tensor.
-            stop: In the flattened tensor.
-
-        Yields:
-            Where a part begins, counted from ``start``, and the part, one-dimensional and on the CPU: only what is
-            read of it is loaded into memory.
-        """
+        """The elements ``start`` to ``stop`` of a tensor's state, flattened."""
         if self._given is not None:
-            yield 0, self._given[name].reshape(-1)[start:stop]
+            yield 0, self._given[name].detach().reshape(-1)[start:stop]
             return
         stored = self.index.tensors[name].states[state]
         size, dtype = ITEM_BYTES[stored.dtype], TORCH_DTYPES[stored.dtype]
         for file, offset, first, count in stored.places(start, stop):
-            raw = self._file(file)[offset : offset + count * size]
+            if file not in self._files:
+                try:
+                    self._files[file] = np.memmap(self.folder / file, dtype=np.uint8, mode="c")
+                except FileNotFoundError:
+                    raise CheckpointError(
+                        f"{self.folder / file} is missing: another rank or machine wrote it\n  fix: copy it there"
+                    ) from None
+            raw = self._files[file][offset : offset + count * size]
             if raw.size != count * size:
                 raise CheckpointError(
                     f"{self.folder / file} ends before elements {first} to {first + count} of {name} ({state})\n"
@@ -106,74 +93,46 @@ class StoredEngine:
                 raw = raw.copy()
             yield first - start, torch.from_numpy(raw).view(dtype)
 
+    def elements(self, name: str, state: str, start: int, stop: int) -> torch.Tensor:
+        """The elements ``start`` to ``stop`` of a tensor's state, as one tensor."""
+        parts = list(self.parts(name, state, start, stop))
+        if len(parts) == 1:
+            return parts[0][1]
+        found = torch.empty(stop - start, dtype=TORCH_DTYPES[self.index.tensors[name].states[state].dtype])
+        for at, part in parts:
+            found[at : at + part.numel()] = part
+        return found
+
     def whole(self, name: str, state: str) -> torch.Tensor:
         """A whole state of a tensor, in its shape."""
         tensor = self.index.tensors[name]
-        found = torch.empty(tensor.count, dtype=TORCH_DTYPES[tensor.states[state].dtype])
-        for at, part in self.parts(name, state, 0, tensor.count):
-            found[at : at + part.numel()].copy_(part)
-        return found.view(tensor.shape)
-
-    def name_of(self, name: str, aliases: tuple[str, ...] = ()) -> str | None:
-        """The key in ``index.tensors`` of a tensor by any of its names; None where it is not there."""
-        for each in (*aliases, name):  # a name of one form may be that of another tensor in the other
-            found = self.index.common.get(each) or self.index.aliases.get(each, each)
-            if found in self.index.tensors:
-                return found
-        return None
+        return self.elements(name, state, 0, tensor.count).view(tensor.shape)
 
     def release(self) -> None:
         """Give back the memory of what was read; parts that were handed out stay valid."""
         for file in self._files.values():
             file._mmap.madvise(mmap.MADV_DONTNEED)
 
-    def _file(self, name: str) -> Any:
-        if name not in self._files:
-            try:
-                self._files[name] = np.memmap(self.folder / name, dtype=np.uint8, mode="c")
-            except FileNotFoundError:
-                raise CheckpointError(
-                    f"{self.folder / name} is missing: another rank or machine wrote it\n  fix: copy it there"
-                ) from None
-        return self._files[name]
 
-
-def stored_engine(folder: Path) -> StoredEngine:
-    """An engine in a checkpoint that was written as slices, by name and slice.
-
-    Args:
-        folder: ``model<I>`` of the checkpoint.
-
-    Raises:
-        CheckpointError: it is damaged, or DeepSpeed wrote it.
-    """
-    index = read_index(folder)
-    if index is None:
-        raise CheckpointError(
-            f"{folder} has no index of its tensors: DeepSpeed wrote it in its own layout, which only the ranks and the "
-            "strategy that wrote it can read\n  fix: resume it with those"
-        )
-    return StoredEngine(folder, index)
-
-
-def stored_weights(folder: Path) -> StoredEngine:
-    """The weights of an engine in a checkpoint, also of one that DeepSpeed wrote: those are read into memory, in fp32.
-
-    Args:
-        folder: ``model<I>`` of the checkpoint.
-
-    Raises:
-        CheckpointError: it is damaged, or DeepSpeed wrote it in a layout that ``zero_to_fp32`` does not read.
-    """
+def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
+    """An engine in a checkpoint."""
     index = read_index(folder)
     if index is not None:
         return StoredEngine(folder, index)
     layout = layout_of(folder)
     divided = any(folder.glob("*exp*_rank*")) or any(folder.glob("offloaded_tensors"))
-    if layout is None or divided or layout[2] > 1 or any(folder.glob("layer_*-model_states.pt")):
+    if (
+        not weights_alone
+        or layout is None
+        or divided
+        or layout[2] > 1
+        or any(folder.glob("layer_*-model_states.pt"))
+    ):
+        reader = (
+            "DeepSpeed's zero_to_fp32 does not read such a layout" if weights_alone else "DeepSpeed wrote it"
+        )
         raise CheckpointError(
-            f"{folder} has no index of its tensors, and DeepSpeed's zero_to_fp32 does not read such a layout\n"
-            "  fix: resume it on the ranks that wrote it"
+            f"{folder} has no index of its tensors, and {reader}\n  fix: resume it on the ranks that wrote it"
         )
     kind, replicas, _ = layout
     if kind == "ddp" or not kind:
@@ -185,31 +144,28 @@ def stored_weights(folder: Path) -> StoredEngine:
         try:
             with only_data():
                 weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
-        except (ValueError, KeyError, FileNotFoundError, NotImplementedError) as error:
+        except pickle.UnpicklingError as error:
+            raise runs_code(str(folder), error) from error
+        except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
             raise CheckpointError(
-                f"DeepSpeed's zero_to_fp32 cannot read {folder}, of {replicas} ranks: {error}"
+                f"DeepSpeed's zero_to_fp32 cannot read {folder}, of {replicas} ranks: {error}\n"
+                "  fix: resume it on the ranks that wrote it"
             ) from error
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
+    tensors = {}
     for name, tensor in weights.items():
         first = names.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), name)
         if first != name and weights[first].shape == tensor.shape:
             aliases[name] = first
-    tensors = {}
-    for name in weights.keys() - aliases.keys():
-        count, dtype = weights[name].numel(), DTYPES[weights[name].dtype]
-        state = StoredState(dtype=dtype, pieces=(Piece("", 0, 0, count),))
-        tensors[name] = StoredTensor(shape=tuple(weights[name].shape), kind=IMPORTED, states={WEIGHT: state})
-    ordered = {name: tensors[name] for name in weights if name in tensors}
-    return StoredEngine(folder, EngineIndex(tensors=ordered, aliases=aliases), weights)
+            continue
+        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=(Piece("", 0, 0, tensor.numel()),))
+        tensors[name] = StoredTensor(shape=tuple(tensor.shape), kind=IMPORTED, states={WEIGHT: state})
+    return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), weights)
 
 
 def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
     """How DeepSpeed divided the engine in a folder, by the names of its files; None where they are not DeepSpeed's.
-
-    Returns:
-        The ZeRO stage: 0; 1 for 1 and 2, which are written alike; or 3; ``ddp`` for torch's DistributedDataParallel.
-        The ranks that divided its states; 1 without ZeRO. The pipeline stages.
 
     Source: ``_get_ckpt_name`` and ``_get_zero_ckpt_name`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """

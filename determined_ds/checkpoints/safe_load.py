@@ -6,6 +6,7 @@ Only files of a checkpoint are held to this: what a trial or a callback loads of
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import pickle
@@ -20,19 +21,13 @@ import torch
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.trial.author import described, method_of
 
-FIX = "leave it out of state_dict: return only tensors, numbers, strings, lists and dicts that load_state_dict needs"
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-ALLOWED: list[Any] = []  # filled at the first use
 
 # ------------------------------------------------------------------------------------------- before writing
 
 
 def check_callbacks(callbacks: Mapping[str, Any]) -> None:
-    """Refuse, before training, a callback whose state no checkpoint could hold.
-
-    Raises:
-        CheckpointError: names the callback, its class, and what of its state cannot be written.
-    """
+    """Refuse, before training, a callback whose state no checkpoint could hold."""
     for name, callback in callbacks.items():
         try:
             state = callback.state_dict()
@@ -42,44 +37,36 @@ def check_callbacks(callbacks: Mapping[str, Any]) -> None:
 
 
 def check_state(owner: str, state: Any) -> None:
-    """Refuse a state that cannot be pickled; tensors and arrays always can. The message names its owner."""
-    if found := _unpicklable(state, "its state"):
-        raise CheckpointError(f"{owner}: {found}, which no checkpoint can hold\n  fix: {FIX}")
+    """Refuse a state that cannot be pickled; tensors and arrays always can."""
 
-
-def _unpicklable(value: Any, place: str) -> str:
-    """The first value inside that cannot be pickled, with its place; "" where all can."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
+    def unpicklable(value: Any, place: str) -> str:
+        if value is None or isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
+            return ""
+        if isinstance(value, (dict, list, tuple)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return next(
+                (found for key, item in items if (found := unpicklable(item, f"{place}[{key!r}]"))), ""
+            )
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # whatever an object's own methods raise
+            return f"{place} is {described(value)} ({error})"
         return ""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return next((found for key, item in items if (found := _unpicklable(item, f"{place}[{key!r}]"))), "")
-    try:
-        pickle.dumps(value)
-    except Exception as error:  # whatever an object's own methods raise
-        return f"{place} is {described(value)} ({error})"
-    return ""
+
+    if found := unpicklable(state, "its state"):
+        raise CheckpointError(
+            f"{owner}: {found}, which no checkpoint can hold\n  fix: leave it out of state_dict: return only tensors, "
+            "numbers, strings, lists and dicts that load_state_dict needs"
+        )
 
 
-def check_loadable(part: Any, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
-    """Refuse a state that was written and cannot be read back.
-
-    Args:
-        part: The file, open or by its path.
-        checkpoint: What was written.
-        callbacks: Name -> callback.
-
-    Raises:
-        CheckpointError: names the owner of the state, and the classes that torch does not load.
-    """
+def check_loadable(part: io.BytesIO, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
+    """Refuse what was written and cannot be read back."""
     with torch.serialization.safe_globals(_allowed()):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(part)
         owner = "the state of a reducer or of the training data, or what a callback added to the checkpoint,"
         for name, state in checkpoint["callbacks"].items() if unsafe else ():
-            file = io.BytesIO()
-            torch.save(state, file)
-            file.seek(0)
-            if torch.serialization.get_unsafe_globals_in_checkpoint(file):
+            if torch.serialization.get_unsafe_globals_in_checkpoint(serialized(state)):
                 owner = f"the state of callback {name!r} ({type(callbacks[name]).__name__})"
     if unsafe:
         raise CheckpointError(
@@ -89,21 +76,28 @@ def check_loadable(part: Any, checkpoint: Mapping[str, Any], callbacks: Mapping[
         )
 
 
+def serialized(content: Any) -> io.BytesIO:
+    """What ``torch.save`` writes, open at its beginning."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return file
+
+
 # ------------------------------------------------------------------------------------------- reading
 
 
+@functools.cache
 def _allowed() -> list[Any]:
     """What a checkpoint may name besides tensors and plain values: classes that only hold values."""
-    if not ALLOWED:
-        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-        from deepspeed.utils.tensor_fragment import fragment_address
-        from numpy._core.multiarray import _reconstruct, scalar
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+    from numpy._core.multiarray import _reconstruct, scalar
 
-        ALLOWED.extend((DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, _reconstruct, scalar))
-        ALLOWED.extend((np.ndarray, np.dtype, torch.Size, torch.device))
-        ALLOWED.extend(getattr(np.dtypes, name) for name in np.dtypes.__all__)
-    return ALLOWED
+    found = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, _reconstruct, scalar]
+    found += [np.ndarray, np.dtype, torch.Size, torch.device]
+    return [*found, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
 
 
 @contextlib.contextmanager
@@ -121,52 +115,21 @@ def only_data() -> Iterator[None]:
             os.environ[FORCE] = before
 
 
-@contextlib.contextmanager
-def engines_load_only_data(engines: Sequence[Any], uuid: str) -> Iterator[None]:
-    """In here, a trial's own ``load`` may load what it likes; ``load_checkpoint`` of its engines executes nothing."""
-
-    def guarded(load: Any) -> Any:
-        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            with only_data(), explained(uuid, own_method=True):
-                return load(*args, **kwargs)
-
-        return load_checkpoint
-
-    for engine in engines:
-        engine.load_checkpoint = guarded(engine.load_checkpoint)
-    try:
-        yield
-    finally:
-        for engine in engines:
-            del engine.load_checkpoint  # of the instance: the method is the class's again
-
-
 def read_data(file: Path, **options: Any) -> Any:
-    """What a file of torch's holds, executing nothing of it.
-
-    Args:
-        file: Of a checkpoint.
-        options: Of ``torch.load``.
-
-    Raises:
-        CheckpointError: it is not there, or no file of torch's; or what it holds could run code.
-    """
+    """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
+    fix = "\n  fix: use another checkpoint, or copy the file again"
     try:
         with only_data():
             return torch.load(file, **options)
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{file} is missing\n  fix: use another checkpoint, or copy the file again"
-        ) from None
+        raise CheckpointError(f"{file} is missing{fix}") from None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a file that was cut, torch raises one of ten
         if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
             raise runs_code(str(file), error) from error
         words = str(error).partition(". ")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{file} is not what torch.save wrote: {words}\n  fix: use another checkpoint, or copy the file again"
-        ) from error
+        raise CheckpointError(f"{file} is not what torch.save wrote: {words}{fix}") from error
 
 
 def runs_code(path: str, error: Exception) -> CheckpointError:
@@ -189,12 +152,7 @@ def another_model(uuid: str, reason: str) -> ConfigError:
 
 @contextlib.contextmanager
 def explained(uuid: str, *, own_method: bool) -> Iterator[None]:
-    """Turn errors of DeepSpeed and torch about a checkpoint into messages.
-
-    Args:
-        uuid: Of the checkpoint.
-        own_method: A trial's own ``load`` calls it, and may go by the errors that do not mean another layout.
-    """
+    """Turn errors of DeepSpeed and torch about a checkpoint into messages."""
     try:
         yield
     except AssertionError as error:
@@ -210,3 +168,23 @@ def explained(uuid: str, *, own_method: bool) -> Iterator[None]:
         if own_method:
             raise
         raise another_model(uuid, f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def engines_load_only_data(engines: Sequence[Any], uuid: str) -> Iterator[None]:
+    """In here, a trial's own ``load`` may load what it likes; ``load_checkpoint`` of its engines executes nothing."""
+
+    def guarded(load: Any) -> Any:
+        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            with only_data(), explained(uuid, own_method=True):
+                return load(*args, **kwargs)
+
+        return load_checkpoint
+
+    for engine in engines:
+        engine.load_checkpoint = guarded(engine.load_checkpoint)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            del engine.load_checkpoint  # of the instance: the method is the class's again

@@ -13,7 +13,7 @@ from typing import Any
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
-from determined_ds.checkpoints.engine_slices import EngineSlices, whole_shape
+from determined_ds.checkpoints.engine_slices import EngineSlices
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.state_bytes import base_optimizer
 
@@ -35,14 +35,9 @@ def records_of(engines: Sequence[Any]) -> list[Record]:
     found = []
     for engine in engines:
         optimizer = getattr(engine, "optimizer", None)
-        parameters = {
-            name: f"{whole_shape(each)}" + ("" if each.requires_grad else ", frozen")
-            for name, each in engine.module.named_parameters()
-        }
         clip_grad = _plain(getattr(optimizer, "clip_grad", None))
         found.append(
             {
-                "parameters": parameters,
                 "groups": [_plain_items(group) for group in getattr(optimizer, "param_groups", None) or []],
                 "clip_grad": None if clip_grad is _ABSENT else clip_grad,
                 "scheduler": _plain_items(getattr(getattr(engine, "lr_scheduler", None), "__dict__", {})),
@@ -68,38 +63,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else _ABSENT
 
 
-def union_of(built: Sequence[Sequence[Record]]) -> list[Record]:
-    """What the engines were built with, the parameters of all ranks together: a pipeline's stages have some each."""
-    return [
-        {
-            **of_engine[0],
-            "parameters": {name: each for own in of_engine for name, each in own["parameters"].items()},
-        }
-        for of_engine in zip(*built, strict=True)
-    ]
-
-
-def misfit(then: Sequence[Record], now: Sequence[Record]) -> str | None:
-    """Why the state of engines built then does not fit those built now; None where it does."""
-    if len(then) != len(now):
-        return f"it holds {len(then)} engine{'s' * (len(then) != 1)}, and this trial has {len(now)}"
-    for number, (before, wanted) in enumerate(zip(then, now, strict=True)):
-        old, new = before["parameters"], wanted["parameters"]
-        reasons = [
-            f"{name} has shape {old[name]} in it, and {new[name]} in this model"
-            for name in new
-            if name in old and old[name] != new[name]
-        ]
-        reasons += [f"it has no {name} {shape}" for name, shape in new.items() if name not in old]
-        reasons += [f"{name} {shape} is not in this model" for name, shape in old.items() if name not in new]
-        if len(before["groups"]) != len(wanted["groups"]):
-            counts = f"{len(before['groups'])}, and this one has {len(wanted['groups'])}"
-            reasons.append(f"its optimizer had {counts} groups of parameters")
-        if reasons:
-            return (f"engine {number}: " if len(now) > 1 else "") + some_of(reasons)
-    return None
-
-
 def some_of(reasons: Sequence[str]) -> str:
     """The first reasons, and how many more there are."""
     more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
@@ -110,12 +73,7 @@ def some_of(reasons: Sequence[str]) -> str:
 
 
 def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
-    """What a checkpoint holds of an engine besides its tensors.
-
-    Args:
-        own: The engine.
-        built: What it was built with, see :func:`records_of`.
-    """
+    """What a checkpoint holds of an engine besides its tensors; ``built`` is its record, see :func:`records_of`."""
     engine = own.engine
     groups = [] if engine.optimizer is None else base_optimizer(engine).param_groups
     scheduler, of_ddp = getattr(engine, "lr_scheduler", None), getattr(engine, "_scaler", None)
@@ -127,7 +85,7 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
     return {
         "groups": [
             {
-                "names": names_in_group(own, number),
+                "names": _names_in_group(own, number),
                 "settings": {key: value for key, value in group.items() if key != "params"},
                 "built": was,
             }
@@ -141,13 +99,7 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
 
 
 def put_settings(own: EngineSlices, stored: Mapping[str, Any], *, optimizer: bool) -> None:
-    """Give an engine the settings of a checkpoint.
-
-    Args:
-        own: The engine.
-        stored: From :func:`settings_of`, of all pipeline stages.
-        optimizer: Whether the optimizer's settings and the loss scale are taken too.
-    """
+    """Give an engine the settings of a checkpoint."""
     engine = own.engine
     if optimizer:
         for number, group in enumerate(base_optimizer(engine).param_groups if own.held else ()):
@@ -165,21 +117,21 @@ def put_settings(own: EngineSlices, stored: Mapping[str, Any], *, optimizer: boo
 
 def built_then(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Record:
     """What the engine in a checkpoint was built with, its groups in the order of this engine's."""
-    groups = []
-    for number, group in enumerate(now["groups"]):
-        found = _stored_group(own, stored, number)
-        groups.append(group if found is None else found["built"])
-    return {"parameters": now["parameters"], "groups": groups, **stored["built"]}
+    found = [_stored_group(own, stored, number) for number in range(len(now["groups"]))]
+    groups = [
+        group if then is None else then["built"] for group, then in zip(now["groups"], found, strict=True)
+    ]
+    return {"groups": groups, **stored["built"]}
 
 
-def names_in_group(own: EngineSlices, number: int) -> list[str]:
+def _names_in_group(own: EngineSlices, number: int) -> list[str]:
     """The parameters in a group of the optimizer, of those that this rank holds a part of."""
     return [own.name_of(lies.parameter) for held in own.held if held.group == number for lies in held.lies]
 
 
 def _stored_group(own: EngineSlices, stored: Mapping[str, Any], number: int) -> dict[str, Any] | None:
     """The group of a checkpoint that holds the parameters of a group here; by its number where none is known."""
-    names, groups = set(names_in_group(own, number)), stored["groups"]
+    names, groups = set(_names_in_group(own, number)), stored["groups"]
     by_number = groups[number] if number < len(groups) else None
     found: dict[str, Any] | None = next((each for each in groups if names & set(each["names"])), by_number)
     return found
@@ -212,19 +164,7 @@ def _put_loss_scale(engine: Any, stored: Mapping[str, Any]) -> None:
 
 
 def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Apply settings that have changed since a loaded checkpoint was written.
-
-    Args:
-        engines: The engines, loaded.
-        then: What they were built with when it was written.
-        now: What they are built with now.
-
-    Returns:
-        What became of the learning rate where a schedule has changed, in a line for each engine.
-
-    Raises:
-        ConfigError: settings changed of a scheduler that computes each rate from the one before.
-    """
+    """Apply settings that have changed since a loaded checkpoint was written."""
     said = []
     for engine, before, wanted in zip(engines, then, now, strict=True):
         changed = {key for key in ("groups", "clip_grad", "scheduler") if before[key] != wanted[key]}
@@ -241,8 +181,7 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
             rates = [group["lr"] for group in optimizer.param_groups]
             _reschedule(scheduler, before["scheduler"], wanted["scheduler"], wanted["groups"])
             pairs = zip(rates, (group["lr"] for group in optimizer.param_groups), strict=True)
-            moved = [f"{was:.6g} -> {now:.6g}" for was, now in pairs if was != now]
-            if moved:
+            if moved := [f"{was:.6g} -> {now:.6g}" for was, now in pairs if was != now]:
                 kind = type(scheduler).__name__
                 said.append(f"{kind} goes on by its new settings: lr {', '.join(dict.fromkeys(moved))}")
     return said
@@ -305,10 +244,8 @@ def _closed_form(scheduler: Any) -> Callable[[], list[float]] | None:
     if hasattr(scheduler, "_get_closed_form_lr"):
         return scheduler._get_closed_form_lr  # type: ignore[no-any-return]
     if hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):
-        return lambda: [
-            base * rate(scheduler.last_epoch)
-            for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        ]
+        pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        return lambda: [base * rate(scheduler.last_epoch) for base, rate in pairs]
     # Source: get_lr of both in torch 2.13.0 reads last_epoch, the settings and no rate of a group.
     if isinstance(scheduler, (OneCycleLR, CyclicLR)):
 

@@ -6,6 +6,7 @@ bytes of the tensors                                    widest elements first, s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ HEADER_STEP = 2**14
 CHUNKS_AHEAD = 4  # written, and their checksum is not computed yet
 
 
-class Entry(NamedTuple):
+class Placed(NamedTuple):
     """A tensor in a file: its type by safetensors' name, its shape, its first byte and the one after its last."""
 
     dtype: str
@@ -57,15 +57,8 @@ class Entry(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Streamed:
-    """A tensor to write.
-
-    Args:
-        dtype: By safetensors' name.
-        shape: Its shape.
-        chunks: Yields its bytes in order, each piece unchanged until the file is written.
-    """
+class Streamed(NamedTuple):
+    """A tensor to write; ``chunks`` yields its bytes in order, each piece unchanged until the file is written."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,91 +68,71 @@ class Streamed:
 def write_shard(
     path: Path,
     tensors: Mapping[str, Streamed],
-    wrote: Callable[[int], None] = lambda _: None,
+    wrote: Callable[[int], object] = lambda _: None,
     *,
     sealed: bool = True,
     alone: bool = False,
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Write a file; what is in memory at once is a piece of a tensor.
-
-    Args:
-        path: The file.
-        tensors: By name.
-        wrote: Called with the bytes of each piece that was written.
-        sealed: Put it on the disk, and compute its checksum; in a thread beside this one, unless ``alone``.
-        alone: Use no other thread.
-
-    Returns:
-        The first byte of each tensor in the file; and the file's size and checksum, as a manifest has them.
-    """
+    """Write a file; what is in memory at once is a piece of a tensor."""
     order = sorted(tensors, key=lambda name: -ITEM_BYTES[tensors[name].dtype])
     content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offsets, at = {}, 0
+    at = 0
     for name in order:
         each = tensors[name]
-        offsets[name], end = at, at + math.prod(each.shape) * ITEM_BYTES[each.dtype]
+        end = at + math.prod(each.shape) * ITEM_BYTES[each.dtype]
         dtype, pair = PAIRS.get(each.dtype, each.dtype), [2] if each.dtype in PAIRS else []
         content[name] = {"dtype": dtype, "shape": [*each.shape, *pair], "data_offsets": [at, end]}
         at = end
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % HEADER_STEP)
-    header = len(text).to_bytes(LENGTH_BYTES, "little") + text
     digest, ahead = hashlib.sha256(), deque[Future[None]]()
-    beside = ThreadPoolExecutor(1) if sealed and not alone else None
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open("wb", buffering=0))
+        beside = stack.enter_context(ThreadPoolExecutor(1)) if sealed and not alone else None
 
-    def add(piece: bytes | memoryview) -> None:
-        left = memoryview(piece)
-        while left:  # the system may take less at a time
-            left = left[file.write(left) or 0 :]
-        if beside is not None:
-            ahead.append(beside.submit(digest.update, piece))
-            if len(ahead) > CHUNKS_AHEAD:
-                ahead.popleft().result()
-        elif sealed:
-            digest.update(piece)
-
-    with path.open("wb", buffering=0) as file:
-        try:
-            add(header)
-            at = len(header)
-            for name in order:
-                for chunk in tensors[name].chunks():
-                    add(chunk)
-                    if sealed and hasattr(
-                        os, "posix_fadvise"
-                    ):  # on Linux it begins to write what it is to forget
-                        os.posix_fadvise(file.fileno(), at, chunk.nbytes, os.POSIX_FADV_DONTNEED)
-                    at += chunk.nbytes
-                    wrote(chunk.nbytes)
-        finally:
+        def add(piece: bytes | memoryview) -> None:
+            left = memoryview(piece)
+            while left:  # the system may take less at a time
+                left = left[file.write(left) or 0 :]
             if beside is not None:
-                beside.shutdown()
+                ahead.append(beside.submit(digest.update, piece))
+                if len(ahead) > CHUNKS_AHEAD:
+                    ahead.popleft().result()
+            elif sealed:
+                digest.update(piece)
+
+        add(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        at = begin = LENGTH_BYTES + len(text)
+        for name in order:
+            for chunk in tensors[name].chunks():
+                add(chunk)
+                if sealed and hasattr(
+                    os, "posix_fadvise"
+                ):  # on Linux it begins to write what it is to forget
+                    os.posix_fadvise(file.fileno(), at, chunk.nbytes, os.POSIX_FADV_DONTNEED)
+                at += chunk.nbytes
+                wrote(chunk.nbytes)
+        while ahead:
+            ahead.popleft().result()
         if sealed:
             os.fsync(file.fileno())
-    found = {name: len(header) + offset for name, offset in offsets.items()}
-    return found, {"bytes": at, "sha256": digest.hexdigest()}
+    offsets = {name: begin + content[name]["data_offsets"][0] for name in order}
+    return offsets, {"bytes": at, "sha256": digest.hexdigest()}
 
 
-def read_header(file: Path) -> dict[str, Entry]:
-    """What a file holds, by name.
-
-    Raises:
-        ValueError: it is not a whole file of safetensors.
-    """
-    size = file.stat().st_size
+def read_header(file: Path) -> dict[str, Placed]:
+    """What a file holds, by name."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        if not 0 < length <= min(size - LENGTH_BYTES, MOST_HEADER_BYTES):
+        if not 0 < length <= min(file.stat().st_size - LENGTH_BYTES, MOST_HEADER_BYTES):
             raise ValueError(f"its header has {length} bytes")
-        text = stream.read(length)
+        content: dict[str, Any] = json.loads(stream.read(length))
     try:
-        content: dict[str, Any] = json.loads(text)
         content.pop("__metadata__", None)
-        begin = LENGTH_BYTES + length
         found = {}
         for name, each in content.items():
-            first, last = each["data_offsets"]
-            found[name] = Entry(str(each["dtype"]), tuple(each["shape"]), begin + first, begin + last)
+            first, last = (LENGTH_BYTES + length + offset for offset in each["data_offsets"])
+            found[name] = Placed(str(each["dtype"]), tuple(each["shape"]), first, last)
         return found
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header lacks {error}") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +17,7 @@ import torch
 
 from determined_ds.checkpoints.files import LOAD_DATA
 from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state, is_average
-from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
-from determined_ds.checkpoints.safe_load import runs_code
+from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_engine
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
 
@@ -28,17 +26,11 @@ CHUNK = 2**20  # elements that are read at once
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A tensor on its way out.
+    """A tensor on its way out."""
 
-    Args:
-        shape: Of the whole.
-        dtype: That it is written in.
-        read: Yields its elements in order, in any type.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    read: Callable[[], Iterable[torch.Tensor]]
+    shape: tuple[int, ...]  # of the whole
+    dtype: torch.dtype  # that it is written in
+    read: Callable[[], Iterable[torch.Tensor]]  # yields its elements in order, in any type
 
     @property
     def num_bytes(self) -> int:
@@ -46,18 +38,15 @@ class Weight:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def cast(self) -> Iterator[torch.Tensor]:
-        """Its elements in its type, one-dimensional.
-
-        Raises:
-            CheckpointError: a value is too large for fp16.
-        """
+        """Its elements in its type, one-dimensional."""
         for part in self.read():
             for piece in part.detach().reshape(-1).split(CHUNK):
                 found = piece.to(self.dtype)
                 if self.dtype == torch.float16 and not found.isfinite().all() and piece.isfinite().all():
                     largest = float(piece.abs().max())
-                    fix = "--dtype bf16 or fp32"
-                    raise CheckpointError(f"a weight of {largest:g} is too large for fp16\n  fix: {fix}")
+                    raise CheckpointError(
+                        f"a weight of {largest:g} is too large for fp16\n  fix: --dtype bf16 or fp32"
+                    )
                 yield found
 
     def whole(self) -> torch.Tensor:
@@ -70,15 +59,7 @@ class Weight:
 
 
 def open_engine(path: Path, number: int) -> StoredEngine:
-    """An engine of a checkpoint.
-
-    Args:
-        path: The checkpoint's folder; also one of transformers' Trainer, with DeepSpeed's files.
-        number: Of the engine, from 0.
-
-    Raises:
-        CheckpointError: it has no such engine, or only the ranks that wrote it can read it.
-    """
+    """An engine of a checkpoint, for its weights."""
     folder = path / f"model{number}"
     if number == 0:
         folder = next(path.glob("checkpoint-*/global_step*"), folder)
@@ -86,30 +67,13 @@ def open_engine(path: Path, number: int) -> StoredEngine:
         there = sorted(found.name.removeprefix("model") for found in path.glob("model*") if found.is_dir())
         message = f"checkpoint {path} has no engine {number}; it has: {', '.join(there) or 'none'}"
         raise CheckpointError(f"{message}\n  fix: ask for one of them")
-    try:
-        return stored_weights(folder)
-    except pickle.UnpicklingError as error:
-        raise runs_code(str(path), error) from error
+    return stored_engine(folder, weights_alone=True)
 
 
 def weights_of(
-    path: Path,
-    engine: StoredEngine,
-    *,
-    dtype: torch.dtype | None = None,
-    average: str | None = None,
+    path: Path, engine: StoredEngine, *, dtype: torch.dtype | None = None, average: str | None = None
 ) -> dict[str, Weight]:
-    """All weights and buffers of an engine by their names in the index.
-
-    Args:
-        path: The checkpoint's folder.
-        engine: See :func:`open_engine`.
-        dtype: Of those that are floating-point numbers; None: as the model computes.
-        average: The name of an ``EMA``, to have its averages of the weights that it averages.
-
-    Raises:
-        CheckpointError: the checkpoint holds no such average, or lacks a weight.
-    """
+    """All weights and buffers of an engine by their names in the index."""
     kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
     try:
         ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
@@ -118,13 +82,19 @@ def weights_of(
     except (OSError, ValueError, KeyError, TypeError):  # it does not say
         computes_in = None
     averaged = "" if average is None else average_state(average)
-    states = {state for each in engine.index.tensors.values() for state in each.states}
+    states = {state for tensor in engine.index.tensors.values() for state in tensor.states}
     if averaged and averaged not in states:
-        kept = sorted(state.removeprefix(f"{AVERAGE}.") for state in states if is_average(state))
-        there = ", ".join(kept) or "none"
+        there = ", ".join(sorted(state.removeprefix(f"{AVERAGE}.") for state in states if is_average(state)))
         raise CheckpointError(
-            f"checkpoint {path} holds no average of a callback {average!r}; it has: {there}"
+            f"checkpoint {path} holds no average of a callback {average!r}; it has: {there or 'none'}"
         )
+
+    def read(name: str, state: str) -> Iterator[torch.Tensor]:
+        count = engine.index.tensors[name].count
+        for start in range(0, count, CHUNK):
+            yield engine.elements(name, state, start, min(start + CHUNK, count))
+            engine.release()
+
     found: dict[str, Weight] = {}
     for name, stored in engine.index.tensors.items():
         types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
@@ -136,43 +106,31 @@ def weights_of(
             is_known = WEIGHT in kept and stored.kind != IMPORTED  # what DeepSpeed wrote is read in fp32
             written = dtype or (written if is_known else computes_in or written)
         # Of what is in that type already, else of the most exact.
-        state = next((each for each in kept if types[each] == written), kept[-1])
-        read: Any = partial(_read, engine, name, averaged if averaged in types else state)
-        found[name] = Weight(shape=stored.shape, dtype=written, read=read)
+        state = (
+            averaged
+            if averaged in types
+            else next((each for each in kept if types[each] == written), kept[-1])
+        )
+        found[name] = Weight(shape=stored.shape, dtype=written, read=partial(read, name, state))
     return found
-
-
-def _read(engine: StoredEngine, name: str, state: str) -> Iterator[torch.Tensor]:
-    """A state of a tensor in order, whichever ranks hold which of its rows and columns."""
-    count = engine.index.tensors[name].count
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        parts = list(engine.parts(name, state, start, stop))
-        chunk = parts[0][1]
-        if len(parts) > 1:
-            chunk = torch.empty(stop - start, dtype=chunk.dtype)
-            for at, part in parts:
-                chunk[at : at + part.numel()] = part
-        yield chunk
-        engine.release()
 
 
 # ------------------------------------------------------------------------------------------- files
 
 
 def write_safetensors(
-    path: Path, weights: Mapping[str, Weight], advance: Callable[[int], None] = lambda _: None
+    path: Path, weights: Mapping[str, Weight], advance: Callable[[int], object] = lambda _: None
 ) -> None:
     """Write one file of safetensors; ``advance`` is called with the bytes of each piece that was written."""
     streams = {
-        name: Streamed(dtype=DTYPES[each.dtype], shape=each.shape, chunks=partial(_bytes_of, each))
+        name: Streamed(DTYPES[each.dtype], each.shape, partial(_bytes_of, each))
         for name, each in weights.items()
     }
     write_shard(path, streams, advance, sealed=False)
 
 
 def write_torch(
-    path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str], advance: Callable[[int], None]
+    path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str], advance: Callable[[int], object]
 ) -> None:
     """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there."""
     # What is never touched takes no memory.

@@ -1,6 +1,6 @@
 """The checkpoints of a run: written at once, or from copies while training continues; and read back.
 
-1. The engines are copied to host memory, and the small parts of this rank as bytes.
+1. The engines are copied to host memory, and the small parts of this rank beside them.
 2. A thread of each rank writes its files into the folder, which is not a checkpoint yet, and computes their checksums.
 3. Ranks learn with the exchange that asks for stop requests that all have written.
 4. They seal it together: indexes, manifest, and the new name, or the upload and the report to the master.
@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,29 +38,25 @@ from determined.errors import CheckpointNotFound
 
 from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.beside import COPIES, ENDS_WITHIN_S, WriterThread, is_beside
-from determined_ds.checkpoints.code_copy import write_code
 from determined_ds.checkpoints.engines import (
     Engines,
-    Taken,
     Written,
-    are_indexed,
     overrides,
     write_engines,
     write_files,
 )
-from determined_ds.checkpoints.files import MANIFEST, damages_of, is_sealed, unverified
-from determined_ds.checkpoints.folders import check_room, is_shared, seal_folder, share_of
-from determined_ds.checkpoints.rank_state import (
-    RankParts,
-    TrialState,
-    check_fits,
-    load_into,
-    read_state,
-    state_files,
-)
+from determined_ds.checkpoints.files import PART, damages_of, is_sealed, unverified
+from determined_ds.checkpoints.rank_state import RankParts, TrialState, load_into, read_state, state_files
+from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
-from determined_ds.checkpoints.settings import put_into_effect, records_of, schedule_of, settings_kept
-from determined_ds.checkpoints.upload_process import all_but, upload
+from determined_ds.checkpoints.settings import (
+    put_into_effect,
+    records_of,
+    schedule_of,
+    settings_kept,
+)
+from determined_ds.checkpoints.storage import check_room, seal_folder, share_of, write_code
+from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import exhausted
@@ -91,29 +86,17 @@ class Stateful(Protocol):
 
 @dataclass(kw_only=True)
 class Pending:
-    """A checkpoint that is not sealed yet.
-
-    Args:
-        uuid: Of the checkpoint.
-        path: Its folder for now.
-        closing: Puts it into storage.
-        metadata: What ``metadata.json`` holds.
-        batch: Batches trained.
-        state: Where training stands, by now further than this checkpoint.
-        best: Uuid of the best checkpoint, this one included.
-        began_s: By ``time.monotonic``.
-        writing: What the thread does for it; None where it is written at once.
-    """
+    """A checkpoint that is not sealed yet."""
 
     uuid: str
-    path: Path
-    closing: contextlib.ExitStack
+    path: Path  # its folder for now
+    closing: contextlib.ExitStack  # puts it into storage
     metadata: dict[str, Any]
-    batch: int
-    state: TrialState
-    best: str
+    batch: int  # batches trained
+    state: TrialState  # where training stands, by now further than this checkpoint
+    best: str  # uuid of the best checkpoint, this one included
     began_s: float = field(default_factory=time.monotonic)
-    writing: Future[Written] | None = None
+    writing: Future[Written] | None = None  # what the thread does for it; None: it is written at once
 
 
 class Checkpoints:
@@ -189,12 +172,20 @@ class Checkpoints:
         """
         if asynchronous is False:
             return
+
+        def arrays(value: Any) -> Iterator[int]:
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                yield int(value.nbytes)
+            elif isinstance(value, (Mapping, list, tuple)):
+                for each in value.values() if isinstance(value, Mapping) else value:
+                    yield from arrays(each)
+
         part_bytes = 0
         for owner in (*self._callbacks.values(), *self._parts.values()):
             with contextlib.suppress(
                 Exception
             ):  # it may need something from training: the checkpoint says so
-                part_bytes += _array_bytes(owner.state_dict())
+                part_bytes += sum(arrays(owner.state_dict()))
         engines, distributed = self._engines, self._distributed
         if is_beside(asynchronous, self._trial, engines, distributed, self._note, part_bytes=part_bytes):
             self._buffers = [[] for _ in range(COPIES)]
@@ -242,7 +233,27 @@ class Checkpoints:
                 self.finish()  # one that is being written is not lost, and a limit may delete another
                 check_room(self._context, self._storage.folder)
         state.last_checkpoint = state.batches_trained
-        pending = self._begin(state, best=best)
+        metadata = {
+            "determined_version": det.__version__,
+            "steps_completed": state.batches_trained,
+            "framework": f"torch-{torch.__version__}",
+            "format": "pickle",
+        }
+        closing = contextlib.ExitStack()
+        path, uuid = closing.enter_context(self._context._core.checkpoint.store_path(metadata, shard=True))
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        state.kept.append(uuid)
+        state.best = uuid if best else state.best
+        pending = Pending(
+            uuid=str(uuid),
+            path=path,
+            closing=closing,
+            metadata=metadata,
+            batch=state.batches_trained,
+            state=state,
+            best=state.best,
+        )
         if beside:
             self._buffers.reverse()  # at most one checkpoint is being written, from the copy that was made last
         self._engines.buffers = self._buffers[0] if beside else None
@@ -254,35 +265,13 @@ class Checkpoints:
             self._seal(pending, work(HEART.beat))
         return pending.uuid
 
-    def _begin(self, state: TrialState, *, best: bool) -> Pending:
-        metadata = {
-            "determined_version": det.__version__,
-            "steps_completed": state.batches_trained,
-            "framework": f"torch-{torch.__version__}",
-            "format": "pickle",
-        }
-        closing = contextlib.ExitStack()
-        store = self._context._core.checkpoint.store_path(metadata, shard=True)
-        path, uuid = closing.enter_context(store)
-        path.mkdir(parents=True, exist_ok=True)
-        state.kept.append(uuid)
-        state.best = uuid if best else state.best
-        return Pending(
-            uuid=str(uuid),
-            path=Path(path),
-            closing=closing,
-            metadata=metadata,
-            batch=state.batches_trained,
-            state=state,
-            best=state.best,
-        )
-
     def _take(self, pending: Pending, *, at_once: bool) -> Callable[[Callable[[], None]], Written]:
         """Take what this rank writes, and write what only this thread can; a collective.
 
         Returns:
-            What writes the rest.
+            What writes the rest, without a collective; it gets a function to call now and then.
         """
+        path = pending.path
         checkpoint: dict[str, Any] = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
@@ -292,9 +281,9 @@ class Checkpoints:
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
         if overrides(self._trial, "save"):
-            self._trial.save(self._context, pending.path)
+            self._trial.save(self._context, path)
         else:
-            self._engines.save(pending.path)
+            self._engines.save(path)
         taken, written = self._engines.collect()
         # Averages of engines that are not written as slices, which only these ranks can read.
         cut = {each.folder for each in taken} | written.entries.keys()
@@ -302,26 +291,36 @@ class Checkpoints:
         for name, average in self._averages.items():
             parts = {number: [part for *_, part in average.parts(number)] for number in others}
             checkpoint["callbacks"][name] = {number: own for number, own in parts.items() if own}
-        name = f"det_state_dict_rank{self._distributed.rank}.pth"
-        own: Path | io.BytesIO = pending.path / name if at_once else io.BytesIO()
-        self._own_parts.write(checkpoint, own)
+        part = self._own_parts.taken(checkpoint, at_once=at_once)
         HEART.beat()
-        files = {name: own.getbuffer()} if isinstance(own, io.BytesIO) else {}
-        is_chief = self._distributed.rank == 0
+        texts, is_chief = {}, self._distributed.rank == 0
         if is_chief:
             by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
             if getattr(self._trial, "reads_length", False):  # then a longer training changes its schedule
                 by["schedule_by_length"] = schedule_of(self._context.models)
             texts = state_files(self._trial, self._context, pending.state, by)
-            files |= {file: memoryview(text.encode()) for file, text in texts.items()}
         send, info = None, cluster_info()
         is_trial = not at_once and info is not None and info.task_type == "TRIAL"
         if info is not None and is_trial and not self._storage.store_path_is_direct_access():
-            config = info.trial._config["checkpoint_storage"]
-            send = functools.partial(upload, config, pending.path, pending.uuid)
-        # Off-cluster the context directory is at hand.
-        with_code = is_chief and not self._is_local
-        return functools.partial(_write_rank_files, pending.path, written, taken, files, with_code, send)
+            send = functools.partial(upload, info.trial._config["checkpoint_storage"], path, pending.uuid)
+        with_code = is_chief and not self._is_local  # off-cluster the context directory is at hand
+
+        def write(beat: Callable[[], None]) -> Written:
+            found = write_engines(path, taken, beat, alone=True) if taken else written
+            files: dict[str, bytes | memoryview] = {PART.format(self._distributed.rank): part()}
+            files |= {name: text.encode() for name, text in texts.items()}
+            marks = {**found.fingerprints, **write_files(path, files)}
+            beat()
+            if with_code:
+                write_code(path)
+            if send is not None:
+                send(sorted(marks), beat)
+            elif not at_once:  # so that the seal, which training waits for, finds them there
+                for name in marks:
+                    put_on_disk(path / name)
+            return replace(found, fingerprints=marks, uploaded=send is not None)
+
+        return write
 
     # -------------------------------------------------------------------------------------------- seal
 
@@ -394,13 +393,8 @@ class Checkpoints:
         took = "" if pending.writing is None else f"  written in {time.monotonic() - pending.began_s:.1f} s"
         self._note(f"checkpoint  batch {pending.batch}  {uuid}{took}")
         self._call_back("on_checkpoint_upload_end", uuid=uuid)
-        if self._total_limit is None:
-            return
-        # The oldest over the limit go, never the best nor the newest that is sealed.
-        kept = pending.state.kept
-        sealed = kept[: kept.index(uuid) + 1]
-        spare = [each for each in sealed[:-1] if each != pending.best]
-        for each in spare[: max(0, len(sealed) - self._total_limit)]:
+        kept = pending.state.kept  # those after it are not sealed, and count for nothing yet
+        for each in over_limit(kept[: kept.index(uuid) + 1], self._total_limit, pending.best):
             kept.remove(each)
             if self._distributed.rank == 0:
                 with HEART.patiently():
@@ -468,8 +462,7 @@ class Checkpoints:
         self._load(path, path.name, None)
 
     def _verify(self, path: Path, uuid: str) -> None:
-        shared = is_shared(path / MANIFEST, self._distributed)
-        index, count = share_of(self._distributed, shared=shared)
+        index, count, _ = share_of(path, self._distributed)
         damages = self._distributed.allgather(next(damages_of(path, share=(index, count)), None))
         if found := [damage for damage in damages if damage]:
             fix = "resume from another checkpoint, or copy its files again"
@@ -485,13 +478,6 @@ class Checkpoints:
             continued = self._engines.load_averages(path)
             for name, average in self._averages.items():
                 others = checkpoint.get("callbacks", {}).pop(name, {})
-                if "engines" in others:
-                    logger.warning(
-                        "warning: checkpoint %s holds the average of %r as an earlier version wrote it, which is "
-                        "not read: the average begins anew with the weights",
-                        *(uuid, name),
-                    )
-                    continue
                 if others and name not in continued:
                     average.begin()
                 for number, parts in others.items():
@@ -516,10 +502,11 @@ class Checkpoints:
 
     def _load_weights(self, path: Path, uuid: str) -> None:
         """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
-        parts = [path / f"det_state_dict_rank{rank}.pth" for rank in (self._distributed.rank, 0)]
+        parts = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
         part = next((part for part in parts if part.is_file()), None)
-        checkpoint = read_data(part, map_location="cpu") if part is not None else {}
-        self._call_back("on_checkpoint_load_start", checkpoint)
+        self._call_back(
+            "on_checkpoint_load_start", read_data(part, map_location="cpu") if part is not None else {}
+        )
         self._load_engines(path, uuid, self._engines.load_weights)
 
     def _load_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
@@ -528,8 +515,6 @@ class Checkpoints:
         if elastic:
             self._note(elastic)
         built = checkpoint.get("built")
-        if not are_indexed(path) and not overrides(self._trial, "load"):
-            check_fits(built, self._built, uuid, self._distributed, by_others=bool(elastic))
         self._call_back("on_checkpoint_load_start", checkpoint)
         self._engines.then = None
         self._load_engines(path, uuid, self._engines.load)
@@ -550,56 +535,6 @@ class Checkpoints:
         else:
             with explained(uuid, own_method=False):
                 load(path)
-
-
-def _write_rank_files(
-    path: Path,
-    written: Written,
-    taken: Sequence[Taken],
-    files: Mapping[str, memoryview],
-    with_code: bool,
-    send: Callable[[Sequence[str], Callable[[], None]], None] | None,
-    beat: Callable[[], None],
-) -> Written:
-    """Write a rank's files; no collective.
-
-    Args:
-        path: The checkpoint's folder.
-        written: What of the engines is written already.
-        taken: The rest of the engines, as copies that are written beside training.
-        files: Name -> content.
-        with_code: Whether to copy the trial's code.
-        send: Uploads files by their names; None where that is left to the seal.
-        beat: Called now and then.
-
-    Returns:
-        What this rank has written in all.
-    """
-    if taken:
-        written = write_engines(path, taken, beat, alone=True)
-    marks = {**written.fingerprints, **write_files(path, files)}
-    beat()
-    if with_code:
-        write_code(path)
-    if send is not None:
-        send(sorted(marks), beat)
-    else:
-        for name in marks if taken else ():  # so that the seal, which training waits for, finds them there
-            put_on_disk(path / name)
-    return replace(written, fingerprints=marks, uploaded=send is not None)
-
-
-def _array_bytes(state: Any) -> int:
-    """Bytes of the tensors and arrays in a state."""
-
-    def arrays(value: Any) -> Iterator[int]:
-        if isinstance(value, (torch.Tensor, np.ndarray)):
-            yield int(value.nbytes)
-        elif isinstance(value, (Mapping, list, tuple)):
-            for each in value.values() if isinstance(value, Mapping) else value:
-                yield from arrays(each)
-
-    return sum(arrays(state))
 
 
 def scramble(models: list[Any]) -> None:

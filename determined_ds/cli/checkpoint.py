@@ -16,7 +16,7 @@ import click
 from determined_ds.checkpoints.files import checkpoint_at, checkpoints_in
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import format_bytes, format_count, parse_bytes
-from determined_ds.rundir.handed_on import count
+from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
 
@@ -77,33 +77,42 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     for label, text in lines.items():
         if text:
             click.echo(f"  {label:<11} {text}")
-    for engine in found["engines"]:
-        head = f"\n{engine['name']}  {format_bytes(engine['bytes'])}"
-        if engine["tensors"] is None:
-            click.echo(f"{head}, without an index of its tensors")
-            own = f"{engine['name']}/"
-            _print_largest({name: size for name, size in found["files"].items() if name.startswith(own)})
-            continue
-        sizes = f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
-        click.echo(", ".join(filter(None, [head, sizes, engine["optimizer"]])))
-        rows = []
-        for tensor in engine["tensors"]:
-            holds = [state for state in tensor["states"] if state != "weight"]
-            rows.append(
-                (
-                    " = ".join([tensor["name"], *tensor["aliases"]]),
-                    " x ".join(map(str, tensor["shape"])) or "scalar",
-                    (tensor["dtype"] or "").lower(),
-                    "" if tensor["norm"] is None else f"{tensor['norm']:.6g}",
-                    format_bytes(tensor["bytes"]),
-                    ", ".join([tensor["kind"]] * (tensor["kind"] != "trained") + holds),
-                )
+    for engine in found["engines"] or [{"name": "", "tensors": None}]:
+        name, tensors = engine["name"], engine["tensors"]
+        if tensors is None:  # its largest files, in place of its tensors
+            click.echo(
+                f"\n{name}  {format_bytes(engine['bytes'])}, without an index of its tensors" if name else ""
             )
-        heads = ("tensor", "shape", "dtype", "norm", "size", "holds")
-        _print_table(heads, rows, right=("norm", "size"))
-    if not found["engines"]:
-        click.echo("")
-        _print_largest(found["files"])
+            sizes = sorted(found["files"].items(), key=lambda item: -item[1])
+            own = [
+                (file, format_bytes(size))
+                for file, size in sizes
+                if file.startswith(f"{name}/" if name else "")
+            ]
+            more = [("...", f"{len(own) - LARGEST_FILES} more")] if len(own) > LARGEST_FILES else []
+            _print_table(("file", "size"), [*own[:LARGEST_FILES], *more], right=("size",))
+            continue
+        sizes = f"{count(len(tensors), 'tensor')}, {format_count(engine['parameters'])} parameters"
+        click.echo(
+            ", ".join(
+                filter(None, [f"\n{name}  {format_bytes(engine['bytes'])}", sizes, engine["optimizer"]])
+            )
+        )
+        rows = [
+            (
+                " = ".join([each["name"], *each["aliases"]]),
+                " x ".join(map(str, each["shape"])) or "scalar",
+                (each["dtype"] or "").lower(),
+                "" if each["norm"] is None else f"{each['norm']:.6g}",
+                format_bytes(each["bytes"]),
+                ", ".join(
+                    [each["kind"]] * (each["kind"] != "trained")
+                    + [s for s in each["states"] if s != "weight"]
+                ),
+            )
+            for each in tensors
+        ]
+        _print_table(("tensor", "shape", "dtype", "norm", "size", "holds"), rows, right=("norm", "size"))
 
 
 @checkpoint.command()
@@ -122,7 +131,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     found = []
     for given in paths:
         newest, path = _one(given, run_dir), _located(given, run_dir)
-        only_newest = is_checkpoint(path) or (given == "last" and run_dir is not None)
+        only_newest = is_checkpoint(path) or (given == LAST and run_dir is not None)
         found += [checkpoint_at(newest)] if only_newest else checkpoints_in(RunDir(path).checkpoints)
     answers = []
     for each in found:
@@ -161,9 +170,12 @@ def diff(
 
     Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
     """
+    os.environ.setdefault(
+        "DS_ACCELERATOR", "cpu"
+    )  # DeepSpeed would look for a GPU, and say which one it chooses
+    paths = (_one(first, run_dir, key="FIRST"), _one(second, run_dir, key="SECOND"))
     from determined_ds.checkpoints.look import differences
 
-    paths = (_one(first, run_dir, key="FIRST"), _one(second, run_dir, key="SECOND"))
     found, weights_only = differences(*paths, weights_only=weights, tolerance=tolerance)
     compared = "weights" if weights_only else "tensors"
     if as_json:
@@ -269,7 +281,7 @@ def export(
     "--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'. Repeatable."
 )
 @click.option("--force", is_flag=True, help="Replace an earlier import at --out; never another folder.")
-def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...], force: bool) -> None:
+def import_weights(weights: Path, out: Path, **options: Any) -> None:
     """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.
 
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
@@ -277,10 +289,7 @@ def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...],
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.importing import import_weights as imported
 
-    def stage(said: str, num_bytes: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        return byte_bar(num_bytes, said)
-
-    found = imported(weights, out, prefix=prefix, skip=skip, force=force, stage=stage)
+    found = imported(weights, out, stage=lambda said, size: byte_bar(size, said), **options)
     how = "linked" if found.linked else "copied"
     size = f"{count(found.num_tensors, 'tensor')}, {format_bytes(found.num_bytes)}"
     click.echo(f"{size}, {how} to {short(out)}")
@@ -291,11 +300,7 @@ def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...],
 
 
 def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
-    """The folder that PATH means: of a checkpoint, or a run directory.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The folder that PATH means: of a checkpoint, or a run directory; a ConfigError where there is none."""
     from determined_ds.checkpoints.named import FORM, NotFound, locate
 
     try:
@@ -306,11 +311,7 @@ def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
 
 
 def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
-    """The folder of the checkpoint that PATH means: a run directory's newest; it may be damaged.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The folder of the checkpoint that PATH means: a run directory's newest; it may be damaged."""
     from determined_ds.checkpoints.named import FORM, is_checkpoint
 
     path = _located(given, run_dir, key=key)
@@ -323,14 +324,6 @@ def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
 
 
 # ------------------------------------------------------------------------------------------- on a terminal
-
-
-def _print_largest(files: dict[str, int]) -> None:
-    """The largest files."""
-    shown = sorted(files.items(), key=lambda item: -item[1])
-    rows = [(name, format_bytes(size)) for name, size in shown[:LARGEST_FILES]]
-    rows += [("...", f"{len(shown) - LARGEST_FILES} more")] if len(shown) > LARGEST_FILES else []
-    _print_table(("file", "size"), rows, right=("size",))
 
 
 def _print_table(heads: Sequence[str], rows: Iterable[tuple[str, ...]], *, right: Sequence[str] = ()) -> None:
@@ -360,9 +353,7 @@ def byte_bar(num_bytes: int, name: str, *, hidden: bool = False) -> Iterator[Cal
         *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
         *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
     )
-    console = Console(stderr=True)
-    with progress.Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
+    options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+    with progress.Progress(*columns, console=Console(stderr=True), **options) as bar:  # type: ignore[arg-type]
         task = bar.add_task(name, total=num_bytes)
         yield lambda size: bar.advance(task, size)

@@ -15,7 +15,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.checkpoints.find import stored_partition
+from determined_ds.checkpoints.storage import stored_partition
 from determined_ds.config.layout import BATCH_KEYS, Accelerator
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import importlib.util
 import json
 import logging
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from determined_ds.checkpoints.code_copy import CODE, differing_library
 from determined_ds.checkpoints.files import damage_of, is_sealed, unverified
+from determined_ds.checkpoints.storage import CODE
 from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
@@ -192,16 +193,19 @@ def _own_code(path: Path, module: str) -> Path:
     """The code in a checkpoint, which has just been compared with its manifest."""
     own = path / CODE
     if source_of(module, own) is None:
-        missing = (
+        lacks = (
             f"holds no {module}" if own.is_dir() else "is missing: only checkpoints from a cluster have it"
         )
         fix = f"give the context_dir that holds {module}"
-        raise ConfigError(Problem(key="code", value=str(own), message=missing, fix=fix, code="no-code"))
-    if differing := differing_library(own):
+        raise ConfigError(Problem(key="code", value=str(own), message=lacks, fix=fix, code="no-code"))
+    stored, here = own / "determined_ds", Path(__file__).resolve().parents[1]
+    names = [str(path.relative_to(stored)) for path in sorted(stored.rglob("*.py"))]
+    _, changed, missing = filecmp.cmpfiles(stored, here, names, shallow=False)
+    if stored.resolve() != here and (differing := sorted([*changed, *missing])):
         logger.warning(
             "warning: determined_ds in %s differs from the checkpoint's in %s modules, e.g. %s; to use the "
             "checkpoint's, start Python with PYTHONPATH=%s",
-            *(Path(__file__).resolve().parents[1], len(differing), differing[0], own),
+            *(here, len(differing), differing[0], own),
         )
     return own
 

@@ -14,7 +14,7 @@ from typing import Any
 import determined as det
 from determined import core
 
-from determined_ds.checkpoints.find import determineds_folder
+from determined_ds.checkpoints.storage import determineds_folder
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where

@@ -220,6 +220,51 @@ def test_where_it_is_stated_and_memory_lacks_nothing_is_trained(one_rank: Ranks,
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+class Recorded:
+    """A value that says which threads have pickled it."""
+
+    threads: list[str] = []  # noqa: RUF012
+
+    def __reduce__(self) -> Any:
+        self.threads.append(threading.current_thread().name)
+        return (Recorded, ())
+
+    def __deepcopy__(self, memo: Any) -> Recorded:
+        return self
+
+
+def train_with_state(run_dir: str) -> list[str]:
+    """In a rank: train with a callback that has a state of its own. Returns what has pickled it in training."""
+    from determined.pytorch import Batch, PyTorchCallback
+
+    from determined_ds import Trainer, open_context
+
+    class Stated(PyTorchCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"state": Recorded()}
+
+        def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+            seen.append(list(Recorded.threads))
+            Recorded.threads.clear()
+
+    seen: list[list[str]] = []
+    torch.serialization.add_safe_globals([Recorded])
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    with open_context(
+        hparams={"global_batch_size": 8, "deepspeed_config": ds_config}, run_dir=run_dir, accelerator="cpu"
+    ) as context:
+        trial = trial_class()(context)
+        trial.build_callbacks = lambda: {"stated": Stated()}
+        lengths = {"max_length": Batch(BATCHES), "checkpoint_period": Batch(2)}
+        Trainer(trial, context).fit(**lengths, checkpoint_policy="none", asynchronous_checkpoints=True)
+    return seen[1]
+
+
+def test_a_ranks_own_part_is_pickled_by_the_thread(one_rank: Ranks, tmp_path: Path) -> None:
+    """But for the first one, of which it is tried at once whether it can be read back."""
+    assert one_rank.run(train_with_state, str(tmp_path)) == [["checkpoint-writer"]]
+
+
 def killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """Kill a run in the middle of writing, resume, and so on; then to the end."""
     told = experiment(zero=1, asynchronous=True)

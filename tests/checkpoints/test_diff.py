@@ -129,7 +129,7 @@ def test_what_ends_too_early_or_is_no_checkpoint_is_an_error(tmp_path: Path) -> 
     one, other = made(tmp_path / "a", model()), made(tmp_path / "b", model())
     (other / "model0/rank0.bin").write_bytes(b"header")
     done = checkpoint("diff", one, other)
-    assert (done.exit_code, "ends before its slice" in done.output) == (1, True)
+    assert (done.exit_code, "ends before elements" in done.output) == (1, True)
     assert checkpoint("diff", one, tmp_path).exit_code == 2
 
 

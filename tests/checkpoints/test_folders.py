@@ -25,20 +25,20 @@ def folders_apart(folder: str, alike: bool) -> tuple[list[str], bool]:
 
     Returns what is in it, and whether it has another inode than before.
     """
-    from determined_ds.checkpoints import folders
+    from determined_ds.checkpoints import storage
 
     distributed = joined_as_machines()
     own = Path(folder, os.environ["RANK"], "checkpoint")
     (own / "model0").mkdir(parents=True)
     (own / "model0" / "part").write_text(os.environ["RANK"])
-    before, identity = own.stat().st_ino, folders._identity
+    before, identity = own.stat().st_ino, storage._identity
 
     def looks(path: Path) -> tuple[int, int]:
         return (1, 1) if alike and identity(path)[1] == before else identity(path)
 
-    with patch.object(folders, "_identity", looks):
-        folders.keep_apart(own, distributed)
-    assert not folders.is_shared(own / "model0" / "part", distributed)
+    with patch.object(storage, "_identity", looks):
+        storage.keep_apart(own, distributed)
+    assert not storage.share_of(own / "model0", distributed, "part")[2]
     there = [f"{file.relative_to(own)} {file.read_text()}" for file in own.rglob("part")]
     return there, own.stat().st_ino != before
 

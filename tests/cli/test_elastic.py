@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, losses, run, steps
+from tests.cli.own_runs import LENGTH, LOSS, edit, losses, run, steps
 from tests.harness.ranks import ROOT, free_port
 from tests.package import checkpoints, reseal
 
-STAGE = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage"
 # The agent of rank 1 dies with it, whenever that comes to the fourth batch: another start does not help.
 DIES = """
         import os, signal
@@ -26,46 +25,6 @@ DIES = """
 
 def result(run_dir: Path) -> Any:
     return json.loads((run_dir / "result.json").read_text())
-
-
-@pytest.mark.parametrize(
-    "legs",
-    [
-        pytest.param(
-            [("2", "3"), ("4", "2"), ("2", "1")],
-            id="2-2-4-2",
-            marks=pytest.mark.long("tests/interrupted has the numbers on other ranks"),
-        ),
-        pytest.param(
-            [("1", "1"), ("2", "3"), ("1", "0")],
-            id="2-1-2-1",
-            marks=pytest.mark.long("2-2-4-2 changes both, too"),
-        ),
-    ],
-)
-def test_slots_and_stage_change_at_every_resume(
-    trained: Path, tmp_path: Path, legs: list[tuple[str, str]]
-) -> None:
-    """Two batches on two ranks under ZeRO 1, then legs of so many slots under another stage."""
-    first = run(OWN_MODEL, tmp_path / "run", sets=[f"{LENGTH}=2"])
-    assert first.returncode == 0, first.stderr
-    slots, stage = "2", "1"
-    for number, (now_slots, now_stage) in enumerate(legs):
-        length = (3, 4, 6)[number]
-        done = run(
-            *(OWN_MODEL, tmp_path / "run", "--resume", "--slots", now_slots),
-            sets=[f"{LENGTH}={length}", f"{STAGE}={now_stage}"],
-        )
-        assert done.returncode == 0, done.stderr
-        if now_slots != slots:
-            assert f"slots {slots} -> {now_slots}" in done.stdout
-            assert f"elastic     {slots} rank" in done.stdout
-            assert "training metrics since the last report begin anew" in done.stdout
-        if now_stage != stage:
-            assert f"zero_stage {stage} -> {now_stage}" in done.stdout
-        slots, stage = now_slots, now_stage
-    assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-6)
-    assert result(tmp_path / "run")["slots"] == int(slots)
 
 
 def test_an_optimizer_of_another_kind_begins_anew(copied: Path) -> None:

@@ -22,7 +22,7 @@ from tests.cli.own_runs import (
     steps_of,
 )
 from tests.harness.command import det_ds
-from tests.package import checkpoints, reseal
+from tests.package import checkpoints, files_read_to_verify, reseal
 
 
 def refused(folder: Path, run_dir: str, *words: str | Path) -> str:
@@ -94,18 +94,6 @@ def test_one_of_a_trial_on_a_cluster_is_resumed_too(copied: Path, tmp_path: Path
     assert steps(copied / "new") == [5]
 
 
-def test_damaged_checkpoints_are_said_and_passed_over(copied: Path) -> None:
-    """The newest one lost a file: the run goes on from the one before."""
-    there = copied / "run"
-    damaged, good = at(there, 6), at(there, 4)
-    (damaged / "trial_state.json").write_text("{}")
-    done = run(copied / "own_model", there, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert f"warning: checkpoint {damaged.name} is damaged" in done.stderr
-    assert f"  resume     batch 4, checkpoint {good.name}\n" in done.stdout
-    assert steps(there) == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
     there = copied / "run"
     damaged, good = at(there, 6), at(there, 4)
@@ -117,6 +105,17 @@ def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"{file.name} is not what was written (its checksum differs)" in done.stderr
     assert f"  resume     batch 4, checkpoint {good.name}\n" in done.stdout
+
+
+def test_a_resume_reads_each_file_once_to_verify_it(copied: Path) -> None:
+    """The launcher reads them, and its ranks do not again: a large checkpoint takes minutes to read."""
+    newest, lines = at(copied / "run", 6), copied / "read.txt"
+    with files_read_to_verify(lines):
+        done = run(copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7"])
+    assert done.returncode == 0, done.stderr
+    names = [file.name for file in newest.rglob("*") if file.is_file()]
+    read = [name for name in lines.read_text().split() if name.endswith(".safetensors")]
+    assert sorted(read) == sorted(name for name in names if name.endswith(".safetensors"))
 
 
 def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.package import checkpoints, damage
-from tests.rundir.runs import scored
 
 
 @pytest.fixture
@@ -62,17 +62,24 @@ def test_metadata_may_be_a_copy_of_the_masters(checkpoint: Path) -> None:
         assert "metadata.json" in str(damage(checkpoint)), other
 
 
-def test_the_one_before_a_damaged_one_is_resumed_from_and_that_is_said(copied: Path) -> None:
-    run = copied / "run"
-    newest, before = checkpoints(run)
-    shard = newest / "model0/rank1.safetensors"
-    shard.write_bytes(DAMAGES["flipped"](shard.read_bytes()))
-    fit = {"checkpoint_policy": "best", "stop_on_nan": False}
-    done = scored(copied, {6: "1", 8: "1", 10: "1"}, "--resume", slots=2, **fit)
-    assert done.returncode == 0, done.stderr
-    assert f"{newest.name} is damaged: model0/rank1.safetensors" in done.stderr
-    assert "resumed at batch 4 of 10" in done.stdout
-    assert before.name not in done.stderr
+def test_one_that_a_run_deletes_meanwhile_is_passed_over(copied: Path) -> None:
+    """As ``save_total_limit`` does, while watch, report and rank 0 look: it gets another name, and is gone."""
+    folder, ends = copied / "run/checkpoints", threading.Event()
+    (_, before) = checkpoints(copied / "run")
+
+    def delete_and_return() -> None:
+        while not ends.is_set():
+            before.rename(folder / f".{before.name}.partial")
+            (folder / f".{before.name}.partial").rename(before)
+
+    thread = threading.Thread(target=delete_and_return)
+    thread.start()
+    try:
+        found = [len(checkpoints(copied / "run")) for _ in range(1000)]
+    finally:
+        ends.set()
+        thread.join()
+    assert set(found) <= {1, 2}
 
 
 def test_a_word_a_path_and_a_uuid_name_a_checkpoint(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

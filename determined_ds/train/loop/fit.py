@@ -12,7 +12,7 @@ from typing import Any
 
 from determined import pytorch
 
-from determined_ds.checkpoints.find import find_checkpoint
+from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.config.params import (
     ONLY_COUNTED,
     WARM_STARTS,

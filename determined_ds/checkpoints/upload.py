@@ -12,7 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,48 +29,34 @@ LOOK_EVERY_S = 0.2
 def upload(
     config: Mapping[str, Any], folder: Path, uuid: str, names: Sequence[str], beat: Callable[[], None]
 ) -> None:
-    """Upload files, and wait for it.
-
-    Args:
-        config: ``checkpoint_storage``.
-        folder: Of the files.
-        uuid: Of the checkpoint.
-        names: Relative names of the files.
-        beat: Called now and then; what it raises ends the upload.
-
-    Raises:
-        OSError: the storage does not take them; with its words.
-    """
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-    assert process.stdin is not None
-    assert process.stderr is not None
-    said: list[bytes] = []
-    reader = threading.Thread(target=lambda: said.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
-    reader.start()
+    """Upload files, and wait for it."""
     order = {"config": dict(config), "folder": str(folder), "uuid": uuid, "names": list(names)}
-    try:
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-        while process.poll() is None:
-            beat()
-            reader.join(LOOK_EVERY_S)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        process.stdin.close()
-    if process.returncode:
-        lines = b"".join(said).decode(errors="replace").strip().splitlines()
-        raise OSError(
-            f"checkpoint_storage refuses it: {lines[-1] if lines else 'the upload has ended early'}"
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+            while process.poll() is None:
+                beat()
+                time.sleep(LOOK_EVERY_S)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+        if process.returncode:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            raise OSError(
+                f"checkpoint_storage refuses it: {lines[-1] if lines else 'the upload has ended early'}"
+            )
 
 
 @contextmanager
@@ -90,15 +78,15 @@ def all_but(manager: Any, names: set[str]) -> Iterator[None]:
         del manager.upload
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()  # to the end of the rank, which writes nothing more
-    os._exit(1)
-
-
 def main() -> None:
     """Do what stands in the first line of stdin."""
     order = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:
+        sys.stdin.buffer.read()  # to the end of the rank, which writes nothing more
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     manager = storage.build(order["config"], container_path=None)
     try:
         manager.upload(order["folder"], order["uuid"], set(order["names"]))
