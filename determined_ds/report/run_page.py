@@ -189,28 +189,17 @@ def runs_page(runs: Sequence[RunView]) -> str:
             }
             for index, shown in enumerate(runs)
         ],
-        reasons=[(shown.label, printable(shown.why)) for shown in runs if shown.why],
         charts=[(title, _keys(names, several)) for title, names in charts.items()],
         thinned=thinned,
         parts=MOST_PARTS,
         profiles=_of_each(runs, "profile", _profile),
         partitions=_of_each(runs, "partition", _partition),
         blocks=_of_each(runs, "ended", _block),
-        launches=[
-            {
-                **{key: getattr(each, key) for key in ("kind", "slots", "strategy", "steps_completed")},
-                "label": shown.label,
-                "when": _date(each.time),
-                "reason": printable(each.reason),
-            }
-            for shown in runs
-            for each in shown.run.launches
-            if any(len(other.run.launches) > 1 for other in runs)
-        ],
-        warnings=_warnings(runs),
+        runs=runs,
+        was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
+        date=_date,
+        printable=printable,
         alike=_alike(runs),
-        own=[(shown.label, shown.sections) for shown in runs] if several else [],
-        places=f"Read from {', '.join(shown.place for shown in runs)}.",
         json=Markup(text),
     )
 
@@ -562,17 +551,3 @@ def _block(shown: RunView, _: str) -> str:
         return ""
     lines = closing_block(shown.run)
     return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
-
-
-def _warnings(runs: Sequence[RunView]) -> list[tuple[str, str, str, str, str, str]]:
-    """Label, message, source, times, first at, ranks: those about the configuration, then those of ranks."""
-    rows = []
-    for shown in runs:
-        said = dict.fromkeys(text for launch in shown.run.launches for text in launch.warnings)
-        rows += [(shown.label, text, "configuration", "1", "", "") for text in said]
-        for each in shown.warnings:
-            source = each.source if each.level == "WARNING" else f"{each.level}  {each.source}"
-            first = f"batch {each.steps_completed:,}" if each.steps_completed else "the start"
-            ranks = ", ".join(map(str, each.ranks))
-            rows.append((shown.label, each.message, source, f"{each.count:,}", first, ranks))
-    return rows

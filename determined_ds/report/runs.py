@@ -181,6 +181,11 @@ class RunView:
         return self.run.result.reason or ""
 
     @property
+    def about_configuration(self) -> list[str]:
+        """What its launches have warned of, each once."""
+        return list(dict.fromkeys(text for launch in self.run.launches for text in launch.warnings))
+
+    @property
     def steps(self) -> int:
         """Batches trained."""
         reported = [int(record["steps_completed"]) for record in self.run.records]

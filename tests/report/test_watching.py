@@ -108,7 +108,9 @@ def test_a_late_report_of_an_earlier_batch_leaves_the_curve(run: Path, held: int
 def test_a_run_that_has_not_reported_yet_is_starting(run: Path, held: int) -> None:
     (run / "metrics.jsonl").unlink()
     threading.Timer(0.7, os.close, [held]).start()
-    assert "starting " in watch(run, **TERMINAL)
+    said = watch(run, **TERMINAL)
+    assert "starting " in said
+    assert "nothing is reported yet" in said
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(
