@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.gpu.one_card import (
+    FIT,
     GIB,
     OVERWRITE,
     PRECISION,
@@ -28,6 +29,7 @@ from tests.gpu.one_card import (
     tokens_per_second,
 )
 from tests.harness.required import skip_or_fail
+from tests.package import records
 
 GPU = "cuda"
 MODELS = (
@@ -113,6 +115,16 @@ def test_memory_is_what_was_estimated(stage: int, tmp_path: Path) -> None:
     card_with(20)
     peak, estimated = peak_beside_estimate(tmp_path, GPU, gpt2("small", stage, 8))
     assert peak == pytest.approx(estimated, rel=MEMORY)
+
+
+def test_a_recording_leaves_no_floor_under_the_peak_of_memory(tmp_path: Path) -> None:
+    """MFU's peak is measured with matrices of hundreds of MiB, before engines are built."""
+    peaks = []
+    for name, profiled in (("plain", []), ("profiled", [f"{FIT}.profile.wait=2", f"{FIT}.profile.active=2"])):
+        run("gpt2/zero0", tmp_path / name, GPU, [*length(8), *profiled])
+        reports = records(tmp_path / name, "training")
+        peaks.append(max(metrics["peak_memory_gib"] for _, metrics in reports))
+    assert peaks[1] == pytest.approx(peaks[0], abs=0.05)
 
 
 @pytest.mark.parametrize(
