@@ -14,7 +14,7 @@ from determined_ds.checkpoints.files import written_by
 from determined_ds.checkpoints.retention import as_number
 from determined_ds.documents.document import get_path
 from determined_ds.memory.units import format_bytes
-from determined_ds.report.numbers import count, duration, percent, rate, short_number, span
+from determined_ds.report.numbers import count, duration, percent, rate, short_number, short_span
 from determined_ds.report.state import LOSS, TRAINING, VALIDATION, RunState, metric_of
 from determined_ds.rundir.records import COMPLETED, Launch, RecordedRun
 from determined_ds.rundir.run_dir import short
@@ -83,7 +83,7 @@ def _facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
 
     most, least = reported("peak_memory_gib"), reported("peak_memory_gib_min")
     if most:
-        took = f"{span(max(least or most), max(most), 3)} GiB a rank at most"
+        took = f"{short_span(max(least or most), max(most))} GiB a rank at most"
         on_cpu = launch is not None and launch.accelerator == "cpu"
         what, *keys = "model states", "model_states_bytes"
         if on_cpu:  # not all of it: of a buffer only what was written to is resident

@@ -56,10 +56,16 @@ def percent(share: float | None, decimals: int = 1) -> str:
     return UNKNOWN if share is None else f"{100 * share:.{decimals}f} %"
 
 
-def span(low: float, high: float, digits: int = 4) -> str:
+def span(low: float, high: float) -> str:
     """Lowest to highest: ``96.9–98.1``; one number where both read the same."""
-    ends = number(low, digits), number(high, digits)
+    ends = number(low), number(high)
     return ends[0] if ends[0] == ends[1] else "–".join(ends)
+
+
+def short_span(low: float, high: float) -> str:
+    """The same in a narrow space, and in ASCII: ``0.68..0.71``."""
+    ends = f"{low:.3g}", f"{high:.3g}"
+    return ends[0] if ends[0] == ends[1] else "..".join(ends)
 
 
 def count(value: int, thing: str) -> str:

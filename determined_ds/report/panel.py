@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from determined_ds.memory.units import GIB
-from determined_ds.report.numbers import duration, percent, rate, short_number, span
+from determined_ds.report.numbers import duration, percent, rate, short_number, short_span
 from determined_ds.report.state import RATE, TRAINING, RunState, metric_of
 
 GB = 1e9
@@ -193,7 +193,7 @@ def _memory(state: RunState) -> list[Part]:
     if most is None:
         return []
     least = metric_of(state.training, "peak_memory_gib_min")
-    found = [(f"peak {span(most if least is None else least, most, 3)} GiB/rank", "")]
+    found = [(f"peak {short_span(most if least is None else least, most)} GiB/rank", "")]
     held, reserved = (metric_of(state.training, f"memory_{name}_gb") for name in ("allocated", "reserved"))
     if held is not None and reserved is not None:
         more = "" if reserved == held else f", {GB / GIB * reserved:.3g} reserved"
