@@ -111,7 +111,7 @@ def test_what_the_cluster_gets() -> None:
         "script",
         "runtime/scripts/as_on_cluster",
         "runtime/shapes/of_layers",
-        "report/terminal/watching",
+        "report/watch",
     )
     assert not {f"determined_ds/{name}.py" for name in only_here} & sent.keys()
     assert {path.split("/")[0] for path in sent if "/" in path} == {
