@@ -208,11 +208,9 @@ def _of_transformers(source: Source) -> Iterator[Change]:
 
 def _of_deepspeed(source: Source, ported: bool) -> Iterator[Change]:
     """What ``determined_ds.session`` does in place of a script's own lines; of a ported one, what may go."""
-    must, made = NOTE if ported else WARNING, source.calls_of(INITIALIZE)
-    engines = (
-        ", ".join(dict.fromkeys(names[0] for call in made if (names := source.targets.get(call)))) or "engine"
-    )
-    joins = source.calls_of(*JOINS)
+    must, made, joins = NOTE if ported else WARNING, source.calls_of(INITIALIZE), source.calls_of(*JOINS)
+    own = _made(source, made)
+    engines = ", ".join(own) or "engine"
     first = None if ported else [*joins, *made][0]
     if first is not None:
         place = "write in its place" if joins else "write above it"
@@ -227,20 +225,41 @@ def _of_deepspeed(source: Source, ported: bool) -> Iterator[Change]:
         message = "adds --deepspeed and --deepspeed_config, which no launcher here passes"
         fix = "remove it: hyperparameters.deepspeed_config names the JSON, and s.ds_config is it"
         yield call, "config-arguments", NOTE, message, fix
-    for call, _ in source.method_calls("add_argument"):
-        if {"--local_rank", "--local-rank"} & {getattr(each, "value", None) for each in call.args}:
-            message = "Determined's launchers and det-ds run pass no --local_rank"
-            fix = "remove it: s.rank, s.distributed.local_rank and s.device"
-            yield call, "local-rank", NOTE, message, fix
     for call in source.calls_of(*SAMPLER):
         yield call, "sampler", must, "s.loader gives each replica its share, and shuffles", "remove it"
-    for call, _ in source.method_calls("save_checkpoint"):
-        fix = f"write s.checkpoint({engines}); or remove it: fit.checkpoint_period writes them"
-        yield call, "save-checkpoint", must, "a run that resumes does not find this checkpoint", fix
-    for call, _ in source.method_calls("load_checkpoint"):
-        message = "s.checkpoint loads what a run resumes from, with the optimizer, the data and generators"
-        yield call, "load-checkpoint", must, message, "remove it"
     yield from _devices(source, must, "write s.device", "write {}.to(s.device)", "remove it")
+    saves = f"write s.checkpoint({engines}); or remove it: fit.checkpoint_period writes them"
+    loads = "s.checkpoint loads what a run resumes from, with the optimizer, the data and generators"
+    shuffles = "s.loader needs no sampler: it shuffles in each epoch by itself, by the trial's seed"
+    methods = {
+        "save_checkpoint": ("a run that resumes does not find this checkpoint", saves),
+        "load_checkpoint": (loads, "remove it"),
+        "set_epoch": (shuffles, "remove {}.set_epoch(...)"),
+        "train_batch": (
+            "the loop around it cannot be resumed",
+            "write for batches in s.steps(): {}.train_batch(data_iter=batches)",
+        ),
+        "add_argument": (
+            "Determined's launchers and det-ds run pass no --local_rank",
+            "remove it: s.rank, s.distributed.local_rank and s.device",
+        ),
+    }
+    codes = {"set_epoch": "sampler", "add_argument": "local-rank"}
+    for call, owner in source.method_calls(*methods):
+        name = str(getattr(call.func, "attr", ""))
+        is_rank = {"--local_rank", "--local-rank"} & {getattr(each, "value", None) for each in call.args}
+        if (name == "add_argument" and not is_rank) or (
+            name == "train_batch" and (ported or owner not in own)
+        ):
+            continue
+        severity = NOTE if name == "add_argument" else must
+        yield (
+            call,
+            codes.get(name, name.replace("_", "-")),
+            severity,
+            methods[name][0],
+            methods[name][1].format(owner),
+        )
     for call in made if not ported else ():
         config, data = keyword(call, "config", "config_params"), keyword(call, "training_data")
         instead = []
@@ -250,33 +269,16 @@ def _of_deepspeed(source: Source, ported: bool) -> Iterator[Change]:
         if data is not None:
             instead.append(f"without training_data, and s.loader({text_of(data)}) in place of its loader")
         fix = f"write {', '.join([*instead, f'and then s.checkpoint({engines}), before the first batch'])}"
-        yield (
-            call,
-            "initialize",
-            must,
-            "the engine's configuration, data and checkpoints are the script's own",
-            fix,
-        )
+        message = "the engine's configuration, data and checkpoints are the script's own"
+        yield call, "initialize", must, message, fix
     for call in source.calls_of(*LOADER):
         dataset = call.args[0] if call.args else keyword(call, "dataset")
         stated = "dataset" if dataset is None else text_of(dataset)
         named = any(VALIDATES.search(name) for name in [*source.targets.get(call, []), stated])
-        validates = named or _validates(source, call)
-        message = "is not divided among replicas" if validates else "cannot continue where a run was stopped"
-        yield (
-            call,
-            "data-loader",
-            must,
-            message,
-            f"write s.{'validation_' if validates else ''}loader({stated})",
-        )
-    for call, owner in source.method_calls("set_epoch"):
-        message = "s.loader needs no sampler: it shuffles in each epoch by itself, by the trial's seed"
-        yield call, "sampler", must, message, f"remove {owner}.set_epoch(...)"
-    for call, owner in source.method_calls("train_batch") if not ported else ():
-        if owner in engines.split(", "):
-            fix = f"write for batches in s.steps(): {owner}.train_batch(data_iter=batches)"
-            yield call, "train-batch", must, "the loop around it cannot be resumed", fix
+        message, fix = "cannot continue where a run was stopped", f"write s.loader({stated})"
+        if named or _validates(source, call):
+            message, fix = "is not divided among replicas", f"write s.validation_loader({stated})"
+        yield call, "data-loader", must, message, fix
     reports = any(owner != "self" for _, owner in source.method_calls("report"))
     for call, name in source.calls if not reports else ():
         parts = (part for each in [*call.args, *call.keywords] for part in ast.walk(each))
@@ -325,9 +327,8 @@ def _ds_config(source: Source) -> str:
     folder = source.file.parent
     stated = (getattr(node, "value", None) for node in source.nodes if isinstance(node, ast.Constant))
     named = (each for each in stated if isinstance(each, str) and each.endswith(".json") and len(each) < 200)
-    small = (
-        path for path in sorted(folder.glob("*.json")) if path.is_file() and path.stat().st_size < MOST_READ
-    )
-    beside = (path.name for path in small if DEEPSPEED_KEYS.search(path.read_text(errors="replace")))
-    found = next((each for each in named if (folder / each).is_file()), None) or next(beside, None)
-    return f"deepspeed_config: {found}" if found else ""
+    for path in (*(folder / each for each in named), *sorted(folder.glob("*.json"))):
+        is_read = path.is_file() and path.stat().st_size < MOST_READ
+        if is_read and DEEPSPEED_KEYS.search(path.read_text(errors="replace")):
+            return f"deepspeed_config: {path.relative_to(folder) if path.is_relative_to(folder) else path}"
+    return ""

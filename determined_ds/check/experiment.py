@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from determined_ds.check.output import ERROR, Finding, Report, findings_of, in_order
-from determined_ds.check.space import judge_points, point_findings, search_problems
+from determined_ds.check.output import ERROR, Report, findings_of, in_order
+from determined_ds.check.search import search_problems
+from determined_ds.check.space import judge_points, point_findings
 from determined_ds.check.trial import (
     code_problems,
     metric_problems,
@@ -40,12 +41,9 @@ from determined_ds.experiment.entrypoint import launcher_problem
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
-from determined_ds.experiment.source import Script, TrialClass, find_code, read_trial
+from determined_ds.experiment.source import Script, find_code, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
 from determined_ds.experiment.variables import variable_problems
-
-if TYPE_CHECKING:
-    from determined_ds.check.fits_gpu import GpuMemory
 
 # Codes of problems that follow from a hyperparameter that is invalid or has another name, and so is not there.
 OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
@@ -54,8 +52,8 @@ STRATEGY = tuple(
 )
 # Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
 LARGE = 8
-
-Checked = tuple[list[Problem], list[Problem]]  # problems, warnings
+# The problem of a point that does not fit a GPU; it raises a ConfigError where its model cannot be built.
+DoesNotFit = Callable[[Experiment, ResolvedConfig, Path, Document], Problem | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +64,13 @@ class CheckOptions:
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, by the tables of keys: on a cluster, or in a search here.
-        gpu_memory: To check whether points fit; None: not checked.
+        does_not_fit: Of a slot's GPU; None: whether points fit is not checked.
     """
 
     context_dir: Path | None = None
     accelerator: str = "cuda"
     place: int = CLUSTER
-    gpu_memory: GpuMemory | None = None
+    does_not_fit: DoesNotFit | None = None
 
 
 def check_experiment(document: Document, options: CheckOptions) -> Report:
@@ -88,10 +86,8 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
     refused, warned = [*refused, *unnamed], [*warned, *secret_problems(document), *unused]
     experiment, problems = read_experiment(document)
     of_entrypoint = [problem for problem in problems if problem.key == "entrypoint"]
-    stated = document.get(("entrypoint",))
-    if (
-        of_entrypoint and stated is not None and "determined_ds" not in str(stated)
-    ):  # another library trains it
+    named = document.get(("entrypoint",))
+    if of_entrypoint and named is not None and "determined_ds" not in str(named):  # another library trains it
         is_said = any(problem.key == "entrypoint" for problem in (*refused, *warned))
         found = findings_of(refused, [*warned, *([] if is_said else of_entrypoint)])
         return Report(file=file, kind="experiment", findings=in_order(found, file))
@@ -99,29 +95,35 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
     # The configuration and the code
     reported = {problem.key for problem in refused}
     own = [problem for problem in problems if not _covered(problem.key, reported)]
-    ignored = ignored_keys_of(document, options.place)
-    ignored = [each for each in ignored if not _covered(each.key, reported | {other.key for other in warned})]
+    said = reported | {problem.key for problem in warned}
+    ignored = [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, said)]
     findings = findings_of([*refused, *own], [*warned, *ignored])
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
-        lost = lost_on_cluster(experiment.hyperparameters, variables)
-        # Of what our own trainer logs.
-        policies = (
-            _missing_policies(document) if experiment.states_all and "log_policies" not in reported else []
-        )
-        findings += findings_of([], [*_launcher_problems(document), *lost], policies)
+        odd = lost_on_cluster(experiment.hyperparameters, variables)
+        slots = document.get(("resources", "slots_per_trial"))
+        spans = isinstance(slots, int) and slots > LARGE
+        if spans and document.get(("resources", "is_single_node")) is not True:
+            odd += filter(None, [launcher_problem(named, document.origin(("entrypoint",)))])
+        ours = experiment.states_all and "log_policies" not in reported  # of what our own trainer logs
+        findings += findings_of([], odd, _missing_policies(document) if ours else [])
     context_dir = options.context_dir or _context_of(experiment, Path(file))
     trials = functools.cache(lambda trial: read_trial(trial, context_dir))
-    findings += _code_findings(experiment, context_dir, trials, on_cluster)
+    if experiment.trial or experiment.script is not None:
+        anywhere, here = code_problems(experiment, context_dir)
+        findings += findings_of(anywhere, here) if on_cluster else findings_of([*anywhere, *here])
+        if experiment.trial and not anywhere:
+            wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
+            findings += findings_of(wrong, notes=unknown)
+        elif on_cluster and not anywhere:
+            findings += findings_of([], _unsent(experiment, context_dir))
     errors = [finding.problem for finding in findings if finding.severity == ERROR]
     broken = {problem.key for problem in errors if f"{problem.key}.".startswith("hyperparameters.")}
 
     # The search, and the length of the training
     if not broken and not any(problem.key.startswith("searcher") for problem in errors):
-        fit, stated = (
-            read_hyperparameters(experiment.hyperparameters)[0].fit,
-            experiment.hyperparameters.get(("fit",)),
-        )
+        fit = read_hyperparameters(experiment.hyperparameters)[0].fit
+        stated = experiment.hyperparameters.get(("fit",))
         stated = stated.get("max_length") if isinstance(stated, dict) else stated
         unstated = fit.max_length is None and stated is None and experiment.script is None
         metrics = (
@@ -135,8 +137,9 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
     # The configuration of the points is unknown.
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):
-        said = in_order(findings, file)
-        return Report(file=file, kind="experiment", findings=said, context_dir=context_dir)
+        return Report(
+            file=file, kind="experiment", findings=in_order(findings, file), context_dir=context_dir
+        )
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
@@ -144,18 +147,19 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
     where = Where(context_dir=context_dir, accelerator=devices)
     reported = {finding.problem.key for finding in findings}
-    points, gpu_memory, staged = points_of(experiment.space), options.gpu_memory, experiment.pipeline_trial
+    points, does_not_fit = points_of(experiment.space), options.does_not_fit
+    staged = experiment.pipeline_trial
 
-    def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Checked:
+    def check(point: Document, resolved: ResolvedConfig | None) -> tuple[list[Problem], list[Problem]]:
         """What is checked of a point beside its configuration: what the trial's source shows, whether it fits."""
-        problem = stages_problem(hyperparameters, trials(staged)) if staged else None
+        problem = stages_problem(point, trials(staged)) if staged else None
         if resolved is None:
             return [problem] if problem else [], []
         if problem is None and experiment.trial:
             trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
-            problem = next(iter(trial_problems(trained, hyperparameters, resolved)), None)
-        if problem is None and gpu_memory is not None:
-            problem = gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
+            problem = next(iter(trial_problems(trained, point, resolved)), None)
+        if problem is None and does_not_fit is not None:
+            problem = does_not_fit(experiment, resolved, context_dir, point)
         # A package that is missing here may be in the cluster's image.
         return [problem] if problem else [], missing_packages(resolved.ds)
 
@@ -163,7 +167,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         judged = judge_points(experiment, points, where, check)
     except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
         findings += findings_of([], error.problems)
-        gpu_memory = None
+        does_not_fit = None
         judged = judge_points(experiment, points, where, check)
     if not any(each.problems or each.resolved for each in judged):
         findings += findings_of([], notes=[left_open(experiment)])
@@ -209,54 +213,16 @@ def _context_of(experiment: Experiment, config: Path) -> Path:
     return next(whole, with_code[0] if with_code else Path())
 
 
-def _code_findings(
-    experiment: Experiment, context_dir: Path, trials: Callable[[str], TrialClass], on_cluster: bool
-) -> list[Finding]:
-    """What is wrong with the trial or the script, and with the metric that it is to report."""
-    if not experiment.trial and experiment.script is None:
-        return []
-    document, metric = experiment.document, experiment.metric
-    anywhere, here = code_problems(experiment, context_dir)
-    findings = findings_of(anywhere, here) if on_cluster else findings_of([*anywhere, *here])
-    if anywhere:
-        return findings
-    if experiment.trial:
-        problems, notes = metric_problems(document, trials(experiment.trial), experiment.measures)
-        return [*findings, *findings_of(problems, notes=notes)]
+def _unsent(experiment: Experiment, context_dir: Path) -> list[Problem]:
+    """A warning where a script sends nothing to the tools that its experiment names."""
     file = find_code(experiment.entrypoint, context_dir)
-    script = None if file is None else Script(file=file, context_dir=context_dir)
-    if script is not None and metric and not script.names_metric(metric):
-        message = f"could not find where {script.file.name} reports it at validation: its source does not have the name"
-        fix = f'report it: core_context.train.report_validation_metrics(steps, {{"{metric}": value}})'
-        unknown = document.problem(("searcher", "metric"), message, fix, "metric-unknown")
-        findings += findings_of([], notes=[unknown])
-    loggers = read_loggers(experiment.hyperparameters, []) if on_cluster else None
-    if script is not None and loggers and not script.may_use_library:
-        message = (
-            f"{script.file.name} does not import determined_ds: on a cluster nothing is sent to these tools"
-        )
-        fix = "train within `with determined_ds.report_to_tools(core_context):`"
-        unsent = experiment.hyperparameters.problem(
-            (LOGGING,), message, fix, "logger-script", value=NOT_GIVEN
-        )
-        findings += findings_of([], [unsent])
-    return findings
-
-
-# ------------------------------------------------------------------------------------------- on a cluster
-
-
-def _launcher_problems(document: Document) -> list[Problem]:
-    """A warning of Determined's launcher of DeepSpeed, for an experiment with more slots than a large machine has."""
-    slots, on_one = (
-        document.get(("resources", "slots_per_trial")),
-        document.get(("resources", "is_single_node")),
-    )
-    if on_one is True or not isinstance(slots, int) or slots <= LARGE:
+    if file is None or not read_loggers(experiment.hyperparameters, []):
         return []
-    return [
-        *filter(None, [launcher_problem(document.get(("entrypoint",)), document.origin(("entrypoint",)))])
-    ]
+    if Script(file=file, context_dir=context_dir).may_use_library:
+        return []
+    message = f"{file.name} does not import determined_ds: on a cluster nothing is sent to these tools"
+    fix = "train within `with determined_ds.report_to_tools(core_context):`"
+    return [experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script", value=NOT_GIVEN)]
 
 
 def _missing_policies(document: Document) -> list[Problem]:

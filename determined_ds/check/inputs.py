@@ -14,8 +14,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, with_flags
 
 if TYPE_CHECKING:
-    from determined_ds.check.experiment import CheckOptions
-    from determined_ds.check.fits_gpu import GpuMemory
+    from determined_ds.check.experiment import CheckOptions, DoesNotFit
 
 
 def apart(paths: Sequence[Path], context_dir: Path | None) -> tuple[Sequence[Path], Path | None]:
@@ -29,7 +28,7 @@ def apart(paths: Sequence[Path], context_dir: Path | None) -> tuple[Sequence[Pat
         The files to check, and the context directory; None where neither states it.
 
     Raises:
-        ConfigError: two folders are given.
+        ConfigError: two folders are given, or one that does not come last.
     """
     folders = [path for path in paths if path.is_dir()]
     if len(paths) < 2 or not folders:
@@ -53,7 +52,7 @@ def check_files(
     slots: int | None = None,
     overrides: Sequence[str] = (),
     accelerator: str = "cuda",
-    gpu_memory: GpuMemory | None = None,
+    does_not_fit: DoesNotFit | None = None,
 ) -> list[Report]:
     """Check files, each by itself.
 
@@ -63,7 +62,7 @@ def check_files(
         slots: Instead of ``resources.slots_per_trial``.
         overrides: ``KEY=VALUE``, which overwrite values of every experiment.
         accelerator: ``cuda`` or ``cpu``.
-        gpu_memory: Of a slot, to check whether each point fits; None: not checked.
+        does_not_fit: As in :class:`~determined_ds.check.experiment.CheckOptions`.
 
     Returns:
         A report for each file, then one for each context directory in which something was found.
@@ -78,15 +77,11 @@ def check_files(
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
         raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, fix=fix))
-    options = CheckOptions(context_dir=context_dir, accelerator=accelerator, gpu_memory=gpu_memory)
+    options = CheckOptions(context_dir=context_dir, accelerator=accelerator, does_not_fit=does_not_fit)
     reports = [_check_file(file, options, slots, overrides) for file in files]
-    contexts: dict[Path, Path] = {}
-    for report in reports:
-        if report.context_dir is not None:
-            contexts.setdefault(report.context_dir.resolve(), report.context_dir)
-    for folder in contexts.values():
-        found = in_order(findings_of(*context_problems(folder)), str(folder))
-        if found:
+    folders = {each.context_dir.resolve(): each.context_dir for each in reversed(reports) if each.context_dir}
+    for folder in reversed(folders.values()):
+        if found := in_order(findings_of(*context_problems(folder)), str(folder)):
             reports.append(Report(file=str(folder), kind="context", findings=found))
     return reports
 
@@ -98,17 +93,15 @@ def _check_file(file: Path, options: CheckOptions, slots: int | None, overrides:
 
         changes, command = advice(file)
         return Report(file=name, kind="code", findings=in_order(changes, name), run=command)
-    kind = "experiment"
     try:
         document = read_json(file) if file.suffix == ".json" else read_yaml(file)
         if file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
-            kind = "deepspeed"
             errors, warnings = problems_alone(document)
             found = in_order(findings_of(errors, [*warnings, *missing_packages(document)]), name)
-            return Report(file=name, kind=kind, findings=found)
+            return Report(file=name, kind="deepspeed", findings=found)
         document = with_flags(document, slots=slots, overrides=overrides)
     except ConfigError as error:  # it cannot be read
-        return Report(file=name, kind=kind, findings=in_order(findings_of(error.problems), name))
+        return Report(file=name, kind="experiment", findings=in_order(findings_of(error.problems), name))
     from determined_ds.check.experiment import check_experiment
 
     return check_experiment(document, options)

@@ -40,10 +40,8 @@ class Share:
     where: str
 
     def __str__(self) -> str:
-        percent = 100 * self.share
-        shown = f"{percent:.0f}" if percent >= 1 or not percent else f"{percent:.1g}"
         space = f"the {self.of:,}" if self.exact else f"{self.of:,} sampled"
-        return f"{self.where}; {shown} % of {space}"
+        return f"{self.where}; {100 * self.share:.2g} % of {space}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +94,26 @@ class Report:
         return f"{said}; sampled {self.num_points:,} {space}"
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "kind": self.kind,
-            "findings": [_as_json(finding, self.file) for finding in self.findings],
-            "points": {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size},
-            **({"run": self.run} if self.run else {}),
-        }
+        found = []
+        for finding in self.findings:
+            (where, line, column), problem = place(finding, self.file), finding.problem
+            each: dict[str, Any] = {
+                "file": where,
+                "line": line,
+                "column": column,
+                "severity": finding.severity,
+            }
+            each |= {name: getattr(problem, name) for name in ("code", "key", "message", "fix")}
+            each["origin"] = str(problem.origin)
+            if problem.value is not NOT_GIVEN:
+                each["value"] = problem.value
+            if finding.share:
+                share = asdict(finding.share)
+                each["points"] = {"count": share.pop("num_points"), **share}
+            found.append(each)
+        points = {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size}
+        run = {"run": self.run} if self.run else {}
+        return {"file": self.file, "kind": self.kind, "findings": found, "points": points, **run}
 
 
 def findings_of(
@@ -141,33 +152,16 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     """A finding as a compiler prints it: place, severity, message, and the lines below."""
     where, line, column = place(finding, file)
     problem = finding.problem
-    head = problem.key
-    if problem.value is not NOT_GIVEN:
-        head += f" = {shown(problem.value)}"
+    head = problem.key if problem.value is NOT_GIVEN else f"{problem.key} = {shown(problem.value)}"
     elsewhere = problem.origin and not (isinstance(problem.origin, Origin) and problem.origin.line)
     if elsewhere and problem.origin != file:  # a flag, the accelerator
         head = f"{head} ({problem.origin})" if head else str(problem.origin)
     message = f"{head}: {problem.message}" if head else problem.message
-    below = [f"points: {finding.share}"] * (finding.share is not None) + [f"fix: {problem.fix}"] * bool(
-        problem.fix
-    )
+    below = [f"points: {finding.share}"] if finding.share else []
+    below += [f"fix: {problem.fix}"] if problem.fix else []
     # Keys come from a file, and may contain anything.
     message, *below = (
         "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         for text in (message, *below)
     )
     return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below
-
-
-def _as_json(finding: Finding, file: str) -> dict[str, Any]:
-    where, line, column = place(finding, file)
-    problem = finding.problem
-    found: dict[str, Any] = {"file": where, "line": line, "column": column, "severity": finding.severity}
-    found |= {name: getattr(problem, name) for name in ("code", "key", "message", "fix")}
-    found["origin"] = str(problem.origin)
-    if problem.value is not NOT_GIVEN:
-        found["value"] = problem.value
-    if finding.share:
-        share = asdict(finding.share)
-        found["points"] = {"count": share.pop("num_points"), **share}
-    return found

@@ -35,7 +35,7 @@ from determined_ds.experiment.source import (
 METRIC = ("searcher", "metric")
 AUTOTP = ("tensor_parallel", "autotp_size")
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
-# What a trial reports that is measured (runtime/loop/measured_loop.py).
+# What a trial reports that is measured (train/loop).
 MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "tokens_per_second", "batches")
 
 # ------------------------------------------------------------------------------------------- what is run
@@ -85,30 +85,26 @@ def code_problems(experiment: Experiment, context_dir: Path) -> tuple[list[Probl
         if is_module and not is_inside(first, context_dir) and installed(first) is not None:
             return [], []
         forms = ("*.py", "*/trial.py", "*/*/trial.py") if module else ("*.py", "*/*.py")
-        there = sorted(
-            str(each.relative_to(context_dir)) for form in forms for each in context_dir.glob(form)
-        )
-        there = [each.removesuffix(".py").replace("/", ".") for each in there] if is_module else there
+        files = {str(each.relative_to(context_dir)) for form in forms for each in context_dir.glob(form)}
+        there = sorted(files)
+        if is_module:
+            there = [each.removesuffix(".py").replace("/", ".") for each in there]
         guess = nearest(wanted, there)
         fix = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
         message = f"the context directory has no {'module' if is_module else 'file'} {wanted}"
         return refused(message, f"did you mean {guess}?" if guess else fix)
-    script = Script(file=file, context_dir=context_dir)
     try:
-        sources = [*script.sources.values()] if experiment.script else [Source(file, context_dir)]
+        if experiment.script:
+            return [], [*Script(file=file, context_dir=context_dir).own_drivers()]
+        source = Source(file, context_dir)
     except SourceError as error:
         where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}"
         return refused(f"{where} {error}", f"fix {where}")
-    wrong = [problem for source in sources for problem in source.wrong_imports()]
-    if experiment.script:
-        states_path = "PYTHONPATH" in str(experiment.config.get("environment"))  # where modules are
-        return wrong, [*script.own_drivers(), *([] if states_path else script.missing_packages())]
-    if not wrong and not sources[0].may_have(name):
-        classes = sources[0].classes
-        guess = nearest(name, classes)
-        fix = f"did you mean {guess}?" if guess else f"it has: {', '.join(classes) or 'no class'}"
+    if not source.may_have(name):
+        guess, classes = nearest(name, source.classes), ", ".join(source.classes) or "no class"
+        fix = f"did you mean {guess}?" if guess else f"it has: {classes}"
         return refused(f"module {module} has no {name}", fix)
-    return wrong, []
+    return [], []
 
 
 def without_library(script: ScriptEntrypoint, option: str) -> Problem:
@@ -154,16 +150,15 @@ def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: Resol
         package, _, name = named.rpartition(".")
         message, said = "", f"build_optimizer of {trial.name} returns torch.optim.{name}"
         is_untested = name.lower() not in ZERO_OPTIMIZERS - {"muon"}
-        device = ds.get(("zero_optimization", "offload_optimizer", "device"))
+        is_offloaded = ds.get(("zero_optimization", "offload_optimizer", "device")) in ("cpu", "nvme")
         if is_untested and not ds.get(("zero_allow_untested_optimizer",)):
             message = f"{said}, and ZeRO stage {stage} accepts only torch's Adam, AdamW and Adagrad"
             fix = (
                 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
             )
-        elif device in ("cpu", "nvme") and ds.get(("zero_force_ds_cpu_optimizer",)) is not False:
+        elif is_offloaded and ds.get(("zero_force_ds_cpu_optimizer",)) is not False:
             message = f"{said}, and an offloaded optimizer must be DeepSpeed's own"
-            fix = "return None, so that the one in the DeepSpeed JSON is used, or add "
-            fix += '"zero_force_ds_cpu_optimizer": false'
+            fix = 'return None, so that the JSON\'s is used, or add "zero_force_ds_cpu_optimizer": false'
         if message and package in ("torch.optim", f"torch.optim.{name.lower()}"):
             found.append(source.problem(call, message, fix, "zero-untested-optimizer"))
     kind = ds.get(("scheduler", "type"))
@@ -196,9 +191,9 @@ def _built(trial: TrialClass, method: str) -> tuple[Source, ast.Call, str] | Non
     """
     own = trial.member(method)
     if (
-        trial.library not in ("DataParallelTrial", "PipelineTrial")
+        own is None
+        or trial.library not in ("DataParallelTrial", "PipelineTrial")
         or trial.member("initialize")
-        or own is None
     ):
         return None
     [call, *others] = returned(own.node) or [None]
@@ -271,9 +266,8 @@ def reported_metrics(trial: TrialClass, measures: bool = False) -> ReportedMetri
         node = stated.node
         if not isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
             return None
-        items = [
-            getattr(item, "value", None) for item in (node.keys if isinstance(node, ast.Dict) else node.elts)
-        ]
+        listed = node.keys if isinstance(node, ast.Dict) else node.elts
+        items = [getattr(item, "value", None) for item in listed]
         names = tuple(item for item in items if isinstance(item, str))
         is_all = len(names) == len(items)
         if items and not isinstance(node, ast.Dict):
@@ -291,9 +285,9 @@ def _evaluated(trial: TrialClass) -> ReportedMetrics | None:
         if (own := trial.member(name)) is not None:
             names = _returned_keys(own.node)
             return ReportedMetrics(names) if names else None
-    loss = trial.member("loss") if is_plain else None
     if not is_plain:
         return ReportedMetrics(("validation_loss",)) if trial.library == "PipelineTrial" else None
+    loss = trial.member("loss")
     if loss is not None and (names := _returned_keys(loss.node)):
         return ReportedMetrics(tuple(PREFIX + key for key in names))
     annotation = getattr(loss.node, "returns", None) if loss is not None else None
@@ -303,15 +297,14 @@ def _evaluated(trial: TrialClass) -> ReportedMetrics | None:
 
 def _returned_keys(function: ast.AST | None) -> tuple[str, ...]:
     """The keys of the mappings that a function returns, written out; none where not all are to be seen."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for value in returned(function) or ():
         keys: list[object] = [None]
         if isinstance(value, ast.Dict):
             keys = [getattr(key, "value", None) for key in value.keys]
-        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+        elif isinstance(value, ast.Call) and text_of(value.func) == "dict":
             keys = [*(each.arg for each in value.keywords), *(None for _ in value.args)]
-        for key in keys:
-            if not isinstance(key, str):
-                return ()
-            found[key] = None
-    return tuple(found)
+        if not all(isinstance(key, str) for key in keys):
+            return ()
+        found += map(str, keys)
+    return tuple(dict.fromkeys(found))

@@ -15,12 +15,12 @@ from determined_ds.cli.memory import memory_options, show_memory
 from determined_ds.cli.options import GivenPath
 
 if TYPE_CHECKING:
-    from determined_ds.check.fits_gpu import GpuMemory
+    from determined_ds.check.experiment import DoesNotFit
     from determined_ds.check.output import Report
     from determined_ds.config.resolve import ResolvedConfig
     from determined_ds.documents.document import Document
+    from determined_ds.errors import Problem
     from determined_ds.experiment.experiment import Experiment
-    from determined_ds.memory.model import ModelShape
 
 EPILOG = """\b
 Examples:
@@ -43,51 +43,30 @@ answer, and the exit code is 0 even where nothing fits.
 EXIT_WARNINGS = 1
 EXIT_ERRORS = 2
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+CONTEXT_HELP = "CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial."
+GPU_HELP = "Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
+ACCELERATOR_HELP = 'The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.'
+EXPLAIN_HELP = "The exact DeepSpeed configuration, with the source of each value."
+RANKS_HELP = "Explain only which rank stands where, machine by machine."
+MACHINE_HELP = "To explain the ranks; default: all are on one machine."
+JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain value."
 
 
 @click.command(epilog=EPILOG)
 @click.argument("config", nargs=-1, type=GivenPath(), metavar="CONFIG... [CONTEXT_DIR]")
-@click.option(
-    "--context",
-    "context_dir",
-    type=GivenPath(),
-    help="CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial.",
-)
+@click.option("--context", "context_dir", type=GivenPath(), help=CONTEXT_HELP)
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
 @click.option(
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
 )
-@click.option(
-    "--gpu-memory", metavar="SIZE", help="Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
-)
-@click.option(
-    "--accelerator",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    help='The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.',
-)
-@click.option(
-    "--explain",
-    "explained",
-    is_flag=True,
-    help="The exact DeepSpeed configuration, with the source of each value.",
-)
-@click.option(
-    "--ranks", "only_ranks", is_flag=True, help="Explain only which rank stands where, machine by machine."
-)
-@click.option(
-    "--slots-per-machine",
-    type=click.IntRange(min=1),
-    help="To explain the ranks; default: all are on one machine.",
-)
+@click.option("--gpu-memory", metavar="SIZE", help=GPU_HELP)
+@click.option("--accelerator", type=click.Choice(["cuda", "cpu"]), default="cuda", help=ACCELERATOR_HELP)
+@click.option("--explain", "explained", is_flag=True, help=EXPLAIN_HELP)
+@click.option("--ranks", "only_ranks", is_flag=True, help=RANKS_HELP)
+@click.option("--slots-per-machine", type=click.IntRange(min=1), help=MACHINE_HELP)
 @memory_options
 @click.option("--strict", is_flag=True, help="Exit 1 where there are warnings only.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="One JSON object, for editors and CI. Explained: only the plain value.",
-)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def check(
     config: tuple[Path, ...],
     context_dir: Path | None,
@@ -121,12 +100,11 @@ def check(
     if in_bytes and explained:
         raise click.UsageError("--memory and --explain exclude each other")
     if not config and in_bytes:
-        of_config = ("overrides", "context_dir", "accelerator")
-        ctx = click.get_current_context()
-        stated = [name for name in of_config if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if stated:
-            flags = [each.opts[0] for each in ctx.command.params if each.name in stated]
-            raise click.UsageError(f"{', '.join(flags)} needs a CONFIG")
+        ctx, of_config = click.get_current_context(), ("overrides", "context_dir", "accelerator")
+        given = [each for each in of_config if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
+        if given:
+            flags = ", ".join(each.opts[0] for each in ctx.command.params if each.name in given)
+            raise click.UsageError(f"{flags} needs a CONFIG")
         show_memory(None, asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
         return
     if not config:
@@ -135,82 +113,70 @@ def check(
 
     files, context_dir = apart(config, context_dir)
     if (explained or in_bytes) and len(files) > 1:
-        raise click.UsageError(
-            f"{'--explain' if explained else '--memory'} takes one experiment, not {len(files)} files"
-        )
+        option = "--explain" if explained else "--memory"
+        raise click.UsageError(f"{option} takes one experiment, not {len(files)} files")
     reports = check_files(
         files,
         context_dir=context_dir,
         slots=slots,
         overrides=overrides,
         accelerator=accelerator,
-        gpu_memory=None if gpu_memory is None or in_bytes else _gpu_memory(gpu_memory),
+        does_not_fit=None if gpu_memory is None or in_bytes else _does_not_fit(gpu_memory),
     )
     num_errors = sum(report.count("error") for report in reports)
     num_warnings = sum(report.count("warning") for report in reports)
-    if explained or in_bytes:
-        for report in reports:
-            _show(report, err=True)
-        if in_bytes and not num_errors:
-            show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
-        elif not num_errors:
-            explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
-    elif as_json:
+    if as_json and not (explained or in_bytes):
         said = [report.as_json() for report in reports]
         found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}
         click.echo(json.dumps(found, indent=2, default=str))
     else:
         for report in reports:
-            _show(report)
-        _summarize(len(files), num_errors, num_warnings)
-        if len(files) == 1 and not num_errors:
-            for line in run_in_words(reports[0]):
+            _show(report, err=explained or in_bytes)
+        if in_bytes and not num_errors:
+            show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
+        elif explained and not num_errors:
+            explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
+        elif not (explained or in_bytes):
+            summary, colour = f"{_count(len(files), 'file')} checked, nothing to fix", "green"
+            if num_errors or num_warnings:
+                summary = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
+                summary += f" in {_count(len(files), 'file')}"
+                colour = "red" if num_errors else "yellow"
+            click.echo(click.style(summary, fg=colour))
+            for line in run_in_words(reports[0]) if len(files) == 1 and not num_errors else ():
                 click.echo(line)
     sys.exit(EXIT_ERRORS if num_errors else EXIT_WARNINGS if strict and num_warnings else 0)
 
 
-def _gpu_memory(size: str) -> GpuMemory:
-    from determined_ds.check.fits_gpu import GpuMemory
+def _does_not_fit(size: str) -> DoesNotFit:
+    from determined_ds.memory.fitting import memory_problem
     from determined_ds.memory.units import parse_bytes
 
     num_bytes = parse_bytes(size, key="--gpu-memory")
 
-    def shape_of(
-        experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
-    ) -> ModelShape:
+    def does_not_fit(
+        experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, point: Document
+    ) -> Problem | None:
         from determined_ds.train.shapes.of_experiment import shape_of_experiment  # loads torch
 
-        return shape_of_experiment(experiment, resolved, context_dir, hyperparameters=hyperparameters)
+        shape = shape_of_experiment(experiment, resolved, context_dir, hyperparameters=point)
+        return memory_problem(num_bytes, shape, point, resolved)
 
-    return GpuMemory(num_bytes=num_bytes, shape_of=shape_of)
+    return does_not_fit
 
 
-def _show(report: Report, *, err: bool = False) -> None:
+def _show(report: Report, *, err: bool) -> None:
     from determined_ds.check.output import text_lines
 
     for finding in report.findings:
         place, severity, message, below = text_lines(finding, report.file)
-        click.echo(
-            f"{click.style(place, bold=True)}: {click.style(severity, fg=COLOURS[severity])}: {message}",
-            err=err,
-        )
-        for line in below:
-            click.echo(f"    {line}", err=err)
+        head = f"{click.style(place, bold=True)}: {click.style(severity, fg=COLOURS[severity])}: {message}"
+        click.echo("\n    ".join([head, *below]), err=err)
     if report.kind == "experiment" and report.num_points > 1 and report.num_runnable:
         click.echo(f"{report.file}: {report.points_in_words()}", err=err)
     if report.run:
         click.echo(f"{report.file}: run it with: {report.run}", err=err)
 
 
-def _summarize(num_files: int, num_errors: int, num_warnings: int) -> None:
-    files = _count(num_files, "file")
-    if num_errors or num_warnings:
-        colour = "red" if num_errors else "yellow"
-        found = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')} in {files}"
-        click.echo(click.style(found, fg=colour))
-    else:
-        click.echo(click.style(f"{files} checked, nothing to fix", fg="green"))
-
-
 def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {thing}{'' if number == 1 else 's'}"

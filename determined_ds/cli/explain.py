@@ -34,11 +34,11 @@ def run_in_words(report: Report) -> list[str]:
     degrees = {"layers": strategy.model_parallel_size, "experts": strategy.expert_parallel_size}
     how = [strategy.name, strategy.precision]
     how += [f"{what} divided among {degree} ranks" for what, degree in degrees.items() if degree > 1]
-    lines = [
+    runs = (
         f"runs on {_slots(experiment.slots)} of {resolved.accelerator.name}: {', '.join(how)}, "
         f"{batch.replicas} replica{'s' if batch.replicas > 1 else ''} x micro-batch {batch.micro_batch_size} x "
         f"{batch.accumulation} accumulation"
-    ]
+    )
     takes = ""
     if length is not None:
         takes = f"takes {length.value:,} {length.unit if length.value != 1 else length.unit[:-1]}"
@@ -46,9 +46,9 @@ def run_in_words(report: Report) -> list[str]:
     if experiment.searched:
         most = experiment.document.get(("searcher", "max_trials")) or report.size
         takes += f" for each of up to {most:,} trials" if isinstance(most, int) and takes else ""
-        lines[0] = f"one point of the search {lines[0]}"
+        runs = f"one point of the search {runs}"
     more = "--explain shows its DeepSpeed configuration, --memory the bytes of a rank"
-    return [*lines, f"{takes}; {more}" if takes else more]
+    return [runs, f"{takes}; {more}" if takes else more]
 
 
 def explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None, as_json: bool) -> None:
@@ -69,47 +69,49 @@ def explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None, 
     experiment, resolved = report.experiment, report.resolved
     if experiment is None:
         message = "is not an experiment of determined_ds, whose DeepSpeed configuration could be shown"
-        fix = (
-            "give the YAML of an experiment whose entrypoint is `python3 -m determined_ds.train MODULE:CLASS`"
-        )
+        fix = "give an experiment whose entrypoint is `python3 -m determined_ds.train MODULE:CLASS`"
         raise ConfigError(Problem(key="--explain", value=report.file, message=message, fix=fix))
     if resolved is None:
         raise ConfigError(left_open(experiment))
-    layout, machine = resolved.topology, slots_per_machine or experiment.slots
+    layout, per_machine = resolved.topology, slots_per_machine or experiment.slots
     if as_json:
-        places = [_place(layout, rank, machine) for rank in range(layout.slots)]
+        places = []
+        for rank in range(layout.slots):
+            machine, slot = divmod(rank, per_machine)
+            places.append({"rank": rank, "machine": machine, "slot": slot, **layout.coordinates(rank)})
         click.echo(json.dumps(places if only_ranks else resolved.ds_config, indent=2))
         return
+    machines = list(_machines(layout, per_machine))
     if only_ranks:
-        click.echo("\n".join(_machines(layout, machine)))
+        click.echo("\n".join(machines))
         return
-    click.echo(_dim(f"# {experiment.name}: {_slots(experiment.slots)} on {resolved.accelerator.name}"))
+
+    def comment(text: str) -> str:
+        return click.style(f"# {text}", dim=True)
+
+    click.echo(comment(f"{experiment.name}: {_slots(experiment.slots)} on {resolved.accelerator.name}"))
     if experiment.searched:
-        click.echo(_dim(f"# one point of a search over {', '.join(experiment.searched)}"))
-    lines = list(_lines(resolved.ds_config, (), dict(resolved.origins)))
-    width = max((len(text) for text, _ in lines if len(text) <= WIDEST), default=0)
+        click.echo(comment(f"one point of a search over {', '.join(experiment.searched)}"))
+    lines = [("{", ""), *_lines(resolved.ds_config, (), dict(resolved.origins)), ("}", "")]
+    width = max(len(text) for text, _ in lines if len(text) <= WIDEST)
     for text, origin in lines:
-        padded = _coloured(text) + " " * (width - len(text)) if origin else _coloured(text)
-        click.echo(f"{padded}  {_dim('# ' + origin)}" if origin else padded)
+        key, colon, value = text.partition('": ')
+        shown = value if value == "{" else click.style(value, fg="green")
+        line = click.style(f'{key}"', fg="cyan") + f": {shown}" if colon else text
+        click.echo(f"{line}{' ' * (width - len(text))}  {comment(origin)}" if origin else line)
     if experiment.slots > 1:
-        click.echo("\n".join(_dim(f"# {line}") for line in _machines(layout, machine)))
+        click.echo("\n".join(map(comment, machines)))
 
 
 def _slots(number: int) -> str:
     return "1 slot" if number == 1 else f"{number} slots"
 
 
-def _place(layout: Topology, rank: int, slots_per_machine: int) -> dict[str, int]:
-    machine, slot = divmod(rank, slots_per_machine)
-    return {"rank": rank, "machine": machine, "slot": slot, **layout.coordinates(rank)}
-
-
 def _machines(layout: Topology, slots_per_machine: int) -> Iterator[str]:
     """A line a machine, a column a slot: where each rank stands on every axis that is divided."""
     axes = [name for name in ("pipe", "sequence", "model", "data") if layout.axes[name] > 1] or ["data"]
-    cells = [
-        " ".join(f"{name} {layout.coordinates(rank)[name]}" for name in axes) for rank in range(layout.slots)
-    ]
+    every = [layout.coordinates(rank) for rank in range(layout.slots)]
+    cells = [" ".join(f"{name} {place[name]}" for name in axes) for place in every]
     width = max(len(cell) for cell in cells)
     for first in range(0, layout.slots, slots_per_machine):
         own = cells[first : first + slots_per_machine]
@@ -118,9 +120,7 @@ def _machines(layout: Topology, slots_per_machine: int) -> Iterator[str]:
 
 
 def _lines(data: dict[str, Any], path: tuple[str, ...], origins: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The mapping as indented JSON, a leaf a line, with the origin of each leaf."""
-    if not path:
-        yield "{", ""
+    """What is in the mapping as indented JSON, a leaf a line, with the origin of each leaf."""
     for number, (key, value) in enumerate(data.items(), 1):
         here = (*path, key)
         indent, comma = "  " * len(here), "," if number < len(data) else ""
@@ -130,19 +130,3 @@ def _lines(data: dict[str, Any], path: tuple[str, ...], origins: dict[str, str])
             yield f"{indent}}}{comma}", ""
         else:
             yield f"{indent}{json.dumps(key)}: {json.dumps(value)}{comma}", origins.get(".".join(here), "")
-    if not path:
-        yield "}", ""
-
-
-def _coloured(line: str) -> str:
-    """A line of JSON with its key and its value in colours; click drops them where there is no terminal."""
-    key, colon, value = line.partition('": ')
-    if not colon:
-        return line
-    return (
-        click.style(f'{key}"', fg="cyan") + ": " + (value if value == "{" else click.style(value, fg="green"))
-    )
-
-
-def _dim(text: str) -> str:
-    return click.style(text, dim=True)

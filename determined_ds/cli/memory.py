@@ -33,42 +33,27 @@ PARTS = {
     "host": ("host", 5),
 }
 OF_CANDIDATES = {"model_states": ("states", 2), **{part: PARTS[part] for part in list(PARTS)[3:]}}
-COUNT = Count()
+COUNT, PRECISION, PNG = Count(), click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
 
 
 def memory_options(command: F) -> F:
     """The options of ``--memory``; each of them asks for it."""
-    options = [
-        click.option("--memory", is_flag=True, help="The bytes that a rank needs, by strategy. Loads torch."),
-        click.option(
-            "--parameters", metavar="COUNT", help="Of a model without a CONFIG, e.g. 7B. Loads no torch."
-        ),
-        click.option("--layers", type=COUNT, help="Its transformer blocks."),
-        click.option("--hidden", type=COUNT, help="Its width."),
-        click.option("--heads", type=COUNT, help="Its attention heads."),
-        click.option("--vocab", type=COUNT, help="Tokens in its vocabulary.  [default: 50257]"),
-        click.option(
-            "--hf-config", metavar="PATH", help="Memory of a Hugging Face config.json, or its folder's."
-        ),
-        click.option("--sequence-length", type=COUNT, help="Tokens of a sample, for --memory."),
-        click.option("--micro-batch-size", type=COUNT, help="For --memory.  [default: CONFIG's, or 1]"),
-        click.option(
-            "--precision",
-            type=click.Choice(["bf16", "fp16", "fp32"]),
-            help="For --memory.  [default: CONFIG's, or bf16]",
-        ),
-        click.option(
-            "--activation-checkpointing", is_flag=True, help="For --memory: blocks are computed again."
-        ),
-        click.option(
-            "--schedules",
-            metavar="PNG",
-            type=click.Path(path_type=Path),
-            help="With --memory: draw CONFIG's pipeline under each schedule.",
-        ),
+    options: list[tuple[str, str, dict[str, Any]]] = [
+        ("--memory", "The bytes that a rank needs, by strategy. Loads torch.", {"is_flag": True}),
+        ("--parameters", "Of a model without a CONFIG, e.g. 7B. Loads no torch.", {"metavar": "COUNT"}),
+        ("--layers", "Its transformer blocks.", {"type": COUNT}),
+        ("--hidden", "Its width.", {"type": COUNT}),
+        ("--heads", "Its attention heads.", {"type": COUNT}),
+        ("--vocab", "Tokens in its vocabulary.  [default: 50257]", {"type": COUNT}),
+        ("--hf-config", "Memory of a Hugging Face config.json, or its folder's.", {"metavar": "PATH"}),
+        ("--sequence-length", "Tokens of a sample, for --memory.", {"type": COUNT}),
+        ("--micro-batch-size", "For --memory.  [default: CONFIG's, or 1]", {"type": COUNT}),
+        ("--precision", "For --memory.  [default: CONFIG's, or bf16]", {"type": PRECISION}),
+        ("--activation-checkpointing", "For --memory: blocks are computed again.", {"is_flag": True}),
+        ("--schedules", "Draw CONFIG's pipeline under each schedule.", {"type": PNG, "metavar": "PNG"}),
     ]
-    for option in reversed(options):
-        command = option(command)
+    for name, text, how in reversed(options):
+        command = click.option(name, help=text, **how)(command)
     return command
 
 
@@ -93,23 +78,22 @@ def show_memory(
 
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
-    own = None if report is None else strategy
     picture = _drawn(strategy, asked["schedules"]) if asked["schedules"] else []
     rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
     schedules = schedule_fits(shape, strategy)
+    own = None if report is None else strategy_label(strategy)
     if as_json:
-        click.echo(json.dumps(_as_json(shape, rows, gpu, schedules, own), indent=2))
+        click.echo(json.dumps(_as_json(shape, strategy, own, rows, gpu, schedules), indent=2))
         return
-    width = terminal_width()
-    names = [strategy_label(row.strategy) + " *" * _is_own(row.strategy, own) for row in rows]
-    lines = [*_heading(shape, strategy), "", *memory_table(names, rows, gpu), ""]
-    lines += [*_footing(shape, strategy, rows, gpu, own), *schedules_table(schedules, strategy)]
-    click.echo("\n".join(part for line in lines for part in (wrapped(line, width) if line else [""])))
+    names = [strategy_label(row.strategy) for row in rows]
+    lines = [*_heading(shape, strategy), ""]
+    lines += memory_table([f"{name} *" if name == own else name for name in names], rows, gpu)
+    lines += ["", *(["* the strategy of CONFIG"] if own else []), *_verdict(shape, strategy, rows, gpu)]
+    lines += schedules_table(schedules, strategy)
+    for line in lines:
+        click.echo("\n".join(wrapped(line, terminal_width())) if line else "")
     for line in picture:  # a path is copied from here: it is not wrapped
         click.echo(line)
-
-
-# ----------------------------------------------------------------------------------------------- the model
 
 
 def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
@@ -123,20 +107,18 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
     given = by_sizes[:1] + ["--hf-config"] * (asked["hf_config"] is not None)
     if slots is not None and slots < 1:
         message, fix = "must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}"
-        raise ConfigError(Problem(key="--slots", value=slots, message=message, fix=fix, code="out-of-range"))
+        raise ConfigError(Problem(key="--slots", value=slots, message=message, fix=fix))
     if len(given) != 1 or asked["schedules"]:
         message = f"the model is given twice: {', '.join(given)}" if given else "no model is given"
         fix = "keep one of them" if given[1:] else "give a CONFIG, --hf-config PATH, or --parameters 6B"
         if len(given) == 1:
             message, fix = "--schedules draws the pipeline of a CONFIG", "give a CONFIG, or leave it out"
         raise ConfigError(Problem(key="--memory", message=message, fix=fix, code="model"))
-    precision = asked["precision"] or "bf16"
+    precision, length = asked["precision"] or "bf16", asked["sequence_length"]
     if asked["hf_config"] is not None:
         from determined_ds.train.shapes.of_huggingface import shape_of_huggingface
 
-        shape = shape_of_huggingface(
-            Path(asked["hf_config"]), sequence_length=asked["sequence_length"], precision=precision
-        )
+        shape = shape_of_huggingface(Path(asked["hf_config"]), sequence_length=length, precision=precision)
     else:
         shape = shape_from_sizes(
             num_parameters=None if asked["parameters"] is None else parse_count(asked["parameters"]),
@@ -144,18 +126,16 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
             hidden_size=asked["hidden"],
             num_heads=asked["heads"],
             vocab_size=asked["vocab"],
-            sequence_length=asked["sequence_length"],
+            sequence_length=length,
         )
     if slots is None:
-        assumed = f"{DEFAULT_SLOTS} ranks (--slots)"
-        shape = replace(shape, assumptions=(*shape.assumptions, assumed))
-    strategy = Strategy(
+        shape = replace(shape, assumptions=(*shape.assumptions, f"{DEFAULT_SLOTS} ranks (--slots)"))
+    return shape, Strategy(
         precision=precision,
         replicas=slots or DEFAULT_SLOTS,
         micro_batch_size=asked["micro_batch_size"] or 1,
         activation_checkpointing=asked["activation_checkpointing"],
     )
-    return shape, strategy
 
 
 def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
@@ -211,16 +191,18 @@ def memory_table(
     heads += [Head(text=head, align="right", drop=rank) for head, rank in parts.values()]
     if gpu is not None:
         heads += [Head(text=head, align="right") for head in ("fits", "spare", "micro")]
+
+    def number(num_bytes: int) -> str:
+        return f"{num_bytes / size:,.{2 if abs(num_bytes) < 1000 * size else 1}f}"
+
     found = []
     for name, row in zip(names, rows, strict=True):
-        numbers = [getattr(row.memory, f"{part}_bytes") for part in parts]
-        if gpu is not None:
-            numbers.append(usable_bytes(gpu) - row.memory.total_bytes)
-        texts = [f"{number / size:,.{2 if abs(number) < 1000 * size else 1}f}" for number in numbers]
+        texts = [name, *(number(getattr(row.memory, f"{part}_bytes")) for part in parts)]
         if gpu is not None:
             micro = row.strategy.micro_batch_size if as_candidates else row.largest_micro_batch
-            texts = [*texts[:-1], "yes" if row.fits else "no", texts[-1], str(micro or "-")]
-        found.append([name, *texts])
+            spare = number(usable_bytes(gpu) - row.memory.total_bytes)
+            texts += ["yes" if row.fits else "no", spare, str(micro or "-")]
+        found.append(texts)
     return Table(heads=heads, rows=found).lines()
 
 
@@ -253,16 +235,13 @@ def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
 
 
 def strategy_label(strategy: Strategy) -> str:
+    """A strategy in the tables: its ZeRO stage, what is offloaded, and the stages of a pipeline."""
     words = f"ZeRO {strategy.zero_stage}"
     if strategy.pipe_parallel_size > 1:
         words = f"pipeline {strategy.pipe_parallel_size}, {words}"
     if strategy.offload_optimizer:
         words += ", offload all" if strategy.offload_param else ", offload opt"
     return words
-
-
-def _is_own(strategy: Strategy, own: Strategy | None) -> bool:
-    return own is not None and strategy_label(strategy) == strategy_label(own)
 
 
 def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
@@ -278,15 +257,14 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     frozen = shape.num_parameters - shape.trainable
     trained = f", {format_count(frozen)} of them frozen" if frozen else ""
     lines = [f"model    {format_count(shape.num_parameters)} parameters{trained}{': ' * bool(known)}{known}"]
-    ranks = [f"ranks    {strategy.slots}"]
+    ranks = f"ranks    {strategy.slots}"
     if strategy.sequence_parallel_size > 1:
-        ranks.append(f"{strategy.sequence_parallel_size} to a sequence")
-    ranks.append(f"in {strategy.precision}, micro-batch {strategy.micro_batch_size}")
-    if strategy.activation_checkpointing:
-        ranks.append("activation checkpointing")
+        ranks += f", {strategy.sequence_parallel_size} to a sequence"
+    ranks += f", in {strategy.precision}, micro-batch {strategy.micro_batch_size}"
+    ranks += ", activation checkpointing" if strategy.activation_checkpointing else ""
     tiles = {"MLPs": strategy.tiled_mlp, "loss": strategy.tiled_loss}
-    ranks += [f"{what} in {number} tiles" for what, number in tiles.items() if number > 1]
-    lines += [", ".join(ranks), *(f"assumed  {assumption}" for assumption in shape.assumptions)]
+    ranks += "".join(f", {what} in {number} tiles" for what, number in tiles.items() if number > 1)
+    lines += [ranks, *(f"assumed  {assumption}" for assumption in shape.assumptions)]
     if not shape.knows_activations:
         lines.append("warning  activations are unknown and not counted")
     elif shape.activations is None:
@@ -294,53 +272,40 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     return lines
 
 
-def _footing(
-    shape: ModelShape, strategy: Strategy, rows: Sequence[Fit], gpu: int | None, own: Strategy | None
-) -> list[str]:
+def _verdict(shape: ModelShape, strategy: Strategy, rows: Sequence[Fit], gpu: int | None) -> list[str]:
     from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, fit, usable_bytes
     from determined_ds.memory.rank import checkpoint_copies_bytes
     from determined_ds.memory.units import format_bytes
 
-    lines = ["* the strategy of CONFIG"] if own is not None else []
-    lines += [
+    copies = format_bytes(checkpoint_copies_bytes(shape, strategy))
+    lines = [
         "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step",
-        "offload opt: optimizer states in host memory; offload all: parameters too",
+        f"asynchronous checkpoints: {copies} of host memory a rank, two copies of what it writes",
     ]
     if gpu is None:
-        lines.append("--gpu-memory 80GiB shows what fits")
-    else:
-        usable = format_bytes(usable_bytes(gpu))
-        lines += [
-            "spare: what a rank does not use of the usable memory; micro: the largest micro-batch that fits",
-            f"usable: {usable} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
-            f" {FRAGMENTED:.0%} of the rest for fragments",
-        ]
-        cheapest = next((row for row in rows if row.fits), None)
-        smaller = next((row for row in rows if row.largest_micro_batch), None)
-        if cheapest is not None:
-            micro = cheapest.largest_micro_batch
-            total = format_bytes(cheapest.memory.total_bytes)
-            more = f"; micro-batch up to {micro}" if micro else ""
-            lines.append(f"cheapest that fits: {cheapest.strategy.name}, {total}{more}")
-        elif smaller is not None:
-            lines.append(
-                f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first with a smaller one:"
-                f" {smaller.strategy.name}, up to {smaller.largest_micro_batch}"
-            )
-        else:
-            one_each = [fit(shape, replace(row.strategy, micro_batch_size=1), None) for row in rows]
-            least = min(one_each, key=lambda each: each.memory.total_bytes)
-            needed, device = least.memory.total_bytes, device_bytes(least.memory.total_bytes)
-            more = "" if least.strategy.activation_checkpointing else ", or --activation-checkpointing"
-            lines += [
-                f"nothing fits, not even one sample under {least.strategy.name}: {format_bytes(needed)}",
-                f"  fix: use GPUs of {format_bytes(device)} or more, or more --slots{more}",
-            ]
-    copies = checkpoint_copies_bytes(shape, strategy)
+        return [*lines, "--gpu-memory 80GiB shows what fits"]
     lines.append(
-        f"asynchronous checkpoints: {format_bytes(copies)} of host memory a rank, two copies of what it writes"
+        f"usable: {format_bytes(usable_bytes(gpu))} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
+        f" {FRAGMENTED:.0%} of the rest for fragments; micro: the largest micro-batch that fits"
     )
-    return lines
+    cheapest = next((row for row in rows if row.fits), None)
+    smaller = next((row for row in rows if row.largest_micro_batch), None)
+    if cheapest is not None:
+        total, micro = format_bytes(cheapest.memory.total_bytes), cheapest.largest_micro_batch
+        more = f"; micro-batch up to {micro}" if micro else ""
+        return [*lines, f"cheapest that fits: {cheapest.strategy.name}, {total}{more}"]
+    if smaller is not None:
+        said = f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first with a smaller one: "
+        return [*lines, f"{said}{smaller.strategy.name}, up to {smaller.largest_micro_batch}"]
+    one_each = [fit(shape, replace(row.strategy, micro_batch_size=1), None) for row in rows]
+    least = min(one_each, key=lambda each: each.memory.total_bytes)
+    needed, device = least.memory.total_bytes, device_bytes(least.memory.total_bytes)
+    more = "" if least.strategy.activation_checkpointing else ", or --activation-checkpointing"
+    return [
+        *lines,
+        f"nothing fits, not even one sample under {least.strategy.name}: {format_bytes(needed)}",
+        f"  fix: use GPUs of {format_bytes(device)} or more, or more --slots{more}",
+    ]
 
 
 def _drawn(strategy: Strategy, path: Path) -> list[str]:
@@ -371,45 +336,45 @@ def _drawn(strategy: Strategy, path: Path) -> list[str]:
 
 def _as_json(
     shape: ModelShape,
+    own: Strategy,
+    label: str | None,
     rows: Sequence[Fit],
     gpu: int | None,
     schedules: Sequence[ScheduleFit],
-    own: Strategy | None,
 ) -> dict[str, Any]:
     from determined_ds.memory.fitting import usable_bytes
     from determined_ds.memory.rank import checkpoint_copies_bytes, stage_parameters
 
-    strategy = rows[0].strategy
-    stages = stage_parameters(shape, strategy) if strategy.pipe_parallel_size > 1 else []
-    of_layers = ("layers", "layer_element_bytes")
-    model = {key: value for key, value in asdict(shape).items() if key not in of_layers}
-    cheapest = next((row for row in rows if row.fits), None)
+    first = rows[0].strategy
+    stages = stage_parameters(shape, first) if first.pipe_parallel_size > 1 else []
+    model = {key: value for key, value in asdict(shape).items() if not key.startswith("layer")}
+    strategies = [
+        {
+            "name": row.strategy.name,
+            "is_configured": strategy_label(row.strategy) == label,
+            **asdict(row.strategy),
+            "offload_optimizer": bool(row.strategy.offload_optimizer),
+            "offload_param": bool(row.strategy.offload_param),
+            "checkpoint_copies_bytes": checkpoint_copies_bytes(shape, row.strategy),
+            **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
+            "fits": row.fits,
+            "largest_micro_batch": row.largest_micro_batch,
+        }
+        for row in rows
+    ]
     stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
     return {
         "version": 1,
         "model": {**model, "stage_parameters": [in_all for in_all, _ in stages]},
         "gpu_memory_bytes": gpu,
         "usable_bytes": None if gpu is None else usable_bytes(gpu),
-        "strategies": [
-            {
-                "name": row.strategy.name,
-                "is_configured": _is_own(row.strategy, own),
-                **asdict(row.strategy),
-                "offload_optimizer": bool(row.strategy.offload_optimizer),
-                "offload_param": bool(row.strategy.offload_param),
-                "checkpoint_copies_bytes": checkpoint_copies_bytes(shape, row.strategy),
-                **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
-                "fits": row.fits,
-                "largest_micro_batch": row.largest_micro_batch,
-            }
-            for row in rows
-        ],
-        "cheapest": None if cheapest is None else cheapest.strategy.name,
+        "strategies": strategies,
+        "cheapest": next((each["name"] for each in strategies if each["fits"]), None),
         "schedules": [
             {
                 "schedule": each.strategy.pipe_schedule,
                 "chunks": each.strategy.pipe_chunks,
-                "is_configured": each.strategy == own,
+                "is_configured": label is not None and each.strategy == own,
                 "bubble": each.strategy.bubble,
                 "most_held": list(each.most_held),
                 "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],

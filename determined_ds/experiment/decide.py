@@ -77,19 +77,22 @@ def read_document(
     Raises:
         ConfigError: there is no such file or folder, or it cannot be read.
     """
-    if config.is_dir() and context_dir.is_file():
-        fix = f"the configuration comes first: det-ds {command} {context_dir} {config}"
-        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", fix=fix))
-    found = Problems()
-    if not context_dir.is_dir():
-        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
+    found, code = Problems(), context_dir
+
+    def refused(message: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(key="CONFIG", value=str(config), message=message, fix=fix))
+
+    if config.is_dir() and code.is_file():
+        fix = f"the configuration comes first: det-ds {command} {code} {config}"
+        raise refused("is a folder", fix)
+    if not code.is_dir():
+        message = "is a file, not a folder" if code.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
-        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, fix=fix))
+        found.problems.append(Problem(key="CONTEXT_DIR", value=str(code), message=message, fix=fix))
     document = found.of(lambda: read_yaml(config))
     if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
-        message = "is a DeepSpeed JSON, not an experiment"
         fix = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
-        raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, fix=fix))
+        raise refused("is a DeepSpeed JSON, not an experiment", fix)
     if document is not None:
         document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
     if document is not None:

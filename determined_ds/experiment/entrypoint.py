@@ -35,8 +35,6 @@ CLASS = re.compile(rf"{WORD}(?:\.{WORD})*:{WORD}")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")  # options of Python with a value in the next word
 SHELL = frozenset("&|;<>()`")
-# Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
-LARGE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,25 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
     Raises:
         EntrypointError: it is missing, or runs neither a trial nor a script of Python.
     """
-    words = _words(entrypoint)
+    if entrypoint is None:
+        _refuse("missing: it says what to train")
+    if isinstance(entrypoint, list) and all(isinstance(word, str) for word in entrypoint):
+        words: list[str] = entrypoint
+    elif isinstance(entrypoint, str):
+        try:
+            words = shlex.split(entrypoint)
+            operators = shlex.shlex(entrypoint, posix=True, punctuation_chars=True)
+            found = next((word for word in operators if word and set(word) <= SHELL), None)
+        except ValueError as error:
+            _refuse(f"cannot be split into words: {error}")
+        found = found or ("$" if "$" in entrypoint else None)
+        if found is not None and TRAIN not in words:
+            fix = "write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh"
+            _refuse(
+                f"has {found!r}, which only a shell understands; here the ranks run Python directly", fix=fix
+            )
+    else:
+        _refuse(f"must be a command, not {kind_of(entrypoint)}")
     if TRAIN in words:
         rest = words[words.index(TRAIN) + 1 :]
         if not rest:
@@ -118,27 +134,6 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
     return _of_command(words)
 
 
-def _words(entrypoint: Any) -> list[str]:
-    if entrypoint is None:
-        _refuse("missing: it says what to train")
-    if isinstance(entrypoint, list) and all(isinstance(word, str) for word in entrypoint):
-        return entrypoint
-    if not isinstance(entrypoint, str):
-        _refuse(f"must be a command, not {kind_of(entrypoint)}")
-    try:
-        words = shlex.split(entrypoint)
-        operators = [word for word in shlex.shlex(entrypoint, posix=True, punctuation_chars=True) if word]
-    except ValueError as error:
-        _refuse(f"cannot be split into words: {error}")
-    found = next((word for word in operators if set(word) <= SHELL), "$" if "$" in entrypoint else None)
-    if found is not None and TRAIN not in words:
-        _refuse(
-            f"has {found!r}, which only a shell understands; here the ranks run Python directly",
-            fix="write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh",
-        )
-    return words
-
-
 def _of_command(words: list[str]) -> Entrypoint:
     """What ``python3 [-m LAUNCHER [OPTIONS --]] ... (--trial MODULE:CLASS | FILE | -m MODULE)`` runs."""
     program, *rest = words
@@ -146,9 +141,9 @@ def _of_command(words: list[str]) -> Entrypoint:
     if re.match(rf"{WORD}=", program) or name == "env":
         fix = "state them in environment.environment_variables, and begin with python3"
         _refuse("sets environment variables", fix=fix)
-    if name in STARTS_RANKS:
-        _refuse_ranks(name)
     if not PYTHON.fullmatch(name):
+        if name in STARTS_RANKS:
+            _refuse_ranks(name)
         fix = f"write: python3 {program}" if name.endswith(".py") else f"write: {SCRIPT_FORM}"
         _refuse(f"runs {program}, not Python", fix=fix)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
@@ -164,44 +159,35 @@ def _of_command(words: list[str]) -> Entrypoint:
     module, *arguments = rest[1:]
     if module == WRAPPER and len(arguments) > 1:
         return _of_command([word for word in arguments[1:] if word != "--"])
-    if module == HARNESS:
-        return _legacy(arguments)
-    if module not in (TORCH, DEEPSPEED):
-        return _module(rest)
-    if "--" in arguments and (module == TORCH or arguments[0] == "--"):
-        arguments = arguments[arguments.index("--") + 1 :]
-    if not arguments:
-        _refuse(f"names nothing to run after {module}")
-    first, equals, trial = arguments[0].partition("=")
-    if first == "--trial":
-        return _legacy([*([trial] if equals else []), *arguments[1:]])
-    if first.startswith("-"):
-        fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
-        _refuse(f"{arguments[0]!r} is not an option of {module}", fix=fix)
-    return _of_command(arguments)
-
-
-def _legacy(words: list[str]) -> TrialEntrypoint:
-    if not words or not CLASS.fullmatch(words[0]):
-        said = f"{words[0]!r} is not MODULE:CLASS" if words else "names no trial"
-        _refuse(f"{said} after --trial", fix="write: --trial model_def:MyTrial")
-    if len(words) > 1:
-        _refuse(f"has {words[1]!r} after --trial {words[0]}", fix="leave it out: a trial takes no arguments")
-    return TrialEntrypoint(trial=words[0], legacy=True)
-
-
-def _module(rest: list[str]) -> ScriptEntrypoint:
-    """``-m MODULE ...`` that is none of Determined's launchers."""
-    module = rest[1]
-    if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
-        _refuse_ranks(module)
-    if module.split(".")[0] in ("determined", "determined_ds"):
+    if module in (TORCH, DEEPSPEED):
+        if "--" in arguments and (module == TORCH or arguments[0] == "--"):
+            arguments = arguments[arguments.index("--") + 1 :]
+        if not arguments:
+            _refuse(f"names nothing to run after {module}")
+        first, equals, trial = arguments[0].partition("=")
+        if first.startswith("-") and first != "--trial":
+            fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
+            _refuse(f"{arguments[0]!r} is not an option of {module}", fix=fix)
+        if first != "--trial":
+            return _of_command(arguments)
+        arguments = [*([trial] if equals else []), *arguments[1:]]
+    elif module != HARNESS:
+        if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
+            _refuse_ranks(module)
         guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
-        hint = f"did you mean {guess}? " if guess else ""
-        _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
-    if len(rest) > 2 and CLASS.fullmatch(rest[2]) and "." in module and nearest(module, [TRAIN]):
-        _refuse(f"{module} is not {TRAIN}")
-    return ScriptEntrypoint(words=tuple(rest))
+        if module.split(".")[0] in ("determined", "determined_ds"):
+            hint = f"did you mean {guess}? " if guess else ""
+            _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
+        if arguments and CLASS.fullmatch(arguments[0]) and "." in module and guess == TRAIN:
+            _refuse(f"{module} is not {TRAIN}")
+        return ScriptEntrypoint(words=tuple(rest))
+    if not arguments or not CLASS.fullmatch(arguments[0]):
+        said = f"{arguments[0]!r} is not MODULE:CLASS" if arguments else "names no trial"
+        _refuse(f"{said} after --trial", fix="write: --trial model_def:MyTrial")
+    if len(arguments) > 1:
+        message = f"has {arguments[1]!r} after --trial {arguments[0]}"
+        _refuse(message, fix="leave it out: a trial takes no arguments")
+    return TrialEntrypoint(trial=arguments[0], legacy=True)
 
 
 def _refuse_ranks(name: str) -> NoReturn:

@@ -106,7 +106,7 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
     known: tuple[dict[KeyPath, Fault], Document] | None = document.worked_out.get(FOLDER)
     if known is not None:
         return known
-    found = _judged(document.data)
+    found, meant = _judged(document.data), document
     back: dict[KeyPath, KeyPath] = {}  # path of a key that was meant -> as it is written
     for path, fault in [item for item in found.items() if item[1].keyword == "unknown"][:MAX_PROBLEMS]:
         guess = nearest(str(path[-1]), sorted(fault.schema["properties"].keys() - _NOT_ADVISED)) or ""
@@ -115,18 +115,16 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
             right = (*path[:-1], guess)
             if document.get(right) is None and all(isinstance(step, str) for step in path):
                 back.setdefault(right, path)
-    meant = document
     for right, path in back.items():
         changes = [(path, NOT_GIVEN, ""), (right, document.get(path), document.origin(path))]
         meant = meant.overwritten_all(changes)
     if back:
-        unknown = {path: fault for path, fault in found.items() if fault.keyword == "unknown"}
-        found = {}
-        for path, fault in _judged(meant.data).items():
+        again = _judged(meant.data)
+        found = {path: fault for path, fault in found.items() if fault.keyword == "unknown"}
+        for path, fault in again.items():
             at = next((end for end in range(len(path), 0, -1) if path[:end] in back), 0)
             path = (*back[path[:at]], *path[at:]) if at else path
-            found[path] = fault._replace(path=path)
-        found |= unknown
+            found.setdefault(path, fault._replace(path=path))
     document.worked_out[FOLDER] = found, meant
     return found, meant
 
@@ -156,128 +154,114 @@ def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
 @cache
 def _validator() -> Any:
     """Draft 7 with Determined's keywords. Source: determined 0.38.1, ``master/pkg/schemas/extensions``."""
-    from jsonschema import Draft7Validator  # late: it takes 50 ms to load
+    from jsonschema import Draft7Validator, ValidationError  # late: it takes 50 ms to load
     from jsonschema.validators import extend
+
+    def error(keyword: str, schema: Json, value: Json, *path: str, detail: Any = None) -> Any:
+        return ValidationError(
+            keyword, validator=keyword, path=path, instance=value, schema=schema, validator_value=detail
+        )
 
     def ref(validator: Any, name: str, value: Json, _: Json) -> Iterator[Any]:
         yield from validator.descend(value, schema(name))
 
+    def required(validator: Any, keys: list[str], value: Json, here: Json) -> Iterator[Any]:
+        for key in keys if isinstance(value, dict) else ():
+            takes_null = validator.evolve(schema=here.get("properties", {}).get(key, True)).is_valid(None)
+            if key not in value or (value[key] is None and not takes_null):
+                yield error("missing", here, value.get(key), key)
+
+    def eventually(_: Any, keys: list[str], value: Json, here: Json) -> Iterator[Any]:
+        """What has to be there once the cluster has filled in its defaults."""
+        for key in keys if isinstance(value, dict) else ():
+            if value.get(key) is None:
+                yield error("missing", here, None, key, detail="eventually")
+
+    def additional(validator: Any, others: Json, value: Json, here: Json) -> Iterator[Any]:
+        for key, item in value.items() if isinstance(value, dict) else ():
+            if key not in here.get("properties", {}):
+                if others is False:
+                    yield error("unknown", here, item, key)
+                else:
+                    yield from validator.descend(item, others, path=key)
+
+    def checks(validator: Any, checks: dict[str, Json], value: Json, here: Json) -> Iterator[Any]:
+        for message, check in checks.items():
+            if "compareProperties" in check:  # it names the key by itself
+                yield from validator.descend(value, check)
+            elif not validator.evolve(schema=check).is_valid(value):
+                yield error("checks", here, value, detail=message)
+
+    def disallowed(_: Any, messages: dict[str, str], value: Json, here: Json) -> Iterator[Any]:
+        for key in messages.keys() & value.keys() if isinstance(value, dict) else ():
+            yield error("checks", here, value[key], key, detail=messages[key])
+
+    def compared(validator: Any, rule: dict[str, str], value: Json, here: Json) -> Iterator[Any]:
+        if not isinstance(value, dict):
+            return
+        kind: str = rule["type"]
+        a: Any = value.get(rule["a"])
+        b: Any = value.get(rule["b"])
+        if kind != "a_is_subdir_of_b":
+            are_numbers = validator.is_type(a, "number") and validator.is_type(b, "number")
+            if are_numbers and not (a < b or (a == b and kind == "a<=b")):
+                yield error("compared", here, b, rule["b"], detail=(kind, rule["a"], a))
+        elif isinstance(a, str) and (b is None or isinstance(b, str)):
+            # As the master has it: a relative path that does not climb, or a string with the parent for its prefix.
+            # Go's filepath.Clean is normpath, but for two leading slashes, which become one.
+            path, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
+            if not (path.startswith(parent) if path.startswith("/") else not path.startswith("..")):
+                yield error("compared", here, a, rule["a"], detail=(kind, rule["b"], b))
+
+    def pattern(_: Any, pattern: str, value: Json, here: Json) -> Iterator[Any]:
+        # Go's ``$`` is the end; Python's also stands before a last newline.
+        if isinstance(value, str) and not re.search(pattern.replace("$", r"\Z"), value):
+            yield error("pattern", here, value)
+
+    def union(validator: Any, union: Json, value: Json, _: Json) -> Iterator[Any]:
+        """Nothing where an item fits; else the errors of the item that was meant, or one of the whole union."""
+        schemas = [schema(item["$ref"]) if "$ref" in item else item for item in union["items"]]
+        meant = None
+        for key, item in zip((item["unionKey"] for item in union["items"]), schemas, strict=True):
+            is_meant = _is_meant(validator, key, item, value)
+            if not is_meant and key.startswith("const:"):
+                continue  # it requires the key and its value
+            errors = list(validator.descend(value, item))
+            if not errors:
+                return
+            if is_meant and meant is None:
+                meant = errors
+        if meant is not None:  # if it is not what it is read as, what is in it need not be either
+            yield from [each for each in meant if each.validator == "checks" and not each.path] or meant
+            return
+        fields = {key: sub for item in schemas for key, sub in item.get("properties", {}).items()}
+        consts = [(key, sub["const"]) for item in schemas for key, sub in item.get("properties", {}).items()
+                  if isinstance(sub, dict) and "const" in sub]  # fmt: skip
+        texts, whole = [item["const"] for item in schemas if "const" in item], {"properties": fields}
+        unknown = [key for key in value if key not in fields] if isinstance(value, dict) else []
+        if isinstance(value, str) and texts:
+            yield error("choice", whole, value, detail=texts)
+        elif isinstance(value, dict) and consts:
+            key, choices = consts[0][0], [text for _, text in consts]
+            yield error("choice" if key in value else "missing", whole, value.get(key), key, detail=choices)
+        elif unknown:
+            yield from (error("unknown", whole, value[key], key) for key in unknown)
+        else:
+            yield error("union", whole, value)
+
     keywords = {
         "$ref": ref,
         "optionalRef": lambda *args: ref(*args) if args[2] is not None else (),
-        "required": _required,
-        "eventuallyRequired": _eventually_required,
-        "additionalProperties": _additional,
-        "union": _union,
-        "checks": _checks,
-        "disallowProperties": _disallowed,
-        "compareProperties": _compared,
-        "pattern": _pattern,
+        "required": required,
+        "eventuallyRequired": eventually,
+        "additionalProperties": additional,
+        "union": union,
+        "checks": checks,
+        "disallowProperties": disallowed,
+        "compareProperties": compared,
+        "pattern": pattern,
     }
     return extend(Draft7Validator, keywords)(schema("experiment"))
-
-
-def _error(keyword: str, schema: Json, value: Json, *path: str, detail: Any = None) -> Any:
-    from jsonschema import ValidationError
-
-    return ValidationError(
-        keyword, validator=keyword, path=path, instance=value, schema=schema, validator_value=detail
-    )
-
-
-def _required(validator: Any, keys: list[str], value: Json, schema: Json) -> Iterator[Any]:
-    known = schema.get("properties", {})
-    for key in keys if isinstance(value, dict) else ():
-        absent = key not in value
-        if absent or (
-            value[key] is None and not validator.evolve(schema=known.get(key, True)).is_valid(None)
-        ):
-            yield _error("missing", schema, value.get(key), key)
-
-
-def _eventually_required(_: Any, keys: list[str], value: Json, schema: Json) -> Iterator[Any]:
-    """What has to be there once the cluster has filled in its defaults."""
-    for key in keys if isinstance(value, dict) else ():
-        if value.get(key) is None:
-            yield _error("missing", schema, None, key, detail="eventually")
-
-
-def _additional(validator: Any, others: Json, value: Json, schema: Json) -> Iterator[Any]:
-    known = schema.get("properties", {})
-    for key, item in value.items() if isinstance(value, dict) else ():
-        if key not in known and others is False:
-            yield _error("unknown", schema, item, key)
-        elif key not in known:
-            yield from validator.descend(item, others, path=key)
-
-
-def _checks(validator: Any, checks: dict[str, Json], value: Json, schema: Json) -> Iterator[Any]:
-    for message, check in checks.items():
-        if "compareProperties" in check:  # it names the key by itself
-            yield from validator.descend(value, check)
-        elif not validator.evolve(schema=check).is_valid(value):
-            yield _error("checks", schema, value, detail=message)
-
-
-def _disallowed(_: Any, messages: dict[str, str], value: Json, schema: Json) -> Iterator[Any]:
-    for key, message in messages.items() if isinstance(value, dict) else ():
-        if key in value:
-            yield _error("checks", schema, value[key], key, detail=message)
-
-
-def _compared(validator: Any, rule: dict[str, str], value: Json, schema: Json) -> Iterator[Any]:
-    if not isinstance(value, dict):
-        return
-    a: Any = value.get(rule["a"])
-    b: Any = value.get(rule["b"])
-    if rule["type"] != "a_is_subdir_of_b":
-        are_numbers = validator.is_type(a, "number") and validator.is_type(b, "number")
-        if are_numbers and not (a < b or (a == b and rule["type"] == "a<=b")):
-            yield _error("compared", schema, b, rule["b"], detail=(rule["type"], rule["a"], a))
-    elif isinstance(a, str) and (b is None or isinstance(b, str)):
-        # As the master has it: a relative path that does not climb, or a string with the parent for its prefix. Go's
-        # filepath.Clean is normpath, but for two leading slashes, which become one.
-        path, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
-        if not (path.startswith(parent) if path.startswith("/") else not path.startswith("..")):
-            yield _error("compared", schema, a, rule["a"], detail=(rule["type"], rule["b"], b))
-
-
-def _pattern(_: Any, pattern: str, value: Json, schema: Json) -> Iterator[Any]:
-    """Go's ``$`` is the end; Python's also stands before a last newline."""
-    if isinstance(value, str) and not re.search(pattern.replace("$", r"\Z"), value):
-        yield _error("pattern", schema, value)
-
-
-def _union(validator: Any, union: Json, value: Json, _: Json) -> Iterator[Any]:
-    """Nothing where an item fits; else the errors of the item that was meant, or one of the whole union."""
-    items = [(item["unionKey"], schema(item["$ref"]) if "$ref" in item else item) for item in union["items"]]
-    meant = None
-    for key, item in items:
-        is_meant = _is_meant(validator, key, item, value)
-        if not is_meant and key.startswith("const:"):
-            continue  # it requires the key and its value
-        errors = list(validator.descend(value, item))
-        if not errors:
-            return
-        if is_meant and meant is None:
-            meant = errors
-    if meant is not None:  # if it is not what it is read as, what is in it need not be either
-        yield from [error for error in meant if error.validator == "checks" and not error.path] or meant
-        return
-    schemas = [item for _, item in items]
-    consts = [(key, sub["const"]) for item in schemas for key, sub in item.get("properties", {}).items()
-              if isinstance(sub, dict) and "const" in sub]  # fmt: skip
-    texts = [item["const"] for item in schemas if "const" in item]
-    whole: Json = {"properties": {key: {} for item in schemas for key in item.get("properties", {})}}
-    if isinstance(value, str) and texts:
-        yield _error("choice", whole, value, detail=texts)
-    elif isinstance(value, dict) and consts:
-        key, choices = consts[0][0], [text for _, text in consts]
-        yield _error("choice" if key in value else "missing", whole, value.get(key), key, detail=choices)
-    elif isinstance(value, dict) and (unknown := [key for key in value if key not in whole["properties"]]):
-        yield from (_error("unknown", whole, value[key], key) for key in unknown)
-    else:
-        yield _error("union", whole, value)
 
 
 def _is_meant(validator: Any, key: str, item: Json, value: Json) -> bool:
@@ -291,17 +275,12 @@ def _is_meant(validator: Any, key: str, item: Json, value: Json) -> bool:
         return bool(fields.get(name) == wanted)
     if kind == "never":
         consts = {name: sub["const"] for name, sub in item.get("properties", {}).items() if "const" in sub}
-        kinds = item.get("type", ())
-        of_kind = any(
-            validator.is_type(value, each) for each in ([kinds] if isinstance(kinds, str) else kinds)
-        )
+        kinds = [item["type"]] if isinstance(item.get("type"), str) else item.get("type", ())
+        of_kind = any(validator.is_type(value, each) for each in kinds)
         return of_kind and all(fields.get(name) == const for name, const in consts.items())
-    return {
-        "always": True,
-        "type": kind == "type" and validator.is_type(value, rest),
-        "singleproperty": list(fields) == [rest],
-        "hasattr": rest in fields,
-    }[kind]
+    if kind == "type":
+        return bool(validator.is_type(value, rest))
+    return {"always": True, "singleproperty": list(fields) == [rest], "hasattr": rest in fields}[kind]
 
 
 # ------------------------------------------------------------------------------------------------- problems
@@ -325,64 +304,54 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
         message = "is nested too deep to be judged"
         return [document.problem((), message, "write it more plainly", "invalid")], []
     found: dict[KeyPath, Fault | Problem] = {**faults}
-    for path, problem in _between_sections(document):
+    for path, message, fix, code in _between_sections(document.data):
         if not any(path[:end] in found for end in range(len(path) + 1)):
-            found[path] = problem
+            found[path] = document.problem(path, message, fix, code)
     errors = in_words(found, document)
-    old = None if any(path[:1] == ("entrypoint",) for path in found) else _deprecated(document)
-    return errors, [old] if old else []
+    if any(path[:1] == ("entrypoint",) for path in found):
+        return errors, []
+    said = document.get(("entrypoint",))
+    try:
+        words = shlex.split(said) if isinstance(said, str) else [*map(str, said or ())]
+    except ValueError:
+        return errors, []
+    trial = next((word for word in words if CLASS.fullmatch(word)), ENTRYPOINT_FORM.split()[-1])
+    since = "is deprecated by Determined since 0.38"
+    message = f"--trial {since}" if "--trial" in words else ""
+    if words == [trial]:
+        # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
+        why = "on more than one slot a cluster cannot start a DeepSpeedTrial by it"
+        message = f"names a class: that form {since}; {why}"
+    fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
+    return errors, [document.problem(("entrypoint",), message, fix, "deprecated-key")] if message else []
 
 
-def _line(document: Document, path: KeyPath) -> tuple[int, int]:
-    origin = document.origin(path)
-    return origin.line, origin.column
-
-
-def _between_sections(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
-    """What the master refuses in its code. An empty workspace or project counts as none."""
-    config = document.data
+def _between_sections(config: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str, str, str]]:
+    """What the master refuses in its code: path, message, fix, code. An empty workspace or project counts as none."""
     for key, other in (("project", "workspace"), ("workspace", "project")):
         if config.get(other) and not config.get(key):
-            message, fix = f"is given without {key}", f"write {key}: NAME too, or remove {other}"
-            yield (other,), document.problem((other,), message, fix, "missing-key")
+            fix = f"write {key}: NAME too, or remove {other}"
+            yield (other,), f"is given without {key}", fix, "missing-key"
     first: dict[str, int] = {}
     policies = config.get("log_policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else ()):
         name = policy.get("name") if isinstance(policy, dict) else None
         if isinstance(name, str) and first.setdefault(name, index) != index:
-            path: KeyPath = ("log_policies", index, "name")
-            message, fix = f"is the name of policy {first[name]} too", "give it another name, or remove one"
-            yield path, document.problem(path, message, fix, "duplicate-key")
+            fix = "give it another name, or remove one"
+            yield (
+                ("log_policies", index, "name"),
+                f"is the name of policy {first[name]} too",
+                fix,
+                "duplicate-key",
+            )
     storage = config.get("checkpoint_storage")
     given = (
         {key for key, value in storage.items() if value is not None} if isinstance(storage, dict) else set()
     )
-    if "connection_string" in given and given & {"account_url", "credential"}:
+    if "connection_string" in given and (others := given & {"account_url", "credential"}):
         path = ("checkpoint_storage", "connection_string")
-        message = f"is given beside {' and '.join(sorted(given & {'account_url', 'credential'}))}"
         fix = "keep connection_string, or account_url with credential"
-        yield path, document.problem(path, message, fix, "invalid")
-
-
-def _deprecated(document: Document) -> Problem | None:
-    """A warning of an entrypoint in the form of before 0.38, which names a class."""
-    said = document.get(("entrypoint",))
-    try:
-        words = shlex.split(said) if isinstance(said, str) else said if isinstance(said, list) else []
-    except ValueError:
-        return None
-    trial = next((str(word) for word in words if CLASS.fullmatch(str(word))), ENTRYPOINT_FORM.split()[-1])
-    since = "is deprecated by Determined since 0.38"
-    if words == [trial]:
-        # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
-        why = "on more than one slot a cluster cannot start a DeepSpeedTrial by it"
-        message = f"names a class: that form {since}; {why}"
-    elif "--trial" in words:
-        message = f"--trial {since}"
-    else:
-        return None
-    fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
-    return document.problem(("entrypoint",), message, fix, "deprecated-key")
+        yield path, f"is given beside {' and '.join(sorted(others))}", fix, "invalid"
 
 
 # ------------------------------------------------------------------------------------------------- words
@@ -398,7 +367,6 @@ _EXAMPLES = {
     "environment_variables": "[OMP_NUM_THREADS=1]",
     "host_path": "/data",
     "image": "determinedai/pytorch-ngc:0.38.1",
-    "log_retention_days": "90",
     "max_length": "{batches: N}",
     "max_time": "1000",
     "max_trials": "16",
@@ -409,7 +377,6 @@ _EXAMPLES = {
     "minval": "1",
     "name": "single",
     "num_rungs": "3",
-    "proxy_port": "8080",
     "searcher": "{name: single, metric: validation_loss}",
     "time_metric": "batches",
     "val": "1",
@@ -435,7 +402,7 @@ _SIZE = re.compile(r"(\d{0,20}\.?\d{1,20}) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE |
 def in_words(found: Mapping[KeyPath, Fault | Problem], document: Document) -> list[Problem]:
     """Faults as problems, in the order of the file; at most twenty, of which the last then counts the rest."""
     problems: list[Problem] = []
-    paths = sorted(found, key=lambda path: _line(document, path))
+    paths = sorted(found, key=lambda path: (document.origin(path).line, document.origin(path).column))
     for path in paths if len(paths) <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1]:
         fault = found[path]
         if isinstance(fault, Fault):
@@ -454,13 +421,12 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
     """Code, message and fix."""
     path, keyword, value, detail = fault.path, fault.keyword, fault.value, fault.detail
     key = next((step for step in reversed(path) if isinstance(step, str)), "")
+    example = f"write {key}: {_EXAMPLES.get(key, '...')}"
     if keyword == "unknown":
         return "unknown-key", *_unknown(fault)
-    example = f"write {key}: {_EXAMPLES.get(key, '...')}"
     if keyword == "missing":
         fit = document.get(("hyperparameters", "fit", "max_length"))
-        by_fit = isinstance(fit, dict) and document.get(("searcher", "time_metric")) in (None, *fit)
-        if key == "max_time" and fit and by_fit:
+        if key == "max_time" and isinstance(fit, dict) and fit:
             example = f"write {key}: {next(iter(fit.values()))}"
         example = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
         is_null = document.get(path, NOT_GIVEN) is None
@@ -472,18 +438,16 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
             return "wrong-type", f"{message}, not {kind_of(value)}", fix
         return "out-of-range", message, fix
     if bound := bound_words(keyword, detail):
-        message, fix = bound
         # The master takes 0 slots; nothing is trained on them.
-        return "out-of-range", message, "write 1 or more" if key == "slots_per_trial" else fix
+        return "out-of-range", bound[0], "write 1 or more" if key == "slots_per_trial" else bound[1]
     if keyword == "compared":
-        relation, other, bound = detail
+        relation, other, limit = detail
         if relation == "a_is_subdir_of_b":
             fix = f"write a relative path without .., or one below {other}"
             return "out-of-range", f"lies outside {other}", fix
-        if relation == "a<=b":
-            return "out-of-range", f"must not be before {other}, which is {bound:g}", f"write {bound} or more"
-        fix = f"write a number above {bound:g}, or a smaller {other}"
-        return "out-of-range", f"must be more than {other}, which is {bound:g}", fix
+        most, fix = ("not be before", f"{limit} or more") if relation == "a<=b" else (
+            "be more than", f"a number above {limit:g}, or a smaller {other}")  # fmt: skip
+        return "out-of-range", f"must {most} {other}, which is {limit:g}", f"write {fix}"
     if keyword == "checks":
         for beginning, (code, fix) in _CHECKS.items():
             if detail.startswith(beginning):
@@ -501,13 +465,17 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
         if key == "slots":
             return "unknown-key", "unknown key in an experiment", "did you mean resources.slots_per_trial?"
         return "removed-key", "has been removed from Determined", "remove it"
-    message, _ = kind_words(detail, value)
-    return "wrong-type", message, example if len(kinds) > 1 else _type_fix(kinds[0], path, value)
+    return (
+        "wrong-type",
+        kind_words(detail, value)[0],
+        example if kinds[1:] else _type_fix(kinds[0], path, value),
+    )
 
 
 def _type_fix(kind: type, path: KeyPath, value: Any) -> str:
     """How to write a value of the right type. A key that is a string can be named; what is in a list has none."""
-    key, is_number = path[-1] if path else "", isinstance(value, (int, float)) and not isinstance(value, bool)
+    key, is_bool = path[-1] if path else "", isinstance(value, bool)
+    is_number = isinstance(value, (int, float)) and not is_bool
     name = f"{key}: " if isinstance(key, str) else ""
     if key == "shm_size" and isinstance(value, str):
         found = _SIZE.fullmatch(value)
@@ -516,8 +484,8 @@ def _type_fix(kind: type, path: KeyPath, value: Any) -> str:
     if kind is str and "environment_variables" in path and isinstance(value, dict):
         variable, given = next(iter(value.items()), ("NAME", "VALUE"))
         return f"write {variable}={given}"
-    if kind is str and isinstance(value, (int, float)):
-        return f'put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
+    if kind is str and (is_bool or is_number):
+        return f'put it in quotes: "{str(value).lower() if is_bool else value}"'
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return f"remove the quotes: {value.lower()}"
     if kind is list:
@@ -530,6 +498,37 @@ def _type_fix(kind: type, path: KeyPath, value: Any) -> str:
     return type_fix(kind, value)
 
 
+_AS_HYPERPARAMETERS = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
+_IN_JSON = (
+    "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
+)
+
+
+@cache
+def _elsewhere() -> dict[str, str]:
+    """A key -> where it belongs, or in several words the fix, for those that belong in one place."""
+    sections = (
+        "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
+    )
+    searchers = keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}
+    return {
+        **{
+            key: f"{section}.{key}"
+            for section in sections.split()
+            for key, sub in schema(section)["properties"].items()
+            if sub is not True  # of one type of storage
+        },
+        **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
+        **{key: f"searcher.{key}" for key in searchers},
+        "slots": "resources.slots_per_trial",
+        **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
+        "deepspeed": "hyperparameters.deepspeed_config",
+        **dict.fromkeys(("training", "model"), _AS_HYPERPARAMETERS),
+        **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), _IN_JSON),
+        **{key: key for key in keys_of("experiment") if key != "name"},
+    }
+
+
 def _unknown(fault: Fault) -> tuple[str, str]:
     """Message and fix."""
     *above, word = (str(step) for step in fault.path)
@@ -539,7 +538,7 @@ def _unknown(fault: Fault) -> tuple[str, str]:
     keys = {kind: keys_of(f"searcher-{kind}" if tag == "name" else kind) for kind in kinds}
     having = [kind for kind, known in keys.items() if word in known]
     own = fault.schema["properties"].get(tag, {})
-    if having and own and own is not True and own.get("const") in kinds:
+    if having and isinstance(own, dict) and own.get("const") in kinds:
         what = "searcher" if tag == "name" else "storage"
         message = f"unknown key: the {own['const']} {what} does not have it"
         return message, f"remove it, or use {what} {' or '.join(having)}"
@@ -553,36 +552,3 @@ def _unknown(fault: Fault) -> tuple[str, str]:
     if guess:
         return "unknown key", f"did you mean {guess!r}?"
     return "unknown key", known_here(sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
-
-
-_AS_HYPERPARAMETERS = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
-_IN_JSON = (
-    "write it in the DeepSpeed JSON that hyperparameters.deepspeed_config names, or below"
-    " hyperparameters.overwrite_deepspeed_args"
-)
-
-
-@cache
-def _elsewhere() -> dict[str, str]:
-    """A key -> where it belongs, or in several words the fix, for those that belong in one place."""
-    sections = (
-        "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
-    )
-    below = {
-        key: f"{section}.{key}"
-        for section in sections.split()
-        for key, sub in schema(section)["properties"].items()
-        if sub is not True  # of one type of storage
-    }
-    searchers = keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}
-    return {
-        **below,
-        **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
-        **{key: f"searcher.{key}" for key in searchers},
-        "slots": "resources.slots_per_trial",
-        **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
-        "deepspeed": "hyperparameters.deepspeed_config",
-        **dict.fromkeys(("training", "model"), _AS_HYPERPARAMETERS),
-        **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), _IN_JSON),
-        **{key: key for key in keys_of("experiment") if key != "name"},
-    }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from determined_ds.config.params import LOGGING, is_secret_option
@@ -20,26 +20,22 @@ from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem
 
-# What it is -> its whole form.
+# What it is -> a text that each has in it, which is quickly looked for, and its whole form.
 TEXTS = {
-    "a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
-    "an AWS access key": re.compile(rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}"),
-    "a Hugging Face token": re.compile(rb"\bhf_[A-Za-z]{34}\b"),
-    "a Google API key": re.compile(rb"\bAIza[0-9A-Za-z_-]{35}\b"),
-    "a Slack token": re.compile(rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
-    "a Weights & Biases key": re.compile(rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b"),
-    "a secret AWS key": re.compile(
-        rb"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b"
+    "a private key": ("PRIVATE KEY", r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
+    "an AWS access key": ("A", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": ("gh", r"\bgh[pousr]_[A-Za-z0-9]{36}"),
+    "a GitHub access token": ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{60}"),
+    "a Hugging Face token": ("hf_", r"\bhf_[A-Za-z]{34}\b"),
+    "a Google API key": ("AIza", r"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Slack token": ("xox", r"\bxox[abprs]-[0-9A-Za-z-]{20}"),
+    "a Weights & Biases key": ("WANDB_API_KEY", r"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b"),
+    "a secret AWS key": (
+        "_",
+        r"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
     ),
 }
-# Each has one of these in it. A letter that all begin with makes the search quick, and few files have any.
-MARKS = (
-    re.compile(rb"_(?:(?<=gh[pousr]_)|(?<=hf_)|(?<=github_pat_)|(?<=WANDB_)|(?<=aws_)|(?<=AWS_))"),
-    re.compile(rb"A(?:KIA|SIA|Iza)"),
-    re.compile(rb"PRIVATE"),
-    re.compile(rb"xox"),
-)
+_FORMS = {name: (mark.encode(), re.compile(form.encode())) for name, (mark, form) in TEXTS.items()}
 PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
 # Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM does not match.
@@ -68,12 +64,10 @@ PLACEHOLDER = re.compile(r"<secret (\w+), not stored>")
 
 def secret_text(content: bytes) -> tuple[str, int] | None:
     """What a text holds that looks like a secret, and the offset of the first; None where there is none."""
-    if not any(mark.search(content) for mark in MARKS):
-        return None
-    found = {name: form.search(content) for name, form in TEXTS.items()}
-    places = {name: match.start() for name, match in found.items() if match}
-    first = min(places, key=lambda name: places[name], default=None)
-    return None if first is None else (first, places[first])
+    found = {name: form.search(content) for name, (mark, form) in _FORMS.items() if mark in content}
+    return min(
+        ((name, match.start()) for name, match in found.items() if match), key=lambda at: at[1], default=None
+    )
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,11 +87,9 @@ def secrets_of(config: Mapping[str, Any]) -> dict[str, str]:
 def stored_yaml(config: Mapping[str, Any]) -> str:
     """An experiment configuration as it is written to a file: :func:`masked`, with a line on top that names them."""
     without = masked(config)
-    names = dict.fromkeys(name for _, name in _placeholders(without))
-    if not names:
-        return dump_yaml(without)
-    head = f"# Secrets are not stored: {', '.join(names)}. det-ds takes them from the environment; a cluster does not."
-    return f"{head}\n{dump_yaml(without)}"
+    names = ", ".join(dict.fromkeys(name for _, name in _placeholders(without)))
+    head = f"# Secrets are not stored: {names}. det-ds takes them from the environment; a cluster does not.\n"
+    return f"{head if names else ''}{dump_yaml(without)}"
 
 
 def masked_command(words: Sequence[str]) -> str:
@@ -135,27 +127,20 @@ def restored(document: Document, environ: Mapping[str, str], *, required: bool =
     Raises:
         ConfigError: every value that is missing.
     """
-    there = list(_placeholders(document.data))
-    if not there:
-        return document
-    missing = [
-        _missing(document, path, name)
-        for path, name in there
-        if name not in environ and not _is_of_cluster(path)
-    ]
+    there = _placeholders(document.data)
+    missing = [each for each in there if each[1] not in environ and not _is_of_cluster(each[0])]
     if missing and required:
-        raise ConfigError(missing)
+        message = "is a secret, whose value was not stored"
+        fix = "set it in the environment: export {}=...; or give the configuration that has it"
+        raise ConfigError(
+            document.problem(path, message, fix.format(name), "secret-missing", value=name)
+            for path, name in missing
+        )
 
     def value_of(_: KeyPath, text: str) -> str:
         return PLACEHOLDER.sub(lambda found: environ.get(found[1], found[0]), text)
 
-    return document.holding(_walked(document.data, (), value_of))
-
-
-def _missing(document: Document, path: KeyPath, name: str) -> Problem:
-    fix = f"set it in the environment: export {name}=...; or give the configuration that has it"
-    message = "is a secret, whose value was not stored"
-    return document.problem(path, message, fix, "secret-missing", value=name)
+    return document.holding(_walked(document.data, (), value_of)) if there else document
 
 
 def secret_problems(document: Document) -> list[Problem]:
@@ -235,9 +220,8 @@ def _hide_texts(text: str, hide: Callable[[str], str]) -> str:
     found = secret_text(text.encode(errors="replace"))
     if found is not None and found[0] == "a private key":
         return hide(text)
-    if found is not None:
-        for form in TEXTS.values():
-            text = re.sub(form.pattern.decode(), lambda match: hide(match[0]), text)
+    for _, form in TEXTS.values() if found is not None else ():
+        text = re.sub(form, lambda match: hide(match[0]), text)
     return PASSWORD_IN_URL.sub(lambda match: hide(match[0]), text)
 
 
@@ -245,7 +229,7 @@ def _placeholder(variable: str) -> str:
     return f"<secret {variable}, not stored>"
 
 
-def _placeholders(config: Any) -> Iterator[tuple[KeyPath, str]]:
+def _placeholders(config: Any) -> list[tuple[KeyPath, str]]:
     found: list[tuple[KeyPath, str]] = []
 
     def look(path: KeyPath, text: str) -> str:
@@ -253,7 +237,7 @@ def _placeholders(config: Any) -> Iterator[tuple[KeyPath, str]]:
         return text
 
     _walked(config, (), look)
-    yield from found
+    return found
 
 
 def _walked(value: Any, path: KeyPath, change: Callable[[KeyPath, str], str]) -> Any:

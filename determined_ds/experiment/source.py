@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
@@ -26,17 +26,16 @@ from determined_ds.experiment.entrypoint import Entrypoint, TrialEntrypoint
 
 LIBRARY = "determined_ds"
 THEIRS = "determined.pytorch.deepspeed"
-# What lies there, and is often imported from determined.pytorch.
-OF_DEEPSPEED = ("DeepSpeedTrial", "DeepSpeedTrialContext", "ModelParallelUnit", "overwrite_deepspeed_config")
 BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library re-exports
 UNKNOWN = ""  # the name of a class that no source shows
 # Class of the library -> those that it extends, as Python looks names up.
+OWN = ("ReconciledTrial", BY_HAND)
 TRIALS = {
     BY_HAND: (),
     "ReconciledTrial": (BY_HAND,),
-    **dict.fromkeys(
-        ("DataParallelTrial", "PipelineTrial", "SeveralEnginesTrial"), ("ReconciledTrial", BY_HAND)
-    ),
+    "DataParallelTrial": OWN,
+    "PipelineTrial": OWN,
+    "SeveralEnginesTrial": OWN,
 }
 # Decorators that leave what a function or class is used for.
 HARMLESS = (
@@ -47,7 +46,6 @@ HARMLESS = (
 # What of Determined's module makes a context and a loop, which run on its own clusters alone.
 DRIVERS = ("init", "Trainer")
 OWN_DRIVER = "determined-own"
-MAKE_METRICS = ("transformers", "trl", "lightning", "pytorch_lightning")  # their loops name the metrics
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.Lambda, ast.ClassDef)
 Bindings = dict[str, list[tuple[ast.AST, str]]]
@@ -111,13 +109,11 @@ class Source:
             for alias in node.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
 
-    @cached_property
-    def bound(self) -> Bindings:
-        """Name -> all that binds it at the top level, each with the dotted name of what is imported, or ""."""
-        return self.bindings(self.tree.body)
-
     def bindings(self, body: Iterable[ast.AST]) -> Bindings:
-        """The same of a body of statements; what functions and classes in it bind is theirs."""
+        """Name -> all that binds it in a body of statements, each with the dotted name of what is imported, or "".
+
+        What functions and classes in it bind is theirs.
+        """
         found: Bindings = defaultdict(list)
         todo = list(body)
         while todo:
@@ -134,6 +130,11 @@ class Source:
                     found[bound].append((node, ""))
                 todo.extend(ast.iter_child_nodes(node))
         return found
+
+    @cached_property
+    def bound(self) -> Bindings:
+        """The bindings of its top level."""
+        return self.bindings(self.tree.body)
 
     @property
     def classes(self) -> list[str]:
@@ -155,24 +156,18 @@ class Source:
                 found[name].add(target)
         for name, bindings in self.bound.items():
             found[name].update(target for _, target in bindings)
-        return {
-            name: min(targets) for name, targets in found.items() if len(targets) == 1 and "" not in targets
-        }
-
-    def imports(self, nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
-        """Dotted names of all that some statements import, each package that these are in included -> the import."""
-        found: dict[str, ast.AST] = {}
-        for node in nodes:
-            names = [target for _, target in self.imported(node)]
-            for name in [alias.name for alias in node.names] if isinstance(node, ast.Import) else names:
-                parts = name.split(".")
-                found |= {".".join(parts[:end]): node for end in range(1, len(parts) + 1)}
-        return found
+        return {name: min(each) for name, each in found.items() if len(each) == 1 and "" not in each}
 
     @cached_property
     def modules(self) -> set[str]:
         """Dotted names of all that it imports anywhere, each package that these are in included."""
-        return set(self.imports(self.nodes))
+        found = set()
+        for node in self.nodes:
+            names = [target for _, target in self.imported(node)]
+            for name in [alias.name for alias in node.names] if isinstance(node, ast.Import) else names:
+                parts = name.split(".")
+                found |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        return found
 
     def name_of(self, node: ast.AST) -> str:
         """Dotted name of what an expression like ``optim.SGD`` names; "" for any other expression."""
@@ -222,18 +217,6 @@ class Source:
         origin = Origin(f"{self.file}:{line}", file=str(self.file), line=line, column=column)
         return Problem(key="", origin=origin, message=message, fix=fix, code=code)
 
-    def wrong_imports(self) -> Iterator[Problem]:
-        """Names of Determined's that are imported, or extended, from where Determined does not have them."""
-        for node in self.tree.body:
-            stated = [(node, target) for _, target in self.imported(node)]
-            bases = (base for base in getattr(node, "bases", ()) if isinstance(base, ast.Attribute))
-            for each, full in [*stated, *((base, self.name_of(base)) for base in bases)]:
-                module, _, name = full.rpartition(".")
-                if module == "determined.pytorch" and name in OF_DEEPSPEED:
-                    yield self.problem(
-                        each, f"{module} has no {name}", f"write from {THEIRS} import {name}", "import"
-                    )
-
 
 def text_of(node: ast.AST) -> str:
     """An expression as it may be written; shortened where it is nested too deeply to write out."""
@@ -278,9 +261,7 @@ def returned(function: ast.AST | None) -> list[ast.expr | None] | None:
 def source_of(module: str, context_dir: Path) -> Path | None:
     """The file of a module of the context directory; None where there is none."""
     stem = context_dir.joinpath(*module.split("."))
-    files = (
-        (stem / "__init__.py", stem.with_name(stem.name + ".py")) if module else ()
-    )  # no trial has no module
+    files = [stem / "__init__.py", stem.with_name(stem.name + ".py")] if module else []
     return next((file for file in files if file.is_file()), None)
 
 
@@ -288,11 +269,11 @@ def find_code(entrypoint: Entrypoint, context_dir: Path) -> Path | None:
     """The file of a script, or of a trial's module, in the context directory; None where it is not there."""
     if isinstance(entrypoint, TrialEntrypoint):
         return source_of(entrypoint.trial.partition(":")[0], context_dir)
-    name = entrypoint.name
-    file = (
-        context_dir.joinpath(*name.split("."), "__main__.py") if entrypoint.is_module else context_dir / name
+    parts = [*entrypoint.name.split("."), "__main__.py"] if entrypoint.is_module else [entrypoint.name]
+    file = context_dir.joinpath(*parts)
+    return (
+        file if file.is_file() else source_of(entrypoint.name, context_dir) if entrypoint.is_module else None
     )
-    return file if file.is_file() else source_of(name, context_dir) if entrypoint.is_module else None
 
 
 def installed(package: str) -> ModuleSpec | None:
@@ -329,13 +310,10 @@ class Script:
         Raises:
             SourceError: the file itself is not Python.
         """
-        return self._closure(lambda source: source.modules)
-
-    def _closure(self, modules: Callable[[Source], Iterable[str]]) -> dict[Path, Source]:
         found = {self.file: Source(self.file, self.context_dir)}
         todo = [self.file]
         while todo:
-            for module in modules(found[todo.pop()]):
+            for module in found[todo.pop()].modules:
                 file = next(filter(None, (source_of(module, folder) for folder in self.path)), None)
                 if file is None or file in found or module.split(".")[0] == LIBRARY:
                     continue
@@ -353,9 +331,7 @@ class Script:
     def changes_path(self) -> bool:
         """Whether modules may be found elsewhere, too."""
         named = ((source, node) for source in self.sources.values() for node in source.nodes)
-        return any(
-            isinstance(node, ast.Attribute) and source.name_of(node) == "sys.path" for source, node in named
-        )
+        return any(isinstance(node, ast.Attribute) and own.name_of(node) == "sys.path" for own, node in named)
 
     @cached_property
     def may_use_library(self) -> bool:
@@ -369,17 +345,6 @@ class Script:
         specs = filter(None, map(installed, others))
         return any("-packages" not in f"{spec.origin} {spec.submodule_search_locations}" for spec in specs)
 
-    def names_metric(self, metric: str) -> bool:
-        """Whether a name of a metric may be one that it reports: it is written out, or another library makes names."""
-        names = {metric, metric.removeprefix("validation_"), metric.removeprefix("val_")}
-        for source in self.sources.values():
-            stated = (getattr(node, "arg", getattr(node, "value", None)) for node in source.nodes)
-            if source.modules & set(MAKE_METRICS) or any(
-                isinstance(each, str) and each in names for each in stated
-            ):
-                return True
-        return False
-
     def own_drivers(self) -> Iterator[Problem]:
         """Uses of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
         for source in self.sources.values():
@@ -389,23 +354,10 @@ class Script:
                 for name in named or [target for _, target in source.imported(node)]:
                     if name in {f"{THEIRS}.{each}" for each in DRIVERS}:
                         message = f"{name} trains only on GPUs on a Determined cluster"
-                        fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs "
-                        yield source.problem(node, message, f"{fix}here too", OWN_DRIVER)
+                        fix = "write from determined_ds import deepspeed as det_ds, which has the same names and "
+                        yield source.problem(node, message, f"{fix}runs here too", OWN_DRIVER)
                 is_conditional = isinstance(node, ast.If) and "__name__" not in text_of(node.test)
                 todo.extend(() if isinstance(node, ast.Try) or is_conditional else ast.iter_child_nodes(node))
-
-    def missing_packages(self) -> list[Problem]:
-        """Imports at the top level of what is neither in the context directory nor installed, each package once."""
-        found: dict[str, Problem] = {}
-        for source in (
-            [] if self.changes_path else self._closure(lambda each: each.imports(each.tree.body)).values()
-        ):
-            for name, node in source.imports(source.tree.body).items():
-                if "." not in name and installed(name) is None and not is_inside(name, *self.path):
-                    message = f"imports {name}, which is neither in the context directory nor installed here"
-                    fix = f"pip install the package that has {name}"
-                    found.setdefault(name, source.problem(node, message, fix, "missing-package"))
-        return [*found.values()]
 
 
 # ------------------------------------------------------------------------------------------- a trial's class
@@ -413,12 +365,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Defined:
-    """A class, or what a class binds to a name.
-
-    Args:
-        node: Its definition, or its value; None where the source does not show it.
-        source: The file.
-    """
+    """A class, or what a class binds to a name: the node, None where the source does not show it, and the file."""
 
     node: Any
     source: Any = field(default=None, compare=False)
@@ -495,42 +442,30 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
     module, _, name = trial.partition(":")
     # As Python looks names up in it, but for the order of a class that two others extend in different ways.
     order = [*reversed(dict.fromkeys(reversed(_family(f"{module}.{name}", context_dir, ()))))]
+    library = next((index for index, each in enumerate(order) if isinstance(each, str)), len(order))
     if UNKNOWN in order:  # it may extend a class of the library itself
-        first = next(index for index, each in enumerate(order) if isinstance(each, str))
-        order = [*order[:first], UNKNOWN, *(each for each in order[first:] if each != UNKNOWN)]
+        order = [*order[:library], UNKNOWN, *(each for each in order[library:] if each != UNKNOWN)]
     own = [each for each in order if isinstance(each, Defined)]
     members: dict[str, Defined] = {}
+    for kind in own:
+        if kind in order[:library]:  # else it comes after the library's
+            body = [node for node in kind.node.body if getattr(node, "value", node) is not None]
+            for bound, bindings in kind.source.bindings(body).items():
+                shown = _shown(bindings[0][0], bound, body, kind.source) if len(bindings) == 1 else None
+                members.setdefault(bound, Defined(node=shown, source=kind.source))
     assigned: set[str] = (
         set()
     )  # attributes that code of its classes, or beside them, sets; * where that may be any
-    is_above = False  # its classes come after the library's
-    for kind in order:
-        if isinstance(kind, str):
-            is_above = True
-            continue
-        body = [
-            node for node in kind.node.body if getattr(node, "value", node) is not None
-        ]  # no bare annotation
-        stated: dict[str, ast.AST] = {}
-        for node in body:
-            if isinstance(node, FUNCTIONS) and _is_plain(node, kind.source):
-                stated[node.name] = node
-            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-                stated[getattr(target, "id", "")] = node.value
-        for bound, bindings in kind.source.bindings(body).items() if not is_above else ():
-            shown = stated.get(bound) if len(bindings) == 1 else None
-            members.setdefault(bound, Defined(node=shown, source=kind.source))
-        inside = set(ast.walk(kind.node))
+    for kind in own:
+        inside, classes = {*ast.walk(kind.node)}, {each.node.name for each in own}
         for node in kind.source.nodes:
             owner, attribute = None, "*"
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 owner, attribute = node.value, node.attr
             elif isinstance(node, ast.Call) and text_of(node.func) == "setattr" and len(node.args) == 3:
                 owner, attribute = node.args[0], getattr(node.args[1], "value", "*")
-            named = getattr(owner, "id", "")
-            here = node in inside and (attribute != "*" or named == "self")
-            if owner is not None and (here or named in {each.node.name for each in own}):
+            whose = getattr(owner, "id", "")
+            if owner and (whose in classes or (node in inside and (attribute != "*" or whose == "self"))):
                 assigned.add(attribute)
     return TrialClass(
         name=name,
@@ -541,6 +476,18 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
         sources={each.source.file: each.source for each in own},
         file=source_of(module, context_dir),
     )
+
+
+def _shown(node: ast.AST, name: str, body: list[ast.AST], source: Source) -> ast.AST | None:
+    """What the one binding of a name in a class gives it; None where that is made of something else."""
+    if isinstance(node, FUNCTIONS):
+        return node if node in body and _is_plain(node, source) else None
+    for each in body:
+        if isinstance(each, (ast.Assign, ast.AnnAssign)) and each.value is not None:
+            target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0]
+            if getattr(target, "id", "") == name:
+                return each.value
+    return None
 
 
 def _family(dotted: str, context_dir: Path, below: tuple[str, ...]) -> list[Defined | str]:
@@ -574,15 +521,12 @@ def _class(dotted: str, context_dir: Path, depth: int = 0) -> Defined | str:
         source = Source(file, context_dir)
     except SourceError:
         return UNKNOWN
-    bindings = source.bound.get(name) or [
-        (node, f"{each}.{name}") for node, each in source.bound.get("*", ())
-    ]
-    [(node, target), *more] = bindings or [(source.tree, "")]
+    elsewhere = [(node, f"{each}.{name}") for node, each in source.bound.get("*", ())]
+    [(node, target), *more] = source.bound.get(name) or elsewhere or [(source.tree, "")]
     if target and all(each == target for _, each in more):
         return _class(target, context_dir, depth + 1)
-    if not isinstance(node, ast.ClassDef) or more or not _is_plain(node, source):
-        return UNKNOWN
-    return Defined(node=node, source=source)
+    is_shown = isinstance(node, ast.ClassDef) and not more and _is_plain(node, source)
+    return Defined(node=node, source=source) if is_shown else UNKNOWN
 
 
 def _is_plain(node: ast.AST, source: Source) -> bool:

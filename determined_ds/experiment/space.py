@@ -19,61 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from determined_ds.documents.document import Document, KeyPath, dotted, one_of, words
+from determined_ds.documents.document import Document, KeyPath, dotted, one_of
 from determined_ds.errors import Problem
 
-# --- Draws ------------------------------------------------------------------------------------------------
-
-TWISTER_WORDS = 624
 LARGEST_UNIT = (2**53 - 1) / 2**53  # the last number below 1 that is drawn
-
-
-class MasterRandom:
-    """The generator that a master draws trials from: the Mersenne twister of numpy's ``RandomState``.
-
-    Python's own ``random`` is the same generator, seeded in another way. Seeded as numpy seeds it, it draws the same
-    numbers, and a command that needs one seed does not load numpy.
-
-    Args:
-        seed: ``reproducibility.experiment_seed``, 32 bits.
-    """
-
-    def __init__(self, seed: int) -> None:
-        state = [seed & 0xFFFFFFFF]
-        for index in range(1, TWISTER_WORDS):  # init_genrand of mt19937.c
-            state.append((1812433253 * (state[-1] ^ state[-1] >> 30) + index) & 0xFFFFFFFF)
-        self._twister = random.Random(0)
-        self._twister.setstate((3, (*state, TWISTER_WORDS), None))
-
-    def below(self, count: int) -> int:
-        """An integer in [0, count): the low bits of a word, or of two, drawn until they are small enough."""
-        bits = (count - 1).bit_length()
-        while bits:
-            drawn = self._twister.getrandbits(32)
-            if bits > 32:
-                drawn = drawn << 32 | self._twister.getrandbits(32)
-            drawn &= (1 << bits) - 1
-            if drawn < count:
-                return drawn
-        return 0
-
-    def uniform(self, low: float, high: float) -> float:
-        """A number in [low, high)."""
-        return low + (high - low) * self._twister.random()
-
-    def trial_seed(self) -> int:
-        """The seed of a trial, drawn after its hyperparameters and the 16 bytes of its request id."""
-        self._twister.getrandbits(4 * 32)
-        return self.below(2**31)
-
-
-def first_trial_seed(experiment_seed: int) -> int:
-    """The seed of an experiment's first trial, where all hyperparameters are constants."""
-    return MasterRandom(experiment_seed).trial_seed()
-
-
-# --- The space --------------------------------------------------------------------------------------------
-
+LARGEST_WHOLE = 1e21  # from here on Go writes a whole number with an exponent, which is read as a float
+MOST_POINTS = 5_000
+MOST_CORNERS = 1_024
+CONTINUOUS_SAMPLE = 200  # each may need a decision of its own
 # Type of a hyperparameter -> its fields (schemas expconf/v0/hyperparameter-*.json); all but count are required.
 SPEC_FIELDS = {
     "categorical": ("vals",),
@@ -83,7 +36,39 @@ SPEC_FIELDS = {
     "log": ("minval", "maxval", "base", "count"),
 }
 NOT_A_SPEC = (KeyError, TypeError, ValueError, IndexError, ArithmeticError)
-LARGEST_WHOLE = 1e21  # from here on Go writes a whole number with an exponent, which is read as a float
+HALVING = ("adaptive_asha", "async_halving")
+DIVISOR, MAX_RUNGS, MODE = 4.0, 5, "standard"  # where a searcher states none
+
+
+class MasterRandom:
+    """The generator that a master draws trials from, which is numpy's ``RandomState``.
+
+    Args:
+        seed: ``reproducibility.experiment_seed``, 32 bits.
+    """
+
+    def __init__(self, seed: int) -> None:
+        from numpy.random import RandomState  # late: most commands draw nothing
+
+        self._state = RandomState(seed & 0xFFFFFFFF)
+
+    def below(self, count: int) -> int:
+        """An integer in [0, count)."""
+        return int(self._state.randint(count, dtype="uint64")) if count > 1 else 0  # of one nothing is drawn
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number in [low, high)."""
+        return low + (high - low) * float(self._state.random_sample())
+
+    def trial_seed(self) -> int:
+        """The seed of a trial, drawn after its hyperparameters and the 16 bytes of its request id."""
+        self._state.bytes(16)
+        return self.below(2**31)
+
+
+def first_trial_seed(experiment_seed: int) -> int:
+    """The seed of an experiment's first trial, where all hyperparameters are constants."""
+    return MasterRandom(experiment_seed).trial_seed()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +148,12 @@ class Axis:
         kinds = (int,) if self.kind == "int" else (int, float)
         if any(isinstance(bound, bool) or not isinstance(bound, kinds) for bound in (low, high)):
             raise TypeError("bounds must be numbers")
-        if not low < high:
-            raise ValueError("minval must be below maxval")
+        if not low < high or (self.kind == "log" and not self.spec["base"] > 0):
+            raise ValueError("minval must be below maxval, and base above 0")
         if self.kind == "int":
             return (low + high) // 2
         middle = (low + high) / 2
-        if self.kind == "double":
-            return float(middle)
-        if isinstance(self.spec["base"], bool) or self.spec["base"] <= 0:
-            raise ValueError("base must be above 0")
-        return float(self.spec["base"] ** middle)
+        return float(middle if self.kind == "double" else self.spec["base"] ** middle)
 
     def draw(self, source: MasterRandom) -> Any:
         """A value as a master draws it."""
@@ -265,26 +246,23 @@ def read_space(document: Document, *, searcher: str, seed: int = 0) -> tuple[Sea
         if not isinstance(kind, str) or kind not in SPEC_FIELDS:
             problems.append(document.problem(path, *invalid_spec(value), "hyperparameter-spec"))
             return None
-        axis = Axis(path=path[1:], spec=value, in_grid=searcher == "grid")
-        surplus = [key for key in value if key not in ("type", *SPEC_FIELDS[kind])]
-        message = f"a {kind} hyperparameter has no field {', '.join(surplus)}" if surplus else ""
-        if kind == "const" and "val" in value and not surplus:
+        if kind == "const" and value.keys() == {"type", "val"}:
             wrapped.append(path)
             return value["val"]
+        axis, count = Axis(path=path[1:], spec=value, in_grid=searcher == "grid"), value.get("count")
         try:
             _ = axis.middle, axis.corners
-            count = value.get("count", 1)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ValueError("count must be an integer above 0")
+            is_whole = isinstance(count, int) and not isinstance(count, bool) and count > 0
+            if value.keys() <= {"type", *SPEC_FIELDS[kind]} and (count is None or is_whole):
+                axes.append(axis)
+                return None
         except NOT_A_SPEC:
-            message = message or f"is not a complete {kind} hyperparameter"
-        if message:
-            form = {"const": "val: ...", "categorical": "vals: [...]"}.get(kind, "minval: ..., maxval: ...")
-            base, order = ", base: 10" * (kind == "log"), " with minval < maxval" * ("minval" in form)
-            fix = f"write {{type: {kind}, {form}{base}}}{order}"
-            problems.append(document.problem(path, message, fix, "hyperparameter-spec"))
-        else:
-            axes.append(axis)
+            pass
+        form = {"const": "val: ...", "categorical": "vals: [...]"}.get(kind, "minval: ..., maxval: ...")
+        form += ", base: 10" * (kind == "log")
+        fix = f"write {{type: {kind}, {form}}}{' with minval < maxval' * ('minval' in form)}"
+        message = f"is not a complete {kind} hyperparameter, with its own fields alone"
+        problems.append(document.problem(path, message, fix, "hyperparameter-spec"))
         return None
 
     stated = document.get(("hyperparameters",))
@@ -312,13 +290,6 @@ def invalid_spec(value: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-# --- Its points -------------------------------------------------------------------------------------------
-
-MOST_POINTS = 5_000
-MOST_CORNERS = 1_024
-CONTINUOUS_SAMPLE = 200  # each may need a decision of its own
-
-
 class Points(NamedTuple):
     """Points of a space.
 
@@ -343,10 +314,8 @@ def points_of(space: SearchSpace, *, limit: int = MOST_POINTS) -> Points:
     axes, size = space.axes, space.size
     counts = [axis.num_values or 0 for axis in axes]
     if size is not None and size <= limit:
-        of_axes = [
-            [axis.value(index) for index in range(count)] for axis, count in zip(axes, counts, strict=True)
-        ]
-        return Points([*itertools.product(*of_axes)], size, True)
+        every = [[axis.value(i) for i in range(count)] for axis, count in zip(axes, counts, strict=True)]
+        return Points([*itertools.product(*every)], size, True)
     ends = [axis.corners for axis in axes]
     if math.prod(map(len, ends)) <= MOST_CORNERS:
         corners = [*itertools.product(*ends)]
@@ -358,13 +327,11 @@ def points_of(space: SearchSpace, *, limit: int = MOST_POINTS) -> Points:
     drawn: list[tuple[Any, ...]] = []
     if size is not None and space.searcher == "grid":
         source, chosen = random.Random(space.seed), set[int]()
-        while len(chosen) < wanted:
+        while len(chosen) < wanted:  # a grid may be larger than what random.sample takes
             chosen.add(source.randrange(size))
         for index in sorted(chosen):
             values = []
-            for axis, count in zip(
-                reversed(axes), reversed(counts), strict=True
-            ):  # the last axis is the fastest
+            for axis, count in zip(reversed(axes), reversed(counts), strict=True):  # the last is the fastest
                 index, here = divmod(index, count)
                 values.append(axis.value(here))
             drawn.append(tuple(reversed(values)))
@@ -375,14 +342,6 @@ def points_of(space: SearchSpace, *, limit: int = MOST_POINTS) -> Points:
             master.trial_seed()
     known = {repr(values) for values in drawn}
     return Points([*drawn, *(each for each in corners if repr(each) not in known)], len(drawn), False)
-
-
-# --- When trials are judged, and odd exponents ------------------------------------------------------------
-
-HALVING = ("adaptive_asha", "async_halving")
-DIVISOR = 4.0
-MAX_RUNGS = 5
-MODE = "standard"
 
 
 def brackets(searcher: Mapping[str, Any]) -> tuple[int, ...]:
@@ -414,11 +373,6 @@ def rungs(searcher: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(max(int(searcher["max_time"] / divisor ** (count - 1 - rung)), 1) for rung in range(count))
 
 
-# Parts of the names of hyperparameters that are below 1, and of rates that are not.
-BELOW_ONE = words("lr rate decay dropout eps epsilon")
-NOT_BELOW_ONE = words("sample sampling frame frames bit")
-
-
 def odd_exponents(document: Document, space: SearchSpace | None = None) -> list[Problem]:
     """A warning for each ``log`` hyperparameter whose bounds look like its values: they are exponents of the base.
 
@@ -431,14 +385,13 @@ def odd_exponents(document: Document, space: SearchSpace | None = None) -> list[
         if axis.kind != "log":
             continue
         base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
-        parts = set(str(axis.path[-1]).lower().split("_"))
-        small = bool(parts & BELOW_ONE) and not parts & NOT_BELOW_ONE
-        if base <= 1 or not (0 < low < high < 1 or (small and base**high > 1)):
-            continue
+        is_rate = bool({"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")})
         fix = "write the exponents of the intended values: minval: -4 and maxval: -2 are 0.0001 and 0.01"
-        if 0 < low < high <= 1:
+        if base > 1 and 0 < low < high <= 1:
             exponents = f"minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
             fix = f"for {low:g} to {high:g} write their exponents: {exponents}"
+        elif base <= 1 or high <= 0 or not is_rate:
+            continue
         elif low >= 1:
             fix = f"for {base**-high:g} to {base**-low:g} write minval: {-high:g}, maxval: {-low:g}"
         drawn = f"values from {base**low:g} to {base**high:g} are drawn"

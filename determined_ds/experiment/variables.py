@@ -15,8 +15,7 @@ DEVICES = {
     "cuda": "cuda",
     "gpu": "cuda",
     "rocm": "rocm",
-}  # key of a list -> device; gpu is the old name
-CODE = "environment-variables"
+}  # of a list's key; gpu is the old name
 # A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
 OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
     LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
@@ -47,12 +46,11 @@ def variables_for(document: Document, device: str) -> Variables:
     Raises:
         ConfigError: an entry is not NAME=VALUE; every reason at once.
     """
-    entries = [entry for entry in _entries(document) if entry[1] in (None, device)]
     problems, warnings = variable_problems(document, device)
     if problems:
         raise ConfigError(problems)
-    stated = {name: value for _, _, name, value in entries if not _is_of_the_launch(name)}
-    return Variables(values=stated, warnings=tuple(warnings))
+    own = [entry[2:] for entry in _entries(document) if entry[1] in (None, device)]
+    return Variables(values=dict(each for each in own if not _by_launch(each[0])), warnings=tuple(warnings))
 
 
 def variable_problems(document: Document, device: str | None = None) -> tuple[list[Problem], list[Problem]]:
@@ -62,14 +60,14 @@ def variable_problems(document: Document, device: str | None = None) -> tuple[li
         document: The experiment.
         device: Of the ranks, whose variables alone are warned of; every one if None.
     """
-    problems, warnings = [], []
+    problems, warnings, code = [], [], "environment-variables"
     fix = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
     for path, of_device, name, value in _entries(document):
         if not name or "\0" in f"{name}{value}":
-            problems.append(document.problem(path, "is not NAME=VALUE", fix, CODE, value=NOT_GIVEN))
-        elif _is_of_the_launch(name) and (device is None or of_device in (None, device)):
+            problems.append(document.problem(path, "is not NAME=VALUE", fix, code, value=NOT_GIVEN))
+        elif _by_launch(name) and (device is None or of_device in (None, device)):
             message = f"{name} is set by the launch: this value is not used"
-            warnings.append(document.problem(path, message, "remove it", CODE, value=NOT_GIVEN))
+            warnings.append(document.problem(path, message, "remove it", code, value=NOT_GIVEN))
     return problems, warnings
 
 
@@ -79,7 +77,7 @@ def names_of(config: Mapping[str, Any]) -> list[str]:
     return sorted(f"{device or ''} {name}".strip() for _, device, name, _ in entries)
 
 
-def _is_of_the_launch(name: str) -> bool:
+def _by_launch(name: str) -> bool:
     return name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import Strategy, plain_forms
+from determined_ds.documents.document import Document
+from determined_ds.errors import Problem
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import Memory, memory_of_stages, memory_per_rank
-from determined_ds.memory.units import GIB
+from determined_ds.memory.units import GIB, divisors, format_bytes
 from determined_ds.pipe.orders import INTERLEAVED, SCHEDULES, default_chunks
 from determined_ds.pipe.timeline import most_held
 
@@ -158,3 +161,32 @@ def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[ScheduleFit]:
                 )
             )
     return found
+
+
+def memory_problem(
+    size: int, shape: ModelShape, hyperparameters: Document, resolved: ResolvedConfig
+) -> Problem | None:
+    """The problem of a training that does not fit a GPU of so many bytes, with what does; None where it does."""
+    strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
+    needed = memory_per_rank(shape, strategy)
+    if needed.total_bytes <= usable_bytes(size):
+        return None
+    largest = largest_micro_batch(shape, strategy, size)
+    one_each = [replace(other, micro_batch_size=1) for other in alternatives(strategy)]
+    fitting = next((other.name for other in one_each if fits(shape, other, size)), None)
+    if largest is not None:
+        of_replica = divisors(resolved.batch.global_batch_size // resolved.batch.replicas)
+        best = max(number for number in of_replica if number <= largest)
+        fix = f"set train_micro_batch_size_per_gpu to {best} (at most {largest} fit)"
+    elif fitting is not None:
+        fix = f"use {fitting}, which fits with a micro-batch of 1"
+    else:
+        least, name = min((memory_per_rank(shape, other).total_bytes, other.name) for other in one_each)
+        larger = f"GPUs of {format_bytes(device_bytes(least))} ({name} with a micro-batch of 1)"
+        fix = f"use more slots, a smaller model, or {larger}"
+    kinds = ("parameters", "gradients", "optimizer_states", "activations", "buffers")
+    parts = {kind.replace("_", " "): getattr(needed, f"{kind}_bytes") for kind in kinds}
+    total, gpu, usable = map(format_bytes, (needed.total_bytes, size, usable_bytes(size)))
+    message = f"a rank needs {total}, and a GPU of {gpu} leaves {usable}: "
+    message += ", ".join(f"{kind} {format_bytes(part)}" for kind, part in parts.items() if part)
+    return hyperparameters.problem(("deepspeed_config",), message, fix, "memory")

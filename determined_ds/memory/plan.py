@@ -110,14 +110,19 @@ def read_request(
     def wrong(key: str, value: object, message: str, fix: str, code: str) -> None:
         found.problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
 
-    offload, path, code = request.offload, request.nvme_path, "offload-nvme-path"
+    def near(number: int, unit: int) -> str:
+        """The multiples of a unit on either side of a number, >= 1."""
+        below = number // unit * unit
+        return " or ".join(str(each) for each in (below, below + unit) if each)
+
+    offload, path, batch = request.offload, request.nvme_path, request.global_batch_size
     slots, stages, key = request.slots, request.pipe_parallel_size, "--pipe-parallel-size"
     if offload == "nvme" and not path:
         message = "missing: --offload nvme needs a folder for its files"
-        wrong("--nvme-path", NOT_GIVEN, message, "give e.g. --nvme-path /local_nvme", code)
+        wrong("--nvme-path", NOT_GIVEN, message, "give e.g. --nvme-path /local_nvme", "offload-nvme-path")
     elif path and offload != "nvme":
-        message, fix = f"is not used: --offload is {offload}", "give --offload nvme, or leave it out"
-        wrong("--nvme-path", path, message, fix, code)
+        fix = "give --offload nvme, or leave it out"
+        wrong("--nvme-path", path, f"is not used: --offload is {offload}", fix, "offload-nvme-path")
     if offload in ("cpu", "nvme") and stages > 1:
         # Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly.
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
@@ -126,16 +131,13 @@ def read_request(
         message = f"a model of this size has about {shape.num_layers} layers, fewer than stages"
         wrong(key, stages, message, f"use at most {shape.num_layers}", "pipeline-layers")
     if slots % stages:
-        near = " or ".join(str(n) for n in (slots // stages * stages, (slots // stages + 1) * stages) if n)
         other = max(n for n in divisors(slots) if n < stages)
-        fix = f"use --slots {near}, or {key} {other}"
+        fix = f"use --slots {near(slots, stages)}, or {key} {other}"
         wrong(key, stages, f"{stages} stages do not divide {slots} slots", fix, "topology")
     elif not request.splits:
-        replicas, batch, flag = slots // stages, request.global_batch_size, "--global-batch-size"
-        near = " or ".join(
-            str(n) for n in (batch // replicas * replicas, (batch // replicas + 1) * replicas) if n
-        )
-        wrong(flag, batch, f"must be a multiple of the {replicas} replicas", f"use {flag} {near}", "batch")
+        replicas, flag = slots // stages, "--global-batch-size"
+        fix = f"use {flag} {near(batch, replicas)}"
+        wrong(flag, batch, f"must be a multiple of the {replicas} replicas", fix, "batch")
     found.raise_any()
     return request
 
@@ -251,41 +253,41 @@ def _runs(request: PlanRequest, strategy: Strategy) -> bool:
 
 
 def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
+    """With the nearest that would fit, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    checkpointing = " and activation checkpointing" if least.strategy.activation_checkpointing else ""
-    gpu, usable, needed = map(
-        format_bytes,
-        (request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes), least.memory.total_bytes),
+    stages, batch, slots, ways = (
+        request.pipe_parallel_size,
+        request.global_batch_size,
+        request.slots,
+        list[str](),
     )
-    return Problem(
-        key="--parameters",
-        value=format_count(request.shape.num_parameters),
-        message=f"no strategy fits {request.slots} GPUs of {gpu}: with one sample a micro-batch{checkpointing},"
-        f" {least.strategy.name} needs {needed} of the {usable} that CUDA and fragments leave",
-        fix="use " + ", or ".join(_ways_out(request, least)),
-        code="nothing-fits",
-    )
-
-
-def _ways_out(request: PlanRequest, least: Fit) -> Iterator[str]:
-    """The nearest that would fit, one thing changed at a time."""
-    stages, batch = request.pipe_parallel_size, request.global_batch_size
 
     def first_fit(**changes: Any) -> Fit | None:
         return next((each for each in candidates(replace(request, **changes)) if each.fits), None)
 
-    more_slots = (n * stages for n in divisors(batch) if n * stages > request.slots)
-    if slots := next((n for n in more_slots if first_fit(slots=n)), None):
-        yield f"--slots {slots}"
-    yield f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB"
+    more = (n * stages for n in divisors(batch) if n * stages > slots)
+    ways += [f"--slots {n}" for n in itertools.islice((n for n in more if first_fit(slots=n)), 1)]
+    ways.append(f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB")
     if request.offload == "none" and (found := first_fit(offload="auto")):
-        yield f"--offload cpu (which takes {format_bytes(found.memory.host_bytes)} of host memory a rank)"
+        ways.append(
+            f"--offload cpu (which takes {format_bytes(found.memory.host_bytes)} of host memory a rank)"
+        )
     if request.offload in ("none", "auto"):
-        more_stages = (n for n in divisors(request.slots) if stages < n <= request.shape.num_layers)
-        for n in (n for n in more_stages if batch % (request.slots // n) == 0):
-            found = first_fit(pipe_parallel_size=n)
+        for n in (n for n in divisors(slots) if stages < n <= request.shape.num_layers):
+            found = first_fit(pipe_parallel_size=n) if batch % (slots // n) == 0 else None
             if found and found.strategy.accumulation >= n:
-                yield f"--pipe-parallel-size {n}"
+                ways.append(f"--pipe-parallel-size {n}")
                 break
-    if stages > 1 and batch % request.slots == 0 and first_fit(pipe_parallel_size=1):
-        yield "--pipe-parallel-size 1"
+    if stages > 1 and batch % slots == 0 and first_fit(pipe_parallel_size=1):
+        ways.append("--pipe-parallel-size 1")
+    usable, needed = usable_bytes(request.gpu_memory_bytes), least.memory.total_bytes
+    checkpointing = " and activation checkpointing" if least.strategy.activation_checkpointing else ""
+    return Problem(
+        key="--parameters",
+        value=format_count(request.shape.num_parameters),
+        message=f"no strategy fits {slots} GPUs of {format_bytes(request.gpu_memory_bytes)}: with one sample a"
+        f" micro-batch{checkpointing}, {least.strategy.name} needs {format_bytes(needed)} of the"
+        f" {format_bytes(usable)} that CUDA and fragments leave",
+        fix="use " + ", or ".join(ways),
+        code="nothing-fits",
+    )

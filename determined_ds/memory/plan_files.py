@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.documents.text import as_plain, dump_yaml
@@ -25,8 +24,6 @@ LEARNING_RATES = (
     *((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4)),
     *((2.7e9, 1.6e-4), (6.7e9, 1.2e-4), (13e9, 1e-4), (175e9, 6e-5)),
 )
-TOKENS_A_PARAMETER = 20  # "Training Compute-Optimal Large Language Models", arXiv 2203.15556
-WIDTH = 110
 
 
 def nearest_size(parameters: int) -> str:
@@ -91,18 +88,12 @@ def experiment_yaml(plan: Plan, *, name: str, trial: str, ds_config_path: str) -
         ds_config_path: Of the DeepSpeed JSON, relative to the context directory.
     """
     request, strategy, shape = plan.request, plan.strategy, plan.request.shape
-    tokens = request.global_batch_size * shape.sequence_length
-    needed, gpu = memory_per_rank(shape, strategy).total_bytes, request.gpu_memory_bytes
-    head = (
-        f"Written by det-ds new --experiment for {format_count(shape.num_parameters)} parameters on {request.slots} x"
-        f" {format_bytes(gpu)}, {request.global_batch_size} samples of {shape.sequence_length} tokens a step. By"
-        f" estimate a rank needs {format_bytes(needed)} of {format_bytes(usable_bytes(gpu))}, for a model of"
-        f" {shape.num_layers} layers of width {shape.hidden_size} and a vocabulary of {shape.vocab_size}."
+    size, gpu = format_count(shape.num_parameters), request.gpu_memory_bytes
+    needed, usable = (
+        format_bytes(memory_per_rank(shape, strategy).total_bytes),
+        format_bytes(usable_bytes(gpu)),
     )
-    length = (
-        f"A trial run. {TOKENS_A_PARAMETER} tokens a parameter, the compute-optimal length (arXiv 2203.15556), are"
-        f" {-(-TOKENS_A_PARAMETER * shape.num_parameters // tokens):,} batches of {tokens:,} tokens."
-    )
+    head = f"# {size} parameters on {request.slots} x {format_bytes(gpu)}: by estimate, {needed} of {usable} a rank"
     stages, sharing = strategy.pipe_parallel_size, strategy.sequence_parallel_size
     degrees = f"  pipe_parallel_size: {stages}\n"
     if sharing > 1:
@@ -122,9 +113,9 @@ def experiment_yaml(plan: Plan, *, name: str, trial: str, ds_config_path: str) -
     metric = (
         "" if CLASS.fullmatch(trial) else "  # as the script reports it; eval_loss of transformers' Trainer"
     )
-    size, rate = min(LEARNING_RATES, key=lambda row: abs(math.log(row[0] / shape.num_parameters)))
+    like, rate = min(LEARNING_RATES, key=lambda row: abs(math.log(row[0] / shape.num_parameters)))
     return f"""\
-{textwrap.fill(head, WIDTH, initial_indent="# ", subsequent_indent="#   ")}
+{head}
 {dump_yaml({"name": name, "entrypoint": entrypoint_of(trial)})}\
 description: {f"a pipeline of {stages}, " * (stages > 1)}ZeRO {strategy.zero_stage} on {request.slots} GPUs
 resources:
@@ -136,16 +127,15 @@ hyperparameters:
 {degrees}\
   deepspeed_config: {ds_config_path}
   activation_checkpointing: {str(strategy.activation_checkpointing).lower()}{reads}
-{textwrap.fill(length, WIDTH, initial_indent="  # ", subsequent_indent="  #   ")}
   fit:
-    max_length: {{batches: 1000}}
+    max_length: {{batches: 1000}}  # a trial run
     validation_period: {{batches: 100}}
     checkpoint_period: {{batches: 500}}
     reporting_period: {{batches: 10}}
     checkpoint_policy: best
 {model}\
   sequence_length: {shape.sequence_length}
-  learning_rate: {rate:.6f}  # as GPT-3's model of {format_count(int(size))}, and so is the weight decay
+  learning_rate: {rate:.6f}  # as GPT-3's model of {format_count(int(like))}, and so is the weight decay
   weight_decay: 0.1
   warmup_num_steps: 100  # a tenth of the trial run
 {data}\

@@ -61,10 +61,6 @@ def test_a_search_that_fits_itself_checks_clean(
         (RANDOM, {}, "search-nothing", "searcher.name", ""),
         (ASHA, {}, "search-nothing", "searcher.name", ""),
         ({"name": "single"}, {"dropout": RANGE}, "search-single", "searcher.name", "dropout"),
-        ({"name": "random", "max_trials": 7}, FEW, "search-repeats", "searcher.max_trials", "6 points"),
-        ({"name": "grid"}, {"a": MANY, "b": MANY}, "search-grid-size", "searcher.name", "10201 trials"),
-        (RANDOM, {"m": {"b": LIST, "a": LIST}}, "search-order", "hyperparameters.m", "2 hyperparameters"),
-        (RANDOM, {"m": {"b": {"c": LIST}, "a": RANGE}}, "search-order", "hyperparameters.m", "(a, b.c)"),
         # The metric
         ({**ASHA, "metric": "val_acc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
         ({**ASHA, "metric": "eval-auc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),

@@ -1,0 +1,110 @@
+"""Whether a search fits itself: its space, the direction of its metric, and when it judges its trials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from determined_ds.check.space import listed
+from determined_ds.config.params import UNITS, FitOptions
+from determined_ds.documents.document import words
+from determined_ds.errors import NOT_GIVEN, Problem
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.experiment.space import HALVING, rungs
+
+LARGER_IS_BETTER = words("""acc accuracy auc auroc bleu dice f1 iou map mrr ndcg precision psnr r2 recall reward rouge
+    score top1 top5""")
+SMALLER_IS_BETTER = words("error loss mae mse nll perplexity ppl rmse wer")
+
+
+def search_problems(
+    experiment: Experiment, fit: FitOptions, *, reported: Collection[str] | None = None
+) -> tuple[list[Problem], list[Problem]]:
+    """What in a search cannot work, and what is probably a mistake. Missing fields and wrong types are skipped.
+
+    Args:
+        experiment: With its space.
+        fit: Of any of its points.
+        reported: Names of the metrics that the trial reports at validation; None where they are not known.
+
+    Returns:
+        The problems, and the warnings.
+
+    Source: ``getMetric`` and ``validationCompleted`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``.
+    """
+    errors: list[Problem] = []
+    warnings: list[Problem] = []
+    searcher, axes = experiment.space.searcher, experiment.space.axes
+    stated = experiment.document.get(("searcher",))
+    section: dict[str, Any] = stated if isinstance(stated, dict) else {}
+
+    def add(key: str, message: str, fix: str, code: str, to: list[Problem] = warnings) -> None:
+        path = tuple(key.split(".")) if "." in key else ("searcher", key)
+        problem = experiment.document.problem(path, message, fix, code)
+        shown = NOT_GIVEN if problem.value is None or isinstance(problem.value, dict) else problem.value
+        to.append(replace(problem, value=shown))
+
+    if searcher == "single" and axes:
+        names = ", ".join(axis.name for axis in axes)
+        message = f"draws one random value of {names}, so that nothing is searched"
+        add("name", message, "write values, or use random, grid or adaptive_asha", "search-single")
+    elif searcher == "grid" and not experiment.space.constants:
+        message = "a grid without hyperparameters has no points, so no trial would start"
+        add("name", message, "write the hyperparameters, or use single", "search-nothing", errors)
+    elif searcher != "single" and not axes:
+        message = "searches nothing: no hyperparameter is a range or a list of values"
+        fix = "write a hyperparameter as {type: ..., ...}, or use single"
+        add("name", message, fix, "search-nothing")
+
+    metric, smaller = section.get("metric"), section.get("smaller_is_better")
+    parts = set(re.split(r"[^a-z0-9]+", metric.lower())) if isinstance(metric, str) else set()
+    if parts & LARGER_IS_BETTER and not parts & SMALLER_IS_BETTER and smaller is None:
+        message = "is minimized, and looks like a metric that should be large"
+        add("metric", message, "add smaller_is_better: false", "search-direction")
+    elif parts & SMALLER_IS_BETTER and not parts & LARGER_IS_BETTER and smaller is False:
+        message = f"maximizes {metric}, which looks like a metric that should be small"
+        add("smaller_is_better", message, "write true", "search-direction")
+    if searcher not in HALVING:
+        return errors, warnings
+
+    # A master reads a trial's progress from each validation; a trial has to reach the top rung, and no more.
+    unit, length, stated = section.get("time_metric"), fit.max_length, section.get("max_time")
+    if isinstance(unit, str) and unit not in UNITS and unit not in (reported or ()):
+        own = ", and what the trial reports itself" if reported is None else ""
+        message = f"is not reported at validation: there, {' and '.join(UNITS)} are{own}"
+        fix = f"write {length.unit if length else UNITS[0]}"
+        add("time_metric", message, fix, "search-time", warnings if reported is None else errors)
+    if length and isinstance(length.value, int) and type(stated) is int and stated > 0 and unit in UNITS:
+        trained, message = f"fit.max_length is {length.value} {length.unit}", ""
+        fix = f"set searcher.max_time to {length.value}"
+        if length.unit != unit:
+            message = f"is in {unit}, and {trained}: the two cannot be compared, so no last rung is certain"
+            fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
+        elif stated > length.value:
+            message = f"{trained}: no trial reaches the last rung, and one that ends earlier is not replaced"
+        elif stated < length.value:
+            message = f"{trained}: each trial is stopped early"
+            fix += f", or fit.max_length to {{{length.unit}: {stated}}}"
+        if message:
+            add("max_time", message, fix, "search-length")
+    try:
+        ladder = rungs(section)
+    except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
+        return errors, warnings
+    if len(ladder) == 1:
+        message = "no trial is stopped early: there is only one rung, the last"
+        fix = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
+        add("name", message, fix, "search-rungs")
+    period = fit.validation_period or length  # without a period, at the end only
+    first = period.value if period is not None and period.unit == unit else None
+    first = min(first, default=None) if isinstance(first, tuple) else first
+    if len(ladder) > 1 and first is not None and first > ladder[0]:
+        late = [rung for rung in ladder if rung < first]
+        judged = f"trials are judged after {listed(ladder)} {unit}, and validate after {first} first"
+        fewer = "max_rungs" if searcher == "adaptive_asha" else "num_rungs"
+        fix = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
+        message = f"{judged}: {listed(late)} have no effect"
+        add("hyperparameters.fit.validation_period", message, fix, "search-validation")
+    return errors, warnings
