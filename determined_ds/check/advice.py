@@ -1,6 +1,6 @@
 """What to change in a script or a trial of another trainer, so that ``det-ds run`` runs it, and the command for that.
 
-It knows plain DeepSpeed, transformers' Trainer and Accelerate, and Determined's own ``determined.pytorch.deepspeed``.
+It knows plain DeepSpeed, transformers' Trainer, and Determined's own ``determined.pytorch.deepspeed``.
 """
 
 from __future__ import annotations
@@ -197,10 +197,9 @@ def _of_transformers(source: Source) -> Iterator[Change]:
             fix = f"write {owner}.train(resume_from_checkpoint=args.resume_from_checkpoint)"
             yield call, "resume-from-checkpoint", WARNING, "starts at step 0 where the run resumes", fix
     for call in source.calls_of(*ACCELERATOR):
-        if TRANSFORMERS not in source.modules or keyword(call, "deepspeed_plugin") is None:
-            fix = f"write Accelerator(deepspeed_plugin=deepspeed_plugin()), from {TRANSFORMERS} import deepspeed_plugin"
-            message = "its DeepSpeed configuration is not that of the experiment"
-            yield call, "accelerator", WARNING, message, fix
+        message = "Accelerate's own loop: det-ds run cannot stop, resume or measure it exactly"
+        fix = "train by transformers' Trainer, or by deepspeed.initialize within determined_ds.session()"
+        yield call, "accelerator", WARNING, message, fix
 
 
 # ------------------------------------------------------------------------------------------- plain DeepSpeed

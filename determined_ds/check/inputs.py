@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def apart(paths: Sequence[Path], context_dir: Path | None) -> tuple[Sequence[Path], Path | None]:
-    """Take the arguments ``CONFIG ... [CONTEXT_DIR]`` apart: a folder that comes last is the context directory.
-
-    Args:
-        paths: As the user gave them, >= 1.
-        context_dir: Of ``--context``.
-
-    Returns:
-        The files to check, and the context directory; None where neither states it.
+    """The files and the context directory, None where neither ``CONFIG ... [CONTEXT_DIR]`` nor ``--context`` has it.
 
     Raises:
         ConfigError: two folders are given, or one that does not come last.

@@ -23,21 +23,13 @@ MAX_FINDINGS = 50  # of a severity in a file
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of a search space that has a problem.
-
-    Args:
-        num_points: Points that have the problem.
-        share: Of the space, 0 to 1.
-        of: Points that were checked.
-        exact: Whether these are all points; else the share is that of a sample.
-        where: Where they are, e.g. ``all 4 points with zero_optimization.stage = 2 or 3``.
-    """
+    """The part of a search space that has a problem."""
 
     num_points: int
-    share: float
-    of: int
-    exact: bool
-    where: str
+    share: float  # of the space, 0 to 1
+    of: int  # points that were checked
+    exact: bool  # whether these are all points; else the share is that of a sample
+    where: str  # e.g. ``all 4 points with zero_optimization.stage = 2 or 3``
 
     def __str__(self) -> str:
         space = f"the {self.of:,}" if self.exact else f"{self.of:,} sampled"

@@ -24,13 +24,7 @@ def search_problems(
 ) -> tuple[list[Problem], list[Problem]]:
     """What in a search cannot work, and what is probably a mistake. Missing fields and wrong types are skipped.
 
-    Args:
-        experiment: With its space.
-        fit: Of any of its points.
-        reported: Names of the metrics that the trial reports at validation; None where they are not known.
-
-    Returns:
-        The problems, and the warnings.
+    ``reported`` are the metrics that the trial reports at validation; None where they are not known.
 
     Source: ``getMetric`` and ``validationCompleted`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``.
     """

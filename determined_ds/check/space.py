@@ -24,19 +24,14 @@ MOST_NAMED = 6  # values of an axis
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What is found at some points.
+    """What is found at some points."""
 
-    Args:
-        problems: Why they do not run; none where they do.
-        warnings: What is possible, but probably a mistake.
-        points: Their numbers in the space's points.
-        resolved: What the first of them runs with; None where it does not run, or where its code decides that.
-    """
-
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # why they do not run
     warnings: tuple[Problem, ...]
-    points: list[int]
-    resolved: ResolvedConfig | None
+    points: list[int]  # their numbers
+    resolved: (
+        ResolvedConfig | None
+    )  # of the first; None where it does not run, or where its code decides that
 
 
 class _Recorder(dict[str, Any]):
@@ -81,16 +76,8 @@ def judge_points(
     """Judge the points of an experiment's space, at the cost of the distinct ones.
 
     A decision reads some hyperparameters of a point, and not the model's own. What it reads is recorded, and another
-    point with the same values there gets the same judgement.
-
-    Args:
-        experiment: Whose space they are of.
-        points: Of its space.
-        where: Where they would train.
-        check: Further problems and warnings of a point. It must read a hyperparameter each time that it needs it.
-
-    Returns:
-        A judgement for all points with the same findings, in the order of their first points.
+    point with the same values there gets the same judgement. So ``check``, which finds further problems and warnings of
+    a point, must read a hyperparameter each time that it needs it.
     """
     where = on_slots_of(experiment, where)
     names = [axis.path[0] for axis in experiment.space.axes]

@@ -134,12 +134,7 @@ def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | No
 
 
 def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: ResolvedConfig) -> list[Problem]:
-    """What a trial's source shows that it cannot run with.
-
-    Args:
-        trial: It.
-        hyperparameters: Of the point, for places.
-        resolved: What they become.
+    """What a trial's source shows that it cannot run with at a point.
 
     Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in deepspeed 0.19.8's
     ``runtime/engine.py``; ``initialize`` in its ``__init__.py``, which takes no unit of AutoTP's beside a pipeline.
@@ -210,29 +205,18 @@ def _built(trial: TrialClass, method: str) -> tuple[Source, ast.Call, str] | Non
 
 
 class ReportedMetrics(NamedTuple):
-    """What is known of a trial's validation metrics.
-
-    Args:
-        names: Those that it reports.
-        prefix: It may report others that begin with this; None: it reports no others.
-    """
+    """What is known of a trial's validation metrics."""
 
     names: tuple[str, ...]
-    prefix: str | None = None
+    prefix: str | None = None  # it may report others that begin with this; None: it reports no others
 
 
 def metric_problems(
     document: Document, trial: TrialClass, measures: bool = False
 ) -> tuple[list[Problem], list[Problem]]:
-    """What is wrong with ``searcher.metric``, and notes of it.
+    """A problem where the trial does not report ``searcher.metric``; a note where its source does not show it.
 
-    Args:
-        document: The experiment.
-        trial: It.
-        measures: Whether it is measured for some steps, and not trained.
-
-    Returns:
-        A problem where the trial does not report the metric; a note where its source does not show whether it does.
+    ``measures``: it is measured for some steps, and not trained.
     """
     metric, reported = document.get(METRIC), reported_metrics(trial, measures)
     if not isinstance(metric, str) or (reported is not None and metric in reported.names):

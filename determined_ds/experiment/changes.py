@@ -47,26 +47,18 @@ WHERE = "deepspeed"  # what keys of the second comparison are shown under
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What decides a training, in a form that two of them can be compared in.
+    """What decides a training, as plain data, so that two of them can be compared."""
 
-    Args:
-        experiment: Plain data: the experiment's configuration, of its hyperparameters one point.
-        ds_config: Plain data: what DeepSpeed is given; None where that is not known.
-    """
-
-    experiment: Mapping[str, Any]
-    ds_config: Mapping[str, Any] | None
+    experiment: Mapping[str, Any]  # of its hyperparameters one point
+    ds_config: Mapping[str, Any] | None  # what DeepSpeed is given; None where that is not known
 
 
 def settings_of(
     experiment: Experiment, ds_config: Mapping[str, Any] | None, trial_seed: int | None = None
 ) -> Settings:
-    """What an experiment asks for. Of environment variables only the names: values may be secrets.
+    """What an experiment asks for, ``trial_seed`` being its own if None.
 
-    Args:
-        experiment: The experiment.
-        ds_config: What DeepSpeed is given.
-        trial_seed: The seed that it was trained with; the experiment's own if None.
+    Of environment variables only the names: values may be secrets.
     """
     config, hyperparameters = experiment.config, experiment.hyperparameters.data
     searcher = dict(config.get("searcher") or {})
@@ -100,31 +92,18 @@ def settings_of(
 def settings_before(
     config: Mapping[str, Any], ds_config: Mapping[str, Any] | None, trial_seed: int | None = None
 ) -> Settings | None:
-    """What the experiment asked for that a checkpoint was written by; None where it cannot be read.
-
-    Args:
-        config: The experiment's configuration, as ``load_data.json`` holds it.
-        ds_config: What DeepSpeed was given, from there too.
-        trial_seed: The trial's seed then.
-    """
+    """What the experiment asked for, as a checkpoint's ``load_data.json`` holds it; None where it cannot be read."""
     experiment, problems = read_experiment(Document(name="the checkpoint", data=dict(config)))
     return None if problems else settings_of(experiment, ds_config, trial_seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What has changed since a checkpoint was written.
+    """What has changed since a checkpoint was written, in lines for people; and what must be as it was."""
 
-    Args:
-        effective: Lines for people: what takes effect from here on.
-        strategy: Lines for people: how training is carried out from here on.
-        idle: Lines for people: what has no effect any more.
-        problems: What must be as it was.
-    """
-
-    effective: tuple[str, ...] = ()
-    strategy: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
+    effective: tuple[str, ...] = ()  # from here on
+    strategy: tuple[str, ...] = ()  # how training is carried out from here on
+    idle: tuple[str, ...] = ()  # without effect
     problems: tuple[Problem, ...] = ()
 
 

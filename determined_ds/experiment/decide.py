@@ -150,12 +150,7 @@ def decide_stated(
 
 
 def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:
-    """What one point runs with, as :func:`~determined_ds.config.resolve.resolve` says; None where code decides it.
-
-    Args:
-        experiment: The experiment. Only a script, or a trial in Determined's own form, may leave something open.
-        hyperparameters: The point.
-        where: Where it trains.
+    """What one point runs with; None where the code of a script, or of a trial in Determined's own form, decides it.
 
     Raises:
         ConfigError: every reason why it cannot run.
@@ -208,23 +203,14 @@ def no_length(hyperparameters: Document) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, whatever it was read from.
+    """What is to be trained, whatever it was read from."""
 
-    Args:
-        hyperparameters: One point of the search space.
-        exp_conf: The experiment's configuration; None where there is none.
-        seed: Of the trial.
-        steps_completed: By the processes before.
-        on_cluster: Whether a cluster runs it.
-        has_hyperparameters: Whether any were given, if only an empty mapping.
-    """
-
-    hyperparameters: Document
-    exp_conf: dict[str, Any] | None
-    seed: int
-    steps_completed: int = 0
+    hyperparameters: Document  # one point of the search space
+    exp_conf: dict[str, Any] | None  # the experiment's configuration, where there is one
+    seed: int  # of the trial
+    steps_completed: int = 0  # by the processes before
     on_cluster: bool = False
-    has_hyperparameters: bool = True
+    has_hyperparameters: bool = True  # whether any were given, if only an empty mapping
 
     def _searcher(self, key: str, default: Any) -> Any:
         value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
@@ -291,10 +277,6 @@ def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
 
 def decide_task(task: Task, where: Where) -> ResolvedConfig:
     """What will run.
-
-    Args:
-        task: What is to be trained.
-        where: On how many ranks, and what they compute on.
 
     Raises:
         ConfigError: every reason why it cannot run.

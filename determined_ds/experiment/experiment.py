@@ -7,6 +7,7 @@ The way of a value::
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from determined_ds.config.keys import ignored_keys
 from determined_ds.config.params import stated_seed
-from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import parse_yaml_value
 from determined_ds.errors import ConfigError, EntrypointError, Problem
@@ -195,15 +196,8 @@ def with_override(document: Document, override: str, flag: str = "--set") -> Doc
         if left:
             message = f"is merged with the mapping of {document.origin(path)}, as by det: {', '.join(left)} would stay"
             fix = f"write the {kind} hyperparameter in the file: --set replaces values, but merges mappings"
-            raise ConfigError(
-                Problem(
-                    key=f"{flag} {'.'.join(map(str, path))}",
-                    value=value,
-                    message=message,
-                    fix=fix,
-                    code="hyperparameter-spec",
-                )
-            )
+            key, code = f"{flag} {dotted(path)}", "hyperparameter-spec"
+            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
     return document.overwritten(path, value, f"{flag} {masked_override(override)}")
 
 
@@ -227,9 +221,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
         of_another = len(path) == 2 and path[0] == "searcher" and path[1] in keys_of("searcher")
         if fault.keyword == "missing" or (fault.keyword == "unknown" and of_another):
             continue  # a master alone needs it, or minds a key of another searcher
-        if path[0] != "entrypoint" and (
-            path[0] != "hyperparameters" or len(path) == 1
-        ):  # they are read below
+        if path[0] != "entrypoint" and (path[0] != "hyperparameters" or len(path) == 1):  # read below
             faults[path] = fault
     problems = in_words(faults, document)
     document = meant
@@ -320,25 +312,18 @@ def _with_fit(hyperparameters: Document, document: Document) -> tuple[Document, 
         states_none = value is None or (isinstance(value, dict) and not any(value.values()))
         if not states_none and hyperparameters.get(("fit", name)) is None:
             origin = document.origin(path)
-            place = origin.reworded(f"{'.'.join(map(str, path))}, {origin}")
+            place = origin.reworded(f"{dotted(path)}, {origin}")
             hyperparameters = hyperparameters.overwritten(("fit", name), value, place)
     return hyperparameters, problems
 
 
 def ignored_keys_of(document: Document, place: int) -> list[Problem]:
-    """A warning for each key of an experiment that is ignored in a place, see ``ignored_keys``.
-
-    Args:
-        document: The experiment's YAML, overrides applied.
-        place: ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``.
-    """
-    read: frozenset[str] = frozenset()
-    try:
+    """A warning for each key of an experiment that is ignored in ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``."""
+    read: set[str] = set()
+    with contextlib.suppress(EntrypointError):
         entrypoint = read_entrypoint(document.get(("entrypoint",)))
-    except EntrypointError:
-        return ignored_keys(document, place)
-    if isinstance(entrypoint, ScriptEntrypoint):
-        read = frozenset({"searcher.max_length"})  # the Core API hands it on
-    elif entrypoint.legacy:
-        read = frozenset({*(".".join(map(str, path)) for path in FIT_KEYS), "records_per_epoch"})
+        if isinstance(entrypoint, ScriptEntrypoint):
+            read = {"searcher.max_length"}  # the Core API hands it on
+        elif entrypoint.legacy:
+            read = {*map(dotted, FIT_KEYS), "records_per_epoch"}
     return [warning for warning in ignored_keys(document, place) if warning.key not in read]

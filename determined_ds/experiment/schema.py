@@ -79,22 +79,16 @@ def keys_of(*names: str) -> frozenset[str]:
 class Fault(NamedTuple):
     """What a schema refuses at one place.
 
-    Args:
-        path: Of the value; of a key that is missing, its own.
-        keyword: The schema's; ``missing`` for a key that it requires, ``unknown`` for one that it does not know,
-            ``choice`` for a value that is none of those that decide a union.
-        value: What stands there; None where nothing does.
-        schema: The one that has the keyword; of a key, that of its mapping.
-        detail: The message of a check, the other side of a comparison, the values to choose from.
-        meant: The key beside it that an unknown one was probably meant for; "" where that is not known.
+    Beside the keywords of schemas there are ``missing`` for a key that is required, ``unknown`` for one that is not
+    known, and ``choice`` for a value that is none of those that decide a union.
     """
 
-    path: KeyPath
+    path: KeyPath  # of the value; of a key that is missing, its own
     keyword: str
-    value: Json
-    schema: dict[str, Json]
-    detail: Any
-    meant: str = ""
+    value: Json  # None where nothing stands there
+    schema: dict[str, Json]  # the one that has the keyword; of a key, that of its mapping
+    detail: Any  # the message of a check, the other side of a comparison, the values to choose from
+    meant: str = ""  # the key beside it that an unknown one was probably meant for
 
 
 def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
@@ -362,7 +356,6 @@ _EXAMPLES = {
     "base": "10",
     "bucket": "my-bucket",
     "container_path": "/data",
-    "devices": "[/dev/infiniband:/dev/infiniband:rwm]",
     "entrypoint": ENTRYPOINT_FORM,
     "environment_variables": "[OMP_NUM_THREADS=1]",
     "host_path": "/data",
@@ -372,7 +365,6 @@ _EXAMPLES = {
     "max_trials": "16",
     "maxval": "10",
     "metric": "validation_loss",
-    "min_checkpoint_period": "{batches: N}",
     "min_validation_period": "{batches: N}",
     "minval": "1",
     "name": "single",
@@ -385,14 +377,9 @@ _EXAMPLES = {
 # How the messages of the schemas' checks begin -> code and fix.
 _CHECKS = {
     "host_path must": ("out-of-range", "write /{value}, or where it is"),
-    "container_path must": ("out-of-range", "write the path of a folder, e.g. data"),
-    "prefix cannot": ("out-of-range", "write a prefix without .. in it"),
     '"name" must': ("missing-key", "write name: ..., beside pattern"),
     "grid search": ("hyperparameter-spec", "write count: N, the number of values to try"),
-    "pod": ("out-of-range", "remove it"),
     "container Image is": ("out-of-range", "set environment.image, or give another container another name"),
-    "container": ("out-of-range", "remove it, or give another container another name"),
-    "mixed_precision": ("out-of-range", "write O0, O1, O2 or O3, or leave it out"),
     "this field": ("unknown-key", "remove it: it is for checkpoint_storage"),
 }
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
@@ -452,7 +439,9 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
         for beginning, (code, fix) in _CHECKS.items():
             if detail.startswith(beginning):
                 return code, detail, fix.replace("{value}", str(value))
-        return "hyperparameter-spec", *invalid_spec(value)
+        if isinstance(value, dict) and "type" in value:
+            return "hyperparameter-spec", *invalid_spec(value)
+        return "out-of-range", detail, "write another value, or remove it"
     if keyword == "pattern":
         return "out-of-range", "names no device on the host and in the container", example
     if keyword == "union" and isinstance(value, dict):

@@ -376,26 +376,17 @@ UNSEEN = Defined(node=None)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrialClass:
-    """``MODULE:CLASS`` and all that it extends, as far as sources of the context directory show it.
-
-    Args:
-        name: Of the class.
-        context_dir: The folder with the code.
-        extends: The classes of this library that it is seen to extend, the nearest first; :data:`UNKNOWN` before them
-            where it may extend others.
-        members: What its own classes bind, by name.
-        is_open: Whether its code may set any attribute.
-        sources: Of its own classes.
-        file: Of its module; None where that is elsewhere.
-    """
+    """``MODULE:CLASS`` and all that it extends, as far as sources of the context directory show it."""
 
     name: str
     context_dir: Path
-    extends: tuple[str, ...]
-    members: Mapping[str, Defined]
-    is_open: bool
-    sources: Mapping[Path, Source]
-    file: Path | None
+    extends: tuple[
+        str, ...
+    ]  # classes of this library, the nearest first; UNKNOWN before them where it may be others
+    members: Mapping[str, Defined]  # what its own classes bind
+    is_open: bool  # whether its code may set any attribute
+    sources: Mapping[Path, Source]  # of its own classes
+    file: Path | None  # of its module; None where that is elsewhere
 
     @property
     def library(self) -> str:

@@ -27,34 +27,21 @@ CHUNKS = (2, 4)  # of a rank, under the interleaved schedule, that are looked at
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A strategy on a device of a given size.
-
-    Args:
-        strategy: With its micro-batch.
-        memory: Of one rank.
-        fits: Whether that is within what the device has; None where no device was named.
-        largest_micro_batch: The largest that fits; None where none does, or no device was named.
-    """
+    """A strategy on a device of a given size."""
 
     strategy: Strategy
-    memory: Memory
-    fits: bool | None
-    largest_micro_batch: int | None = None
+    memory: Memory  # of one rank
+    fits: bool | None  # None where no device was named
+    largest_micro_batch: int | None = None  # None where none fits, or no device was named
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFit:
-    """A schedule of a pipeline.
-
-    Args:
-        strategy: The strategy with this schedule.
-        most_held: The most micro-batches whose activations each stage holds, each of one part.
-        stages: Bytes of a rank of each stage.
-    """
+    """A schedule of a pipeline."""
 
     strategy: Strategy
-    most_held: tuple[int, ...]
-    stages: tuple[Memory, ...]
+    most_held: tuple[int, ...]  # the most micro-batches whose activations each stage holds, each of one part
+    stages: tuple[Memory, ...]  # bytes of a rank of each stage
 
 
 def usable_bytes(gpu_memory_bytes: int) -> int:
@@ -138,12 +125,7 @@ def of_form(strategy: Strategy, form: Strategy, device: str = "cpu") -> Strategy
 
 
 def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[ScheduleFit]:
-    """The schedules that a pipeline could have with the same stages and micro-batches; none without a pipeline.
-
-    Args:
-        shape: Of the model; it must have a layer for each part.
-        strategy: With its stages and micro-batches.
-    """
+    """The schedules that a pipeline could have with the same stages and micro-batches; none without a pipeline."""
     found: list[ScheduleFit] = []
     layers = len(shape.layers) or shape.num_layers
     for schedule in SCHEDULES if strategy.pipe_parallel_size > 1 else ():
@@ -153,13 +135,8 @@ def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[ScheduleFit]:
         for each in (replace(strategy, pipe_schedule=schedule, pipe_chunks=n) for n in sorted(chunks)):
             if each.pipeline.problem() or (each.pipeline.parts > layers and each != strategy):
                 continue
-            found.append(
-                ScheduleFit(
-                    strategy=each,
-                    most_held=tuple(most_held(each.pipeline)),
-                    stages=tuple(memory_of_stages(shape, each)),
-                )
-            )
+            held, stages = tuple(most_held(each.pipeline)), tuple(memory_of_stages(shape, each))
+            found.append(ScheduleFit(strategy=each, most_held=held, stages=stages))
     return found
 
 

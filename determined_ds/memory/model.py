@@ -21,32 +21,18 @@ PUBLISHED = (
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of a micro-batch in a layer of a pipeline, as in :class:`determined_ds.pipe.bytes_held.PartBytes`.
+    """Bytes of a micro-batch in a layer of a pipeline, as in :class:`determined_ds.pipe.bytes_held.PartBytes`."""
 
-    Args:
-        inputs: What it takes.
-        outputs: What it hands on.
-        kept: From its forward to its backward pass; with its outputs, unless only the loss takes them.
-        unsaved: Outputs that only the loss takes, as far as neither saves them.
-        forward: At the peak of its forward pass.
-        backward: At the peak of its backward pass, beside the gradient of its outputs.
-        split: Between the passes for its inputs and for its weights, where a backward pass is in two, its outputs not
-            counted.
-        gradients: What the pass for the inputs leaves for the other one.
-        input_pass: At the peak of the one, as ``backward``.
-        weight_pass: At the peak of the other.
-    """
-
-    inputs: int = 0
-    outputs: int = 0
-    kept: int = 0
-    unsaved: int = 0
-    forward: int = 0
-    backward: int = 0
-    split: int = 0
-    gradients: int = 0
-    input_pass: int = 0
-    weight_pass: int = 0
+    inputs: int = 0  # what it takes
+    outputs: int = 0  # what it hands on
+    kept: int = 0  # from its forward to its backward pass; with its outputs, unless only the loss takes them
+    unsaved: int = 0  # outputs that only the loss takes, as far as neither saves them
+    forward: int = 0  # at the peak of its forward pass
+    backward: int = 0  # at the peak of its backward pass, beside the gradient of its outputs
+    split: int = 0  # between the passes for its inputs and for its weights, its outputs not counted
+    gradients: int = 0  # what the pass for the inputs leaves for the other one
+    input_pass: int = 0  # at the peak of the one, as ``backward``
+    weight_pass: int = 0  # at the peak of the other
 
 
 NOTHING = LayerBytes()
@@ -54,23 +40,14 @@ NOTHING = LayerBytes()
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """A layer of a pipeline.
+    """A layer of a pipeline."""
 
-    Args:
-        name: Of its class or function.
-        num_parameters: All of them.
-        num_trainable_parameters: Those with a gradient.
-        tied_key: Layers of one key share all their parameters; "" of a layer by itself.
-        fixed: Bytes that do not depend on the samples of a micro-batch.
-        per_sample: Bytes that each sample adds.
-    """
-
-    name: str
+    name: str  # of its class or function
     num_parameters: int = 0
     num_trainable_parameters: int = 0
-    tied_key: str = ""
-    fixed: LayerBytes = NOTHING
-    per_sample: LayerBytes = NOTHING
+    tied_key: str = ""  # layers of one key share all their parameters; "" of a layer by itself
+    fixed: LayerBytes = NOTHING  # bytes that do not depend on the samples of a micro-batch
+    per_sample: LayerBytes = NOTHING  # bytes that each sample adds
 
     def of(self, samples: int) -> LayerBytes:
         """Bytes of a micro-batch of so many samples."""
@@ -197,13 +174,8 @@ def shape_from_sizes(
 ) -> ModelShape:
     """A transformer of which some sizes are known; the others are derived, and listed as assumptions.
 
-    Args:
-        num_parameters: Derived from layers and width, if None.
-        num_layers: Derived from ``num_parameters``, if None.
-        hidden_size: Derived from ``num_parameters``, if None.
-        num_heads: As many as make heads of 64, or of 128 from a width of 2048 on, if None.
-        vocab_size: GPT-2's, if None.
-        sequence_length: 1024, if None.
+    Layers and width are derived from ``num_parameters``, or it from them; heads are of 64, or 128 from a width of 2048
+    on; the vocabulary is GPT-2's, and the sequence 1024 tokens long.
 
     Raises:
         ConfigError: too little is known, or the sizes do not fit together; every reason.

@@ -69,17 +69,11 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was chosen for a request: the first candidate that fits, of a pipeline with its schedule.
-
-    Args:
-        request: What it was chosen for.
-        strategy: With micro-batch and accumulation.
-        schedules: Those that a pipeline could have; empty without one.
-    """
+    """What was chosen for a request: the first candidate that fits, of a pipeline with its schedule."""
 
     request: PlanRequest
-    strategy: Strategy
-    schedules: Sequence[ScheduleFit] = ()
+    strategy: Strategy  # with micro-batch and accumulation
+    schedules: Sequence[ScheduleFit] = ()  # those that a pipeline could have; empty without one
 
 
 def read_request(
@@ -196,10 +190,6 @@ def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
     """The first candidate that fits; of a pipeline under the schedule in which its stages wait least.
 
     A schedule that saves less than 5 % of a step over a simpler one is not taken.
-
-    Args:
-        request: What to choose for.
-        considered: Its candidates.
 
     Raises:
         ConfigError: nothing fits; the fix lists what would: more slots, larger GPUs, offload, a pipeline.

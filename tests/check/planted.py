@@ -75,6 +75,14 @@ def in_zero1(right: str, wrong: str, says: str, fixed: str | None = None, **more
     return Mistake(file=ZERO1, right=right, wrong=wrong, says=says, fixed=fixed, checked=CONST, **more)
 
 
+def in_pipeline(wrong: str, says: str, fixed: str) -> Mistake:
+    """A line that is added to the hyperparameters of a pipeline."""
+    right = "  pipe_parallel_size: 2\n"
+    return Mistake(
+        file=PIPELINE, right=right, wrong=right + wrong, says=says, fixed=right + fixed, at=wrong.strip()
+    )
+
+
 SLOTS = "  slots_per_trial: 2\n"
 STAGE = '    "stage": 1\n'
 ASHA = (
@@ -258,6 +266,11 @@ PLANTED: dict[str, Mistake] = {
         "minval: -4, maxval: -2",
         LR.replace("minval: -3.5, maxval: -2.0", "minval: -4, maxval: -2"),
     ),
+    # The pipeline
+    "a schedule's key misspelt": in_pipeline(
+        "  pipeline_schedule: gpipe\n", "'pipe_schedule'", "  pipe_schedule: gpipe\n"
+    ),
+    "chunks that a schedule does not have": in_pipeline("  pipe_chunks: 3\n", "leave it out", ""),
     # Names from other documents
     "stages by another name": in_const(
         REPLICAS, "  pipeline_parallel_size: 1\n", "write pipe_parallel_size", "  pipe_parallel_size: 1\n"

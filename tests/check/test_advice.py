@@ -165,14 +165,6 @@ def test_a_fix_is_written_with_the_names_of_the_script(tmp_path: Path) -> None:
     ]
 
 
-def test_what_may_stay_is_a_note(tmp_path: Path) -> None:
-    ported = f"import determined_ds\nwith determined_ds.session() as s:\n    pass\n{PLAIN}"
-    (tmp_path / "train.py").write_text(ported)
-    left = {each.code: each.severity for each in findings(tmp_path / "train.py")}
-    assert left.pop("process-group") == "warning"
-    assert set(left.values()) == {"note"}
-
-
 def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import trial\n" + CORE)

@@ -51,12 +51,6 @@ def test_a_command_that_trains_nothing(project: Path, entrypoint: str, batch: in
     assert [(each, key) for each, _, key in found] == [(severity, "entrypoint")]
 
 
-def test_what_a_flag_made_is_said_to_be_the_flags(project: Path) -> None:
-    override = "hyperparameters.fit.max_lenght.batches=4"
-    (finding,) = findings(CONST, "--set", override)
-    assert finding.origin == f"--set {override}"
-
-
 @pytest.mark.parametrize(
     ("entrypoint", "resources", "warns"),
     [

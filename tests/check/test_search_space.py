@@ -17,13 +17,6 @@ from determined_ds.cli.main import main
 from tests.harness.checked import DEEPSPEED, report_of
 
 GRID = {"name": "grid", "metric": "validation_loss"}
-PIPELINE = """
-from determined_ds import PipelineTrial
-
-
-class T(PipelineTrial):
-    pass
-"""
 
 
 def choice(*values: Any) -> dict[str, Any]:
@@ -51,7 +44,6 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "adam_beta1": [0.8, None],
         "max_grad_norm": [1.0, "x"],
     },
-    "the length": {"fit": [{"max_length": {"batches": 3}}, {"max_lenght": 1}], "dropout": [0.1, 0.2]},
 }
 
 
@@ -75,29 +67,6 @@ def test_points_judged_together_get_the_verdict_that_each_gets_alone(tmp_path: P
     assert {each.code for each in together["findings"] if each.points} & codes
 
 
-def test_a_schedule_is_judged_with_its_micro_batches_and_its_chunks(tmp_path: Path) -> None:
-    """Of two stages."""
-    report = report_of(
-        tmp_path,
-        trial=PIPELINE,
-        searcher=GRID,
-        hyperparameters={
-            "global_batch_size": 24,
-            "pipe_parallel_size": 2,
-            "pipe_schedule": choice("1f1b", "interleaved", "dualpipev", "zb-h1"),
-            "pipe_chunks": choice(None, 4),
-            "overwrite_deepspeed_args": {"gradient_accumulation_steps": choice(2, 3, 4)},
-        },
-    )
-    any_batch, folded, in_turns = 2 * 3, 1, 2 * 2
-    assert report["points"] == {"checked": 24, "runnable": any_batch + folded + in_turns, "size": 24}
-    refused = {each.code: each.points for each in report["findings"] if each.code.startswith("pipe-")}
-    assert {code: points and points["count"] for code, points in refused.items()} == {
-        "pipe-chunks": 9,
-        "pipe-schedule": 4,
-    }
-
-
 @pytest.mark.parametrize(
     ("batches", "micro", "count", "where"),
     [
@@ -111,18 +80,6 @@ def test_a_schedule_is_judged_with_its_micro_batches_and_its_chunks(tmp_path: Pa
             "e.g. global_batch_size = 8, micro_batch_size = 8",
         ),
         ([8, 9], [1, 2], 2, "all 2 points with global_batch_size = 9"),
-        (
-            range(8, 48),
-            [1],
-            20,
-            "all 20 points with global_batch_size = 9, 11, 13, 15, 17, 19 or 14 more values",
-        ),
-        (
-            [8, 9, 12, 16, 20, 28, 44, 52, 68],  # all but 9 have one divisor each
-            [4, 6, 8, 10, 14, 22, 26, 34],
-            63,
-            "63 points: every one with global_batch_size = 9; e.g. global_batch_size = 8, micro_batch_size = 6",
-        ),
     ],
 )
 def test_the_points_that_cannot_run_are_counted_and_described(

@@ -13,7 +13,6 @@ ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "ma
 RANDOM = {"name": "random", "max_trials": 2}
 RANGE = {"type": "double", "minval": 0, "maxval": 1}
 LIST = {"type": "categorical", "vals": [1, 2]}
-FEW = {"a": LIST, "b": {"type": "int", "minval": 1, "maxval": 3}}
 MANY = {**RANGE, "count": 101}
 
 
@@ -40,10 +39,7 @@ def found(
         ({**ASHA, "mode": "aggressive"}, {"dropout": RANGE}),
         ({**ASHA, "metric": "accuracy", "smaller_is_better": False}, {"dropout": RANGE}),
         ({**ASHA, "metric": "accuracy_loss", "smaller_is_better": False}, {"dropout": RANGE}),
-        ({"name": "random", "max_trials": 6}, FEW),
         ({"name": "grid"}, {"dropout": MANY}),
-        ({"name": "grid"}, {"m": {"b": LIST, "a": LIST}}),
-        (RANDOM, {"m": {"b": LIST, "c": 3}, "n": {"a": LIST}, "dropout": RANGE}),
         ({"name": "single"}, {}),
     ],
 )
@@ -63,7 +59,6 @@ def test_a_search_that_fits_itself_checks_clean(
         ({"name": "single"}, {"dropout": RANGE}, "search-single", "searcher.name", "dropout"),
         # The metric
         ({**ASHA, "metric": "val_acc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
-        ({**ASHA, "metric": "eval-auc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
         (
             {**ASHA, "smaller_is_better": False},
             {"a": RANGE},
@@ -98,12 +93,8 @@ def test_one_that_does_not_is_reported_at_its_key(
     [
         # Rungs as master/pkg/searcher/adaptive_asha.go and asha_stopping.go have them, by hand.
         ({}, {"batches": 50}, "after 16, 64 and 256 batches, and validate after 50 first", "max_rungs to 2"),
-        ({}, {"batches": 17}, "after 16, 64 and 256", "{batches: 16}"),
         ({}, None, "after 16, 64 and 256 batches, and validate after 256 first", "max_rungs to 1"),
-        ({"max_trials": 1000}, {"batches": 4}, "after 1, 4, 16, 64 and 256", "{batches: 1}"),
         ({"max_trials": 1000, "max_rungs": 2}, {"batches": 65}, "after 64 and 256", "max_rungs to 1"),
-        ({"divisor": 2, "max_trials": 8}, {"batches": 40}, "after 32, 64, 128 and 256", "{batches: 32}"),
-        ({"bracket_rungs": [2, 4]}, {"batches": 8}, "after 4, 16, 64 and 256", "{batches: 4}"),
         ({"name": "async_halving", "num_rungs": 2}, {"batches": 65}, "after 64 and 256", "{batches: 64}"),
     ],
 )
@@ -123,9 +114,7 @@ def test_trials_validate_as_often_as_they_are_judged(
         ("weight_decay", 2, 4, 10, "from 100 to 10000", "0.0001 to 0.01 write minval: -4, maxval: -2"),
         ("lr", 1, 3, 2, "from 2 to 8", "0.125 to 0.5 write minval: -3, maxval: -1"),
         ("learning_rate", -4, 2, 10, "from 0.0001 to 100", "minval: -4 and maxval: -2 are 0.0001 and 0.01"),
-        ("learning_rate", -4, -2, 10, None, None),
         ("width", 2, 4, 10, None, None),
-        ("sample_rate", 3, 5, 10, None, None),
     ],
 )
 def test_bounds_of_a_log_hyperparameter_are_exponents(

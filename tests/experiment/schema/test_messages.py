@@ -15,7 +15,6 @@ KEYS_OF_AZURE = "checkpoint_storage: {type: azure, account_url: a, connection_st
 OWN_CONTAINER = "environment: {pod_spec: {spec: {containers: [{name: determined-container, image: a}]}}}"
 OWN_IMAGE = "environment.pod_spec.spec.containers.0.image"
 NO_BASE = "{type: log, base: 0, minval: 1, maxval: 2}"
-NO_TIME = "searcher: {name: adaptive_asha, metric: a, max_trials: 2, time_metric: batches}"
 
 
 def judged(text: str) -> tuple[list[Problem], list[Problem]]:
@@ -54,9 +53,6 @@ def test_a_problem_reads_as_a_compilers() -> None:
         # Types and bounds
         ("name: 5", "name", 'put it in quotes: "5"'),
         ("labels: a", "labels", "write labels: [a]"),
-        ("labels: [a, 1]", "labels.1", 'put it in quotes: "1"'),
-        ("resources: {priority: 100}", "resources.priority", "write 99 or less"),
-        ("reproducibility: {experiment_seed: 4294967296}", "reproducibility.experiment_seed", "4294967295"),
         ("resources: {shm_size: 1.5 gb}", "resources.shm_size", "write 1610612736"),
         ("resources: {slots_per_trial: -1}", "resources.slots_per_trial", "write 1 or more"),
         ("environment: {image: 3}", "environment.image", "write image: determinedai/"),
@@ -67,12 +63,8 @@ def test_a_problem_reads_as_a_compilers() -> None:
             "a relative path without .., or one below host_path",
         ),
         # Unknown keys, with what was meant
-        ("entrypint: python3 train.py", "entrypint", "did you mean 'entrypoint'?"),
         ("searcher: {name: single, metrics: loss}", "searcher.metrics", "did you mean 'metric'?"),
-        ("metric: loss", "metric", "did you mean searcher.metric?"),
-        ("global_batch_size: 2", "global_batch_size", "did you mean hyperparameters.global_batch_size?"),
         ("resources: {max_restarts: 1}", "resources.max_restarts", "at the top level, beside resources"),
-        ("bind_mounts: [{host_path: /a, container_path: /b, x: 1}]", "bind_mounts.0.x", "known here"),
         (
             "environment: {environment_variables: {tpu: []}}",
             "environment.environment_variables.tpu",
@@ -82,21 +74,14 @@ def test_a_problem_reads_as_a_compilers() -> None:
         ("searcher: {name: single, metric: a, max_trials: 3}", "searcher.max_trials", "searcher random or"),
         ("checkpoint_storage: {type: s3, host_path: /a}", "checkpoint_storage.host_path", "shared_fs"),
         # One of several forms
-        ("searcher:", "searcher", "single"),
         ("searcher: {name: custom, metric: a}", "searcher.name", "use one of single, random"),
-        ("searcher: {name: random, metric: a}", "searcher.max_trials", "max_trials: 16"),
-        (NO_TIME, "searcher.max_time", "write max_time"),
         ("min_validation_period: {}", "min_validation_period", "batches"),
         (KEYS_OF_AZURE, "checkpoint_storage.connection_string", "account_url"),
-        ("log_policies: [{pattern: a}]", "log_policies.0", "name"),
         ("log_policies: [{name: a, action: stop}]", "log_policies.0.action", "use one of"),
         ("log_policies: [{name: a}, {name: a}]", "log_policies.1.name", "another name"),
-        ("project: gpt2", "project", "workspace"),
-        ("entrypoint:", "entrypoint", "determined.launch.torch_distributed"),
         # Hyperparameters
         ("hyperparameters: {a: {type: itn, minval: 1}}", "hyperparameters.a", "did you mean int?"),
         ("hyperparameters: {a: {type: int, minval: 0, maxval: 2.5}}", "hyperparameters.a.maxval", "write 2"),
-        ("hyperparameters: {a: {type: categorical, val: [1]}}", "hyperparameters.a.val", "'vals'"),
         (f"hyperparameters: {{int: {{const: {NO_BASE}}}}}", "hyperparameters.int.const.base", "more than 0"),
     ],
 )
@@ -158,12 +143,6 @@ def test_a_misspelt_section_is_judged_as_the_one_that_was_meant() -> None:
         ("resorces", "const.yaml:3"),
         ("resorces.slots_per_trial", "const.yaml:3"),
     ]
-
-
-def test_a_hopeless_file_is_reported_in_twenty_problems() -> None:
-    problems, _ = judged("\n".join(f"unknown_{index}: 1" for index in range(5000)))
-    assert [problem.origin.line for problem in problems[:19]] == list(range(1, 20))  # type: ignore[attr-defined]
-    assert [problem.message for problem in problems[19:]] == ["4981 more problems"]
 
 
 def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
