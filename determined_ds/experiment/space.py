@@ -261,7 +261,7 @@ def read_space(document: Document, *, searcher: str, seed: int = 0) -> tuple[Sea
         form = {"const": "val: ...", "categorical": "vals: [...]"}.get(kind, "minval: ..., maxval: ...")
         form += ", base: 10" * (kind == "log")
         fix = f"write {{type: {kind}, {form}}}{' with minval < maxval' * ('minval' in form)}"
-        message = f"is not a complete {kind} hyperparameter, with its own fields alone"
+        message = f"must have the fields of a {kind} hyperparameter, and no others"
         problems.append(document.problem(path, message, fix, "hyperparameter-spec"))
         return None
 
