@@ -8,6 +8,7 @@ here; a test asks it for nothing else.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -583,18 +584,12 @@ def while_writing(act: Callable[[], object]) -> None:
     engines.write_shard = acting
 
 
-def files_read_to_verify(into: Path) -> Any:
-    """In here and in processes that are forked here, each file that is read to verify a checkpoint is a line there."""
-    from determined_ds.checkpoints import files
+def damage_seen_by_ranks(checkpoint: Path) -> str | None:
+    """What ranks find wrong with a checkpoint that are started by this process, in which :func:`damage` has read it."""
+    from determined_ds.checkpoints.files import VERIFIED, verified_here
 
-    read = files.fingerprint
-
-    def recording(file: Path, **how: Any) -> Any:
-        with into.open("a") as lines:
-            lines.write(f"{file.name}\n")
-        return read(file, **how)
-
-    return mock.patch.object(files, "fingerprint", recording)
+    with mock.patch.dict(os.environ, {VERIFIED: verified_here()}):
+        return damage_of(checkpoint)
 
 
 def uploaded_to(storage: Mapping[str, Any]) -> Any:

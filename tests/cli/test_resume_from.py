@@ -22,7 +22,7 @@ from tests.cli.own_runs import (
     steps_of,
 )
 from tests.harness.command import det_ds
-from tests.package import checkpoints, files_read_to_verify, reseal
+from tests.package import checkpoints, reseal
 
 
 def refused(folder: Path, run_dir: str, *words: str | Path) -> str:
@@ -105,17 +105,6 @@ def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"{file.name} is not what was written (its checksum differs)" in done.stderr
     assert f"  resume     batch 4, checkpoint {good.name}\n" in done.stdout
-
-
-def test_a_resume_reads_each_file_once_to_verify_it(copied: Path) -> None:
-    """The launcher reads them, and its ranks do not again: a large checkpoint takes minutes to read."""
-    newest, lines = at(copied / "run", 6), copied / "read.txt"
-    with files_read_to_verify(lines):
-        done = run(copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7"])
-    assert done.returncode == 0, done.stderr
-    names = [file.name for file in newest.rglob("*") if file.is_file()]
-    read = [name for name in lines.read_text().split() if name.endswith(".safetensors")]
-    assert sorted(read) == sorted(name for name in names if name.endswith(".safetensors"))
 
 
 def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> None:

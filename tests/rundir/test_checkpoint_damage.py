@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.package import checkpoints, damage
+from tests.package import checkpoints, damage, damage_seen_by_ranks
 
 
 @pytest.fixture
@@ -60,6 +60,17 @@ def test_metadata_may_be_a_copy_of_the_masters(checkpoint: Path) -> None:
     for other in ({**given, "steps_completed": 6}, {}, [], None):
         metadata.write_text(json.dumps(other))
         assert "metadata.json" in str(damage(checkpoint)), other
+
+
+def test_what_the_launcher_has_read_its_ranks_do_not_read_again(checkpoint: Path) -> None:
+    """They look at names and sizes: a large checkpoint takes minutes to read."""
+    shard = checkpoint / "model0/rank1.safetensors"
+    content = shard.read_bytes()
+    assert damage(checkpoint) is None
+    shard.write_bytes(DAMAGES["flipped"](content))
+    assert damage_seen_by_ranks(checkpoint) is None
+    shard.write_bytes(DAMAGES["torn"](content))
+    assert "rank1.safetensors has " in str(damage_seen_by_ranks(checkpoint))
 
 
 def test_one_that_a_run_deletes_meanwhile_is_passed_over(copied: Path) -> None:
