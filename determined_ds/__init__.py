@@ -42,7 +42,7 @@ _HOMES = {
     "load_model_from_checkpoint_path": "determined_ds.train.load_model",
     "load_results": "determined_ds.report.results",
     "load_state_dict_from_checkpoint_path": "determined_ds.train.load_model",
-    "measure_throughput": "determined_ds.train.loop.measured_loop",
+    "measure_throughput": "determined_ds.train.loop.measure",
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
     "report_to_tools": "determined_ds.train.master.core_context",
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         load_state_dict_from_checkpoint_path,
     )
     from determined_ds.train.loop.fit import Trainer
-    from determined_ds.train.loop.measured_loop import measure_throughput
+    from determined_ds.train.loop.measure import measure_throughput
     from determined_ds.train.master.core_context import report_to_tools
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial

@@ -15,6 +15,7 @@ from typing import Any
 from determined import core, tensorboard
 from determined.tensorboard.build import get_sync_path
 
+from determined_ds.checkpoints.retention import as_number
 from determined_ds.profile.record import rank_of_trace
 from determined_ds.rundir.heartbeat import HEART
 
@@ -130,3 +131,18 @@ def uploaded_to(info: Any) -> str:
     place = posixpath.join(*parts) if parts else ""  # an absolute storage_path stands alone
     path = get_sync_path(info.cluster_id, str(info.trial.experiment_id), str(info.trial.trial_id))
     return f"{begin}{place}/{path}" if place else f"{begin}{path}"
+
+
+def write_scalars(writer: Any, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+    """Write the metrics that are numbers to TensorBoard, under the names that they have everywhere: ``training/loss``.
+
+    Args:
+        writer: Has ``add_scalar(name, value, step)``.
+        group: ``training`` or ``validation``.
+        steps_completed: Batches trained.
+        metrics: As they were reported.
+    """
+    for name, value in metrics.items():
+        number = as_number(value)
+        if number is not None:
+            writer.add_scalar(f"{group}/{name}", number, steps_completed)

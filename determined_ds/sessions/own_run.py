@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
-from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.outcome import Failure, Outcome
@@ -36,6 +35,7 @@ from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP
+from determined_ds.sessions.session import in_words
 from determined_ds.train.group.collectives import as_chief
 from determined_ds.train.group.distributed import join_process_group
 from determined_ds.train.master.ending import cause_of, exit_code_of, reason_of
@@ -45,123 +45,105 @@ from determined_ds.train.warning_keeper import KEEPER
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
 SLOTS = ("resources", "slots_per_trial")
+# What a problem of a run directory says of options of det-ds run -> of arguments of session.
+WORDS = {
+    "add --resume to continue it": "write session(..., resume=True) to continue it",
+    "add --run-dir ": "write run_dir=",
+    "--run-dir": "run_dir",
+    "--resume": "resume",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnRun:
-    """How a script runs by itself.
+@contextlib.contextmanager
+def own_run(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None,
+    run_dir: Path | None,
+    *,
+    resume: bool,
+    accelerator: str | None,
+    stopped: Callable[[], bool],
+) -> Iterator[tuple[Any, Path, str | None, Path | None]]:
+    """Open a run for a script; a collective. Its arguments are those of ``session``.
 
     Args:
-        config: As given to ``session``.
-        run_dir: The same.
-        resume: The same.
-        accelerator: The same.
+        stopped: Returns whether training has stopped as requested, once it has ended.
+
+    Yields:
+        The context, the run directory, the uuid of the checkpoint to resume, and the folder of one to fork.
+
+    Raises:
+        ConfigError: it cannot run; every reason.
     """
-
-    config: str | os.PathLike[str] | Mapping[str, Any] | None
-    run_dir: Path | None
-    resume: bool
-    accelerator: str | None
-
-    @contextlib.contextmanager
-    def opened(self, stopped: Callable[[], bool]) -> Iterator[tuple[Any, Path, str | None, Path | None]]:
-        """The context, the run directory, the uuid of the checkpoint to resume, and the folder of one to fork.
-
-        Args:
-            stopped: Returns whether training has stopped as requested, once it has ended.
-
-        Raises:
-            ConfigError: it cannot run; every reason.
-        """
-        devices = detect_accelerator(self.accelerator)
-        distributed = join_process_group(devices)
-        with contextlib.ExitStack() as stack:
-            run = as_chief(distributed, lambda: self._decided(distributed, devices))
-            if distributed.rank == 0:
-                stack.enter_context(_recorded(run, stopped))
-                print(*run.header(), sep="\n", flush=True)
-                for warning in (*run.start.damages, *run.warnings):
-                    print(f"warning: {warning}", file=sys.stderr, flush=True)
-            distributed.allgather(None)  # what ranks read is written
-            KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
-            stack.callback(KEEPER.end)
-            stack.enter_context(_stopping())
-            context = stack.enter_context(
-                open_context(
-                    experiment=run.experiment,
-                    run_dir=run.run_dir,
-                    accelerator=devices.name,
-                    distributed=distributed,
-                )
-            )
-            start = run.start
-            yield (
-                context,
-                run.run_dir,
-                start.checkpoint.uuid if start.checkpoint else None,
-                start.fork.path if start.fork else None,
-            )
-
-    def _decided(self, distributed: core.DistributedContext, devices: Accelerator) -> LocalRun:
-        experiment = parse_experiment(document_of(self.config, distributed.size))
-        where = Where(
-            context_dir=Path.cwd(),
-            accelerator=devices,
-            slots=distributed.size,
-            slots_origin="the launched ranks",
-            machines=distributed.cross_size,
+    devices = detect_accelerator(accelerator)
+    distributed = join_process_group(devices)
+    with contextlib.ExitStack() as stack:
+        run = as_chief(distributed, lambda: _decided(config, run_dir, resume, distributed, devices))
+        if distributed.rank == 0:
+            stack.enter_context(_recorded(run, stopped))
+            print(*run.header(), sep="\n", flush=True)
+            for warning in (*run.start.damages, *run.warnings):
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
+        distributed.allgather(None)  # what ranks read is written
+        KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
+        stack.callback(KEEPER.end)
+        stack.enter_context(_stopping())
+        opened = open_context(
+            experiment=run.experiment,
+            run_dir=run.run_dir,
+            accelerator=devices.name,
+            distributed=distributed,
         )
-        resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
-        run_dir, resume = self._place(experiment)
-        try:
-            start = start_in(
-                run_dir,
-                experiment,
-                resolved,
-                resume=LAST if resume else None,
-                stated=self._stated is not None,
-                forks=True,
-            )
-        except ConfigError as error:
-            raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None
-        if start.checkpoint is not None:
-            experiment = keeping_seed(start.checkpoint, experiment)
-        return OwnLocalRun(
-            options=RunOptions(config=Path(experiment.document.name)),
-            experiment=experiment,
-            resolved=resolved,
-            accelerator=devices,
-            context_dir=Path.cwd(),
-            run_dir=run_dir.resolve(),
-            start=start,
-            warnings=resolved.warnings if resolved is not None else (),
+        checkpoint, fork = run.start.checkpoint, run.start.fork
+        latest = checkpoint.uuid if checkpoint else None
+        yield stack.enter_context(opened), run.run_dir, latest, fork.path if fork else None
+
+
+def _decided(
+    config: Any, stated: Path | None, resume: bool, distributed: core.DistributedContext, devices: Accelerator
+) -> LocalRun:
+    """What runs, and where; as under every launcher, the first launch of a job may say that it resumes."""
+    experiment = parse_experiment(document_of(config, distributed.size))
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=devices,
+        slots=distributed.size,
+        slots_origin="the launched ranks",
+        machines=distributed.cross_size,
+    )
+    resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
+    resumed = os.environ.get(RESUME)
+    stated = Path(resumed) if resumed else stated
+    resume = resume or resumed is not None or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if stated is not None and resumed is None and RunDir(stated).is_empty():
+        resume = False
+    run_dir = stated or new_run_dir(RUNS / slug(experiment.name), datetime.now())
+    try:
+        start = start_in(
+            run_dir,
+            experiment,
+            resolved,
+            resume=LAST if resume else None,
+            stated=stated is not None,
+            forks=True,
         )
-
-    @property
-    def _stated(self) -> Path | None:
-        """The run directory that was stated."""
-        given = os.environ.get(RESUME)
-        return Path(given) if given else self.run_dir
-
-    def _place(self, experiment: Experiment) -> tuple[Path, bool]:
-        """The run directory, and whether to resume what is there.
-
-        As under every launcher, the first launch of a job may say that it resumes.
-        """
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        resume = self.resume or restarted or RESUME in os.environ
-        stated = self._stated
-        if stated is None:
-            return new_run_dir(RUNS / slug(experiment.name), datetime.now()), resume
-        return stated, resume and not (RunDir(stated).is_empty() and RESUME not in os.environ)
+    except ConfigError as error:
+        raise ConfigError([in_words(problem, WORDS) for problem in error.problems]) from None
+    if start.checkpoint is not None:
+        experiment = keeping_seed(start.checkpoint, experiment)
+    return OwnLocalRun(
+        options=RunOptions(config=Path(experiment.document.name)),
+        experiment=experiment,
+        resolved=resolved,
+        accelerator=devices,
+        context_dir=Path.cwd(),
+        run_dir=run_dir.resolve(),
+        start=start,
+        warnings=resolved.warnings if resolved is not None else (),
+    )
 
 
 def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks: int) -> Document:
     """The experiment that a script is given, on the ranks that were launched.
-
-    Args:
-        config: The path of an experiment YAML, a mapping of one or of hyperparameters, or None.
-        ranks: How many there are.
 
     Raises:
         ConfigError: it cannot be read, or is something else.
@@ -189,23 +171,6 @@ def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks
         if document.get((key,)) is None:
             document = document.overwritten((key,), value, "the script")
     return document.overwritten(SLOTS, ranks, "the launched ranks")
-
-
-def in_words_of_session(problem: Problem) -> Problem:
-    """A problem of a run directory, in arguments of ``session`` instead of options of ``det-ds run``."""
-    words = {
-        "add --resume to continue it": "write session(..., resume=True) to continue it",
-        "add --run-dir ": "write run_dir=",
-        "--run-dir": "run_dir",
-        "--resume": "resume",
-    }
-
-    def said(text: str) -> str:
-        for option, argument in words.items():
-            text = text.replace(option, argument)
-        return text
-
-    return replace(problem, key=said(problem.key), message=said(problem.message), fix=said(problem.fix))
 
 
 class OwnLocalRun(LocalRun):

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import TrainingError
-from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
-from determined_ds.sessions.measured_steps import MeasuredSteps
-from determined_ds.sessions.refusals import check_count, check_given, decided, driven, of_script, refused
-from determined_ds.sessions.requested import loop_options
-from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
-from determined_ds.sessions.taking import Drive
-from determined_ds.train.loop.chief_display import make_progress
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.sessions.data import TrainingBatches, ValidationData, given_loader
+from determined_ds.sessions.drive import Drive, ReportedValidation, ScriptState, ScriptTrial
+from determined_ds.train.adoption import MADE
+from determined_ds.train.data.loaders import has_state
+from determined_ds.train.loop.display import Progress, make_progress
+from determined_ds.train.loop.fit import completed, of_hyperparameters
+from determined_ds.train.loop.trainer import Training
 from determined_ds.train.opening import open_context
-from determined_ds.train.scripts.given_run import cluster_info, script_run
+from determined_ds.train.scripts.given_run import ScriptRun, cluster_info, script_run
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
+logger = logging.getLogger("determined_ds")
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
 
 
@@ -76,7 +80,6 @@ class Session:
         self._context: Any = None
         self._trial: Any = None
         self._loader: TrainingBatches | None = None
-        self._loop: SteppedLoop | None = None
         self._drive: Drive | None = None
         self._latest: str | None = None
         self._fork: Path | None = None
@@ -109,17 +112,18 @@ class Session:
                 yield context
         else:
             # What makes a run is not sent to a cluster.
-            from determined_ds.sessions.own_run import OwnRun
+            from determined_ds.sessions.own_run import own_run
             from determined_ds.train.tracebacks import show_own_errors
 
             show_own_errors()
-            own = OwnRun(
-                config=self._config,
-                run_dir=self._wanted_dir,
+            opened = own_run(
+                self._config,
+                self._wanted_dir,
                 resume=self._resume,
                 accelerator=self._accelerator,
+                stopped=lambda: self.stop_requested,
             )
-            with own.opened(lambda: self.stop_requested) as found:
+            with opened as found:
                 context, self._run_dir, self._latest, self._fork = found
                 yield context
 
@@ -127,18 +131,14 @@ class Session:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             return self._stack.__exit__(kind, error, traceback)
         with self._stack:
-            self._close()
+            if self._drive is not None and self._drive.was_driven:
+                self._drive.close()
+            elif self._loader is not None:
+                raise TrainingError(
+                    "nothing was trained: the loader of s.loader was not iterated\n"
+                    "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
+                )
         return None
-
-    def _close(self) -> None:
-        if self._drive is not None and self._drive.was_driven:
-            self._drive.close()
-            return
-        if self._loader is not None:
-            raise TrainingError(
-                "nothing was trained: the loader of s.loader was not iterated\n"
-                "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
-            )
 
     # ------------------------------------------------------------------------------------ what was decided
 
@@ -185,7 +185,7 @@ class Session:
         Raises:
             ConfigError: the batch is not known before ``s.checkpoint(engine)``.
         """
-        return decided(self.context, "s.resolved")
+        return self._decided("s.resolved")
 
     @property
     def ds_config(self) -> dict[str, Any]:
@@ -194,12 +194,22 @@ class Session:
         Raises:
             ConfigError: as for :attr:`resolved`.
         """
-        return decided(self.context, "s.ds_config").ds_config
+        return self._decided("s.ds_config").ds_config
+
+    def _decided(self, key: str) -> ResolvedConfig:
+        try:
+            return self.context.resolved  # type: ignore[no-any-return]
+        except ConfigError as error:
+            missing = [problem for problem in error.problems if problem.code != "undecided"]
+            message = "is not known before the first engine, since the configuration leaves the batch open"
+            fix = "state hyperparameters.global_batch_size, or call s.checkpoint(engine) first"
+            own = Problem(key=key, message=message, fix=fix, code="undecided")
+            raise ConfigError([*missing, own]) from None
 
     @property
     def batches_trained(self) -> int:
         """Optimizer steps that have ended since the start of training, in this process or before."""
-        return 0 if self._loop is None else self._loop.batches_trained
+        return 0 if self._drive is None else self._drive.batches_trained
 
     @property
     def stop_requested(self) -> bool:
@@ -250,7 +260,7 @@ class Session:
 
     def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
         """A function that makes a loader, once the batch is known; what can be checked now is."""
-        trial = self._trial_in_use
+        trial = self.context and self._trial
         if isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
             if options:
                 fix = f"give the dataset: {trial.loader_names[method]}(loader.dataset, ...)"
@@ -259,10 +269,6 @@ class Session:
         if "batch_size" not in options:  # its message names the size, which may not be known yet
             returned.loader_arguments(trial, method, dataset, options)
         return lambda: getattr(trial, method)(dataset, **options)
-
-    @property
-    def _trial_in_use(self) -> Any:
-        return self.context and self._trial
 
     def epochs(self, num: int) -> Iterator[int]:
         """The numbers of the epochs that are left: those done before a resume are skipped.
@@ -299,10 +305,9 @@ class Session:
         if num is not None:
             check_count("s.steps", num)
         drive = self._drive_of("s.steps")
-        if num is None and self._loop is not None and not self._loop.states_length:
-            raise refused(
-                "s.steps", "nothing says how long to train", "write s.steps(1000), or state fit.max_length"
-            )
+        if num is None and not drive.states_length:
+            fix = "write s.steps(1000), or state fit.max_length"
+            raise refused("s.steps", "nothing says how long to train", fix)
         return drive.steps(num)
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
@@ -323,7 +328,7 @@ class Session:
             CheckpointError: the checkpoint to resume from does not fit.
             TrainingError: when the step ends: a later call was made on some ranks only.
         """
-        if self._loop is None:
+        if self._drive is None:
             self._begin(engines, state)
             return
         known = [id(engine) for engine in self.context.models]
@@ -335,26 +340,50 @@ class Session:
         self._drive_of("s.checkpoint").request_checkpoint(place)
 
     def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
-        context = self.context
-        check_given(engines, state)
-        with of_script():
+        context, key = self.context, "s.checkpoint"
+        fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
+        if not engines:
+            raise refused(key, "its first call was given no engine", fix)
+        for engine in engines:
+            if not isinstance(engine, deepspeed.DeepSpeedEngine):
+                raise refused(key, f"got {described(engine)}; expected an engine of DeepSpeed", fix)
+        for name, each in state.items():
+            if not has_state(each):
+                message = f"{name} is {described(each)}, which has no state_dict and load_state_dict"
+                raise refused(key, message, "give it both, or leave it out")
+        try:
             for engine in engines:
                 context.wrap_model_engine(engine)
-        script, run = ScriptState(context.models, self._position, state), script_run()
-        if run is not None and run.measurement is not None:
-            loop: SteppedLoop = MeasuredSteps(self._trial, context, script, run)
-        else:
-            closes = cluster_info() is not None  # elsewhere the run's own end does
-            progress = make_progress(self.rank == 0, context._run_dir.metrics, closes=closes)
-            options = loop_options(context, test=self._test, is_chief=self.rank == 0)
-            loop = SteppedLoop(self._trial, context, options, progress, script)
-        self._stack.enter_context(loop)
-        loop.load(self._latest, self._fork)
-        self._loop = loop
-        self._drive = Drive(loop, loop.position, context.resolved.batch.accumulation)
+        except ConfigError as error:
+            words = {MADE: "the engine of s.checkpoint", "context.overwrite(...)": "config=s.ds_config"}
+            raise ConfigError([in_words(each, words) for each in error.problems]) from None
+        training, run = self._training(script_run())
+        self._stack.enter_context(training)
+        script = ScriptState(context.models, state)
+        self._drive = Drive(training, script, run, (self._latest, self._fork))
 
-    def _position(self) -> dict[str, int]:
-        return self._drive.position() if self._drive else {}
+    def _training(self, run: ScriptRun | None) -> tuple[Training, ScriptRun | None]:
+        """What the script drives, and its run where that is measured."""
+        context, is_chief = self.context, self.rank == 0
+        given: dict[str, Any] = {"validator": ReportedValidation(context), "source": "s.report"}
+        if run is not None and run.measurement is not None:
+            from determined_ds.train.loop.measure import Measuring, check_strategy, measured_fit
+
+            fix = "initialize the engine with config=s.ds_config"
+            check_strategy(context, made_by="the script", fix=fix)
+            measure = Measuring(self._trial, context, run.measurement)
+            fit, progress = measured_fit(run.measurement), Progress(shows=False)
+            return Training(self._trial, context, fit, progress, measure=measure, **given), run
+        fit = of_hyperparameters(context.resolved.fit)
+        idle = [name for name in ("validation_period", "step_zero_validation") if getattr(fit, name)]
+        if idle and is_chief:
+            names = ", fit.".join(idle)
+            logger.warning("warning: fit.%s: no effect in a session, whose script validates", names)
+        fit = replace(fit, step_zero_validation=False)
+        fit = completed(fit, context, test_mode=self._test, states_length=False)
+        closes = cluster_info() is not None  # elsewhere the run's own end does
+        progress = make_progress(is_chief, context._run_dir.metrics, closes=closes)
+        return Training(self._trial, context, fit, progress, test_mode=self._test, **given), None
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.
@@ -379,6 +408,37 @@ class Session:
         self._drive_of("s.report").report(metrics, validation=validation, weight=weight)
 
     def _drive_of(self, what: str) -> Drive:
-        """What is driven; refused where the script is not there yet."""
-        is_pipeline = self.context.use_pipeline_parallel
-        return driven(what, self._drive, has_data=self._loader is not None, is_pipeline=is_pipeline)
+        """What is driven; refused where something has to come before what the script does."""
+        drive, is_pipeline = self._drive, self.context.use_pipeline_parallel
+        if drive is None:
+            fix = "call s.checkpoint(engine) after deepspeed.initialize"
+            raise refused(what, "no engine was handed over yet", fix)
+        if what in ("s.steps", "s.epochs") and self._loader is None:
+            raise refused(what, "there is no training data", "call loader = s.loader(dataset) before")
+        if what == "iterating the loader" and is_pipeline:
+            fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
+            raise refused(what, "a pipeline takes its batches itself", fix)
+        return drive
+
+
+def refused(key: str, message: str, fix: str) -> ConfigError:
+    """The error of a call; ``key`` names it as the script writes it."""
+    return ConfigError(Problem(key=key, message=message, fix=fix, code="session"))
+
+
+def check_count(key: str, num: Any) -> None:
+    """Refuse what is not a number of epochs or steps."""
+    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+        raise refused(key, f"got {described(num)}; expected an integer of at least 1", f"write {key}(10)")
+
+
+def in_words(problem: Problem, words: Mapping[str, str]) -> Problem:
+    """A problem in other words, such as those of a script in place of those of a trial or of ``det-ds run``."""
+
+    def said(text: str) -> str:
+        for before, after in words.items():
+            text = text.replace(before, after)
+        return text
+
+    key, message = said(problem.key), said(problem.message)
+    return replace(problem, key=key, message=message, fix=problem.fix and said(problem.fix))

@@ -93,7 +93,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     if info is not None and not rank.debug:
         log_in_task(options.accelerator)
 
-    from determined_ds.train.loop.fit import Trainer, fit_arguments
+    from determined_ds.train.loop.fit import Trainer, of_hyperparameters
     from determined_ds.train.opening import open_context
     from determined_ds.train.upstream import debugging
 
@@ -126,11 +126,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             fit = parse_hyperparameters(experiment.hyperparameters).fit
         else:
             fit = context.resolved.fit
-        Trainer(trial, context).fit(
-            **fit_arguments(fit),
-            latest_checkpoint=_resumed(options) if info is None else info.latest_checkpoint or None,
+        Trainer(trial, context).run(
+            of_hyperparameters(fit),
+            _resumed(options) if info is None else info.latest_checkpoint or None,
             test_mode=options.test,
-            fork=options.fork,
+            fork=Path(options.fork) if options.fork else None,
         )
 
 
@@ -148,11 +148,8 @@ def _resumed(options: argparse.Namespace) -> str | None:
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.train.loop.fit import fit_arguments
-    from determined_ds.train.loop.measured_loop import measure_throughput
-    from determined_ds.train.loop.step_measure import write_measured
+    from determined_ds.train.loop.measure import measure_throughput, write_measured
 
-    period = fit_arguments(context.resolved.fit)["validation_period"]
     row = measure_throughput(
         trial,
         context,
@@ -160,15 +157,15 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
         warmup=options.warmup,
         profiles=options.profile,
         parts=options.parts,
-        validation_period=period,
+        validation_period=context.resolved.fit.validation_period,
     )
     if options.run_dir is not None and context.distributed.rank == 0:
         write_measured(row, RunDir(options.run_dir))
 
 
 def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.train.loop.chief_display import make_progress
-    from determined_ds.train.loop.evaluating import Evaluation
+    from determined_ds.train.loop.display import make_progress
+    from determined_ds.train.loop.predictions import Evaluation
 
     evaluation = Evaluation(trial, context, make_progress(context.distributed.rank == 0))
     if options.evaluate is not None:

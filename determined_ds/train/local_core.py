@@ -32,12 +32,12 @@ from determined_ds.checkpoints.files import (
 )
 from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.logs.tensorboard import write_scalars
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import Links
 from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
-from determined_ds.train.scalars import write_scalars
 from determined_ds.train.scripts.given_run import ScriptRun
 from determined_ds.train.system_metrics import LocalProfiler
 

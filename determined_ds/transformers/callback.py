@@ -23,9 +23,8 @@ from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.loop.chief_display import make_progress, shows_panel
-from determined_ds.train.loop.progress import Progress
-from determined_ds.train.loop.proof import prove_checkpoint
+from determined_ds.train.loop.display import Progress, make_progress, shows_panel
+from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
@@ -147,7 +146,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """The panel in place of transformers' bars on a terminal, else what transformers shows itself."""
         run = script_run()
         if run is None or not (self._is_chief and shows_panel()):
-            return Progress()
+            return Progress(shows=False)
         # What Trainer adds where bars are not disabled; read by name when it is made (transformers 4.40 and 5).
         transformers.trainer.DEFAULT_PROGRESS_CALLBACK = transformers.TrainerCallback
         transformers.utils.logging.disable_progress_bar()  # of the files of a checkpoint

@@ -7,16 +7,19 @@ only where the author takes responsibility for that.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from determined import pytorch
 from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.passes import has_state
+from determined_ds.train.data.seeds import start_worker
 from determined_ds.trial import returned
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
@@ -31,18 +34,15 @@ SHARDING_SAMPLERS = (
     samplers.SkipBatchSampler,
 )
 
+# What torch's loader and Determined's have alike.
+OPTIONS = (
+    *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+)
+
 
 def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], None]) -> Any:
     """Call a trial's method, and make its result a loader that can be read here.
-
-    Args:
-        trial: The trial.
-        context: Its context, which knows whether the author takes responsibility for other kinds of loaders.
-        method: ``build_training_data_loader`` or ``build_validation_data_loader``.
-        note: Shows a line to the user.
-
-    Returns:
-        A Determined ``DataLoader``, a ``StreamLoader``, or a loader to use as it is.
 
     Raises:
         ConfigError: it is something else.
@@ -59,29 +59,18 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
             "and resumes it"
         )
         return loader
-    if _is_torchs_own(loader):
-        return _unsplit(_as_determineds(loader), where)
-    raise ConfigError(_refusal(loader, where, hasattr(trial, "training_loader")))
-
-
-def _is_torchs_own(loader: Any) -> bool:
-    """Whether a loader does what torch's does, over data with an index."""
     own = torch_data.DataLoader
-    return (
+    is_torchs = (
         isinstance(loader, own)
         and type(loader).__iter__ is own.__iter__
         and type(loader)._get_iterator is own._get_iterator
         and not isinstance(loader.dataset, torch_data.IterableDataset)
         and loader.batch_sampler is not None
     )
-
-
-def _as_determineds(loader: torch_data.DataLoader[Any]) -> pytorch.DataLoader:
-    names = (
-        *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
-        *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
-    )
-    return pytorch.DataLoader(loader.dataset, **{name: getattr(loader, name) for name in names})
+    if is_torchs:
+        options = {name: getattr(loader, name) for name in OPTIONS}
+        return _unsplit(pytorch.DataLoader(loader.dataset, **options), where)
+    raise ConfigError(_refusal(loader, where, hasattr(trial, "training_loader")))
 
 
 def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
@@ -94,7 +83,8 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
         loader.batch_sampler = torch_data.BatchSampler(whole(inner.dataset), *rest)
         return loader
     for sampler in (batches, inner):
-        if _splits(sampler):
+        replicas = getattr(sampler, "num_replicas", 1)
+        if isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1):
             message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
             fix = (
                 "use a sampler over all samples, which are split and resumed here; or return torch's DataLoader, and "
@@ -103,11 +93,6 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
             kind = type(sampler).__name__
             raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
     return loader
-
-
-def _splits(sampler: Any) -> bool:
-    replicas = getattr(sampler, "num_replicas", 1)
-    return isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1)
 
 
 def _described(loader: Any) -> str:
@@ -126,20 +111,17 @@ def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
         own = f"{kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
     message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
     if hasattr(loader, "__iter__"):
+        why = "every replica might be given the same samples"
+        if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
+            why = "every replica would read the same samples"
+        elif isinstance(loader, torch_data.DataLoader) and loader.batch_sampler is None:
+            why = "its dataset makes the batches (batch_size=None), which cannot be cut again"
         message = (
-            f"returned {_described(loader)}, which decides by itself what a replica sees: {_why(loader)}, and it "
-            "would not resume where it stopped"
+            f"returned {_described(loader)}, which decides by itself what a replica sees: {why}, and it would not "
+            "resume where it stopped"
         )
         fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
     return Problem(key=where, message=message, fix=fix, code="loader-kind")
-
-
-def _why(loader: Any) -> str:
-    if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
-        return "every replica would read the same samples"
-    if isinstance(loader, torch_data.DataLoader) and loader.batch_sampler is None:
-        return "its dataset makes the batches (batch_size=None), which cannot be cut again"
-    return "every replica might be given the same samples"
 
 
 def check_apart(loader: Any, validation_dataset: Any) -> None:
@@ -157,14 +139,50 @@ def check_apart(loader: Any, validation_dataset: Any) -> None:
         raise ConfigError(Problem(key=loader.name, message=message, fix=fix, code="stream-shared"))
 
 
-class GivenBatches:
-    """The micro-batches of a loader that is used as it is, again and again.
+# ------------------------------------------------------------------------------------ reading
 
-    Args:
-        loader: Can be iterated again and again; the author answers for its shards.
-        skip: Micro-batches that were trained already.
-        place: What a checkpoint holds of it: with the loader's own ``state_dict`` nothing is skipped.
+
+def has_state(part: Any) -> bool:
+    """Whether something can save its state and load it again."""
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of an epoch's order."""
+    return (seed * 1_000_003 + epoch) % 2**63
+
+
+@contextlib.contextmanager
+def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
+    """What a sampler draws in here is the same on every rank, and again on every resume.
+
+    Seeds torch's global generator, and the generator of the sampler or of one that it batches, as torch's have.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(epoch_seed(seed, epoch))
+        inner: Any = getattr(sampler, "sampler", None)
+        for each in (sampler, inner):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+            own = getattr(each, "generator", None)
+            if isinstance(own, torch.Generator):
+                own.manual_seed(epoch_seed(seed, epoch))
+        yield
+
+
+def with_batch_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_data.DataLoader[Any]:
+    """torch's loader with the options of a Determined loader, another batch sampler, and seeded workers."""
+    clone = copy.copy(loader)
+    clone.batch_sampler = sampler
+    clone.generator = loader.generator or torch.Generator().manual_seed(seed)
+    if loader.num_workers > 0:
+        clone.worker_init_fn = functools.partial(start_worker, loader.worker_init_fn)
+    made: torch_data.DataLoader[Any] = clone.get_data_loader()
+    return made
+
+
+class GivenBatches:
+    """The micro-batches of a loader that is used as it is, again and again."""
 
     def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
         self._loader = loader

@@ -7,9 +7,7 @@ is one number. Determined 0.38.1 shards and skips by micro-batches instead, whic
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +19,9 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.loaders import GivenBatches
-from determined_ds.train.data.passes import samples_to_skip
-from determined_ds.train.data.seeds import SeededDataset, SeededSampler, start_worker
-from determined_ds.train.data.streams import FirstRow, ReplicaStream, TrainingStream
+from determined_ds.train.data.loaders import GivenBatches, drawn_for, epoch_seed, with_batch_sampler
+from determined_ds.train.data.seeds import SeededDataset, seeded
+from determined_ds.train.data.streams import FirstRow, open_stream
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
@@ -88,7 +85,7 @@ def training_data(
     """A rank's share of the training data.
 
     Args:
-        loader: What ``build_training_data_loader`` returned: a Determined ``DataLoader``, a ``StreamLoader``, or
+        loader: What ``build_loader`` has made of the trial's: a Determined ``DataLoader``, a ``StreamLoader``, or
             another loader, which is used as it is.
         batch: The completed batch.
         replica: Data-parallel rank, 0 .. replicas - 1.
@@ -105,13 +102,28 @@ def training_data(
     place = place or {}
     if isinstance(loader, StreamLoader):
         batch = _split(loader.batch_size, batch, manual)
-        return _stream(loader, batch, replica, seed, start_batch, place, note)
+        per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
+        length = loader.length()
+        if length is not None:
+            _check_enough(length, "samples", per_batch)
+        if start_batch and not place:  # of a checkpoint that was written before streams were supported
+            place = {"samples": start_batch * per_batch}
+        stream = open_stream(
+            loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place, note=note
+        )
+        per_epoch = None if length is None else length // per_batch
+        return TrainingData(batches=stream, batches_per_epoch=per_epoch, place=stream, first=stream.first)
     if isinstance(loader, pytorch.DataLoader):
         return _indexed(loader, batch, replica, seed, start_batch, manual)
     given = GivenBatches(loader, skip=start_batch * batch.accumulation, place=place)
-    return TrainingData(
-        batches=given, batches_per_epoch=_epoch_of_given(loader, batch.accumulation), place=given
-    )
+    try:
+        num_batches = len(loader)
+    except (TypeError, NotImplementedError):
+        per_epoch = None
+    else:
+        _check_enough(num_batches, "micro-batches", batch.accumulation)
+        per_epoch = num_batches // batch.accumulation
+    return TrainingData(batches=given, batches_per_epoch=per_epoch, place=given)
 
 
 def _split(size: int | None, batch: Batch, manual: bool) -> Batch:
@@ -126,56 +138,12 @@ def _split(size: int | None, batch: Batch, manual: bool) -> Batch:
     return replace(batch, micro_batch_size=size, accumulation=accumulation)
 
 
-def _too_few(have: int, what: str, need: int) -> DataError:
-    message = f"the training data has {have} {what}, less than one global batch of {need}"
-    fix = f"use more data, or a global batch of at most {have} {what}"
-    key = "hyperparameters.global_batch_size"
-    return DataError(Problem(key=key, value=need, message=message, fix=fix, code="too-little-data"))
-
-
-def _epoch_of_given(loader: Any, accumulation: int) -> int | None:
-    try:
-        num_batches = len(loader)
-    except (TypeError, NotImplementedError):
-        return None
-    if num_batches < accumulation:
-        raise _too_few(num_batches, "micro-batches", accumulation)
-    return num_batches // accumulation
-
-
-def _stream(
-    loader: StreamLoader,
-    batch: Batch,
-    replica: int,
-    seed: int,
-    start_batch: int,
-    place: Mapping[str, Any],
-    note: Callable[[str], None],
-) -> TrainingData:
-    per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
-    length = loader.length()
-    if length is not None and length < per_batch:
-        raise _too_few(length, "samples", per_batch)
-    if start_batch and not place:  # of a checkpoint that was written before streams were supported
-        place = {"samples": start_batch * per_batch}
-    if skip := samples_to_skip(loader, place) if place else 0:
-        note(
-            f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
-            f"batch {start_batch}"
-        )
-    stream = ReplicaStream(
-        loader,
-        batch_size=batch.micro_batch_size,
-        replica=replica,
-        replicas=batch.replicas,
-        seed=seed,
-        accumulation=batch.accumulation,
-        start_batch=start_batch,
-        place=place,
-    )
-    batches = TrainingStream(loader, stream, place=place, seed=seed + start_batch, note=note)
-    per_epoch = None if length is None else length // per_batch
-    return TrainingData(batches=batches, batches_per_epoch=per_epoch, place=batches, first=batches.first)
+def _check_enough(have: int, what: str, need: int) -> None:
+    if have < need:
+        message = f"the training data has {have} {what}, less than one global batch of {need}"
+        fix = f"use more data, or a global batch of at most {have} {what}"
+        key = "hyperparameters.global_batch_size"
+        raise DataError(Problem(key=key, value=need, message=message, fix=fix, code="too-little-data"))
 
 
 # ------------------------------------------------------------------------------------ data with an index
@@ -184,28 +152,40 @@ def _stream(
 def _indexed(
     loader: pytorch.DataLoader, batch: Batch, replica: int, seed: int, start_batch: int, manual: bool
 ) -> TrainingData:
+    """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
+    drawn: Callable[[int], list[Any]]
     if type(batches) is torch_data.BatchSampler:
-        batch = _split(batches.batch_size, batch, manual)
-        num_samples = _length_of(batches.sampler)
-        if num_samples < batch.global_batch_size:
-            raise _too_few(num_samples, "samples", batch.global_batch_size)
-        order = _epoch_order(batches.sampler, num_samples, len(loader.dataset), seed)  # type: ignore[arg-type]
-        count, epoch = num_samples // batch.micro_batch_size, _cut(order, batch.micro_batch_size)
+        batch, sampler = _split(batches.batch_size, batch, manual), batches.sampler
+        num_samples, size = _length_of(sampler), batch.micro_batch_size
+        _check_enough(num_samples, "samples", batch.global_batch_size)
+        count = num_samples // size
+        drawn = _epoch_order(sampler, num_samples, len(loader.dataset), seed)  # type: ignore[arg-type]
     else:
-        count, per_step = len(batches), batch.accumulation * batch.replicas
-        if count < per_step:
-            raise _too_few(count, "micro-batches", per_step)
-        whole = count - count % per_step
-        epoch = lambda number: _drawn(batches, whole, count, seed, number).__getitem__  # noqa: E731
-    sampler = GlobalSampler(epoch, count, batch=batch, replica=replica, start_batch=start_batch)
-    indices: Any = sampler
+        count, size = len(batches), None
+        _check_enough(count, "micro-batches", batch.accumulation * batch.replicas)
+
+        def drawn(epoch: int) -> list[Any]:
+            return _drawn(batches, per_epoch * per_step, count, seed, epoch)
+
+    per_step = batch.accumulation * batch.replicas
+    per_epoch = count // per_step
+
+    def micro_batches() -> Iterator[Any]:
+        epoch, first = divmod(start_batch, per_epoch)
+        while True:
+            order = drawn(epoch)
+            for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
+                yield order[index] if size is None else order[index * size : (index + 1) * size]
+            epoch, first = epoch + 1, 0
+
+    indices: Iterator[Any] = micro_batches()
     if loader.num_workers > 0:
         loader = copy.copy(loader)
         loader.dataset = SeededDataset(loader.dataset)
-        indices = SeededSampler(sampler, first=start_batch * batch.accumulation, replica=replica, seed=seed)
-    torch_loader = with_batch_sampler(loader, indices, seed + start_batch)
-    return TrainingData(batches=iter(torch_loader), batches_per_epoch=sampler.batches_per_epoch)
+        indices = seeded(indices, first=start_batch * batch.accumulation, replica=replica, seed=seed)
+    read = with_batch_sampler(loader, indices, seed + start_batch)
+    return TrainingData(batches=iter(read), batches_per_epoch=per_epoch)
 
 
 def _length_of(sampler: Any) -> int:
@@ -213,57 +193,9 @@ def _length_of(sampler: Any) -> int:
         return len(sampler)
     except TypeError:
         message = "the sampler has no len(): how many samples an epoch has is not known"
-        name = type(sampler).__name__
-        problem = Problem(
-            key=METHOD, value=name, message=message, fix="give it a __len__", code="loader-sampler"
-        )
+        name, fix = type(sampler).__name__, "give it a __len__"
+        problem = Problem(key=METHOD, value=name, message=message, fix=fix, code="loader-sampler")
         raise ConfigError(problem) from None
-
-
-class GlobalSampler(torch_data.Sampler[list[int]]):
-    """Micro-batches of one replica: of those of the global stream, every ``replicas``-th.
-
-    Args:
-        epoch: Number of an epoch -> a function from the index of a micro-batch in it to the indices of its samples.
-        count: Micro-batches in an epoch; those that do not fill a global batch are dropped.
-    """
-
-    def __init__(
-        self,
-        epoch: Callable[[int], Callable[[int], list[int]]],
-        count: int,
-        *,
-        batch: Batch,
-        replica: int,
-        start_batch: int,
-    ) -> None:
-        self._epoch = epoch
-        self._batch = batch
-        self._replica = replica
-        self._start_batch = start_batch
-        self._per_step = batch.accumulation * batch.replicas
-        self.batches_per_epoch = count // self._per_step
-
-    def __iter__(self) -> Iterator[list[int]]:
-        number, first = divmod(self._start_batch, self.batches_per_epoch)
-        while True:
-            micro_batch, start = self._epoch(number), first * self._per_step + self._replica
-            for index in range(start, self.batches_per_epoch * self._per_step, self._batch.replicas):
-                yield micro_batch(index)
-            number, first = number + 1, 0
-
-    def __len__(self) -> int:
-        return self.batches_per_epoch * self._batch.accumulation
-
-
-def _cut(order: Callable[[int], list[int]], size: int) -> Callable[[int], Callable[[int], list[int]]]:
-    """The micro-batches of an epoch, cut from its order."""
-
-    def epoch(number: int) -> Callable[[int], list[int]]:
-        samples = order(number)
-        return lambda index: samples[index * size : (index + 1) * size]
-
-    return epoch
 
 
 def _epoch_order(sampler: Any, num_samples: int, size: int, seed: int) -> Callable[[int], list[int]]:
@@ -272,11 +204,11 @@ def _epoch_order(sampler: Any, num_samples: int, size: int, seed: int) -> Callab
     if is_random and not sampler.replacement and sampler.num_samples == size:
 
         def shuffled(epoch: int) -> list[int]:
-            generator = torch.Generator().manual_seed(_seed_of(seed, epoch))
+            generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
             return torch.randperm(num_samples, generator=generator).tolist()
 
         return shuffled
-    return functools.partial(_drawn, sampler, num_samples, num_samples, seed)
+    return lambda epoch: _drawn(sampler, num_samples, num_samples, seed, epoch)
 
 
 def _drawn(sampler: Any, count: int, length: int, seed: int, epoch: int) -> list[Any]:
@@ -288,36 +220,3 @@ def _drawn(sampler: Any, count: int, length: int, seed: int, epoch: int) -> list
         fix = "have __len__ return what it yields in an epoch"
         raise DataError(Problem(key=type(sampler).__name__, message=message, fix=fix, code="loader-sampler"))
     return found
-
-
-@contextlib.contextmanager
-def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
-    """What a sampler draws in here is the same on every rank, and again on every resume.
-
-    Seeds torch's global generator, and the generator of the sampler or of one that it batches, as torch's have.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(_seed_of(seed, epoch))
-        inner: Any = getattr(sampler, "sampler", None)
-        for each in (sampler, inner):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-            own = getattr(each, "generator", None)
-            if isinstance(own, torch.Generator):
-                own.manual_seed(_seed_of(seed, epoch))
-        yield
-
-
-def _seed_of(seed: int, epoch: int) -> int:
-    return (seed * 1_000_003 + epoch) % 2**63
-
-
-def with_batch_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_data.DataLoader[Any]:
-    """torch's loader with the options of a Determined loader, another batch sampler, and seeded workers."""
-    clone = copy.copy(loader)
-    clone.batch_sampler = sampler
-    clone.generator = loader.generator or torch.Generator().manual_seed(seed)
-    if loader.num_workers > 0:
-        clone.worker_init_fn = functools.partial(start_worker, loader.worker_init_fn)
-    made: torch_data.DataLoader[Any] = clone.get_data_loader()
-    return made

@@ -8,7 +8,7 @@ samples are drawn from the rank's own generators, which a checkpoint holds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch.utils import data as torch_data
 from determined_ds.rundir.signals import die_with_parent
 
 SEED = "seed"  # in the state of generators: they begin anew with it
-BY_LAYER = "by_layer"  # the layers of pipelines did not draw from them
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -41,20 +40,10 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "cpu_rng_state": torch.random.get_rng_state(),
         "np_rng_state": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
         "random_rng_state": random.getstate(),
-        BY_LAYER: True,
     }
     if device.type == "cuda":
         state["gpu_rng_state"] = torch.cuda.get_rng_state(device)
     return state
-
-
-def are_by_layer(state: Mapping[str, Any]) -> bool:
-    """Whether the layers of pipelines are seeded one by one, as in all but older checkpoints.
-
-    Args:
-        state: Of :func:`rng_state`, or what a further replica begins with; empty at the start of a training.
-    """
-    return not state or BY_LAYER in state or SEED in state
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
@@ -96,22 +85,12 @@ class SeededDataset(torch_data.Dataset[Any]):
         return list(at_once(list(indices))) if at_once else [self._dataset[index] for index in indices]
 
 
-class SeededSampler(torch_data.Sampler[SeededBatch]):
-    """Numbers the micro-batches of a sampler from ``first``, and seeds each by the run, the replica and its number."""
-
-    def __init__(self, batches: Any, *, first: int, replica: int, seed: int) -> None:
-        self._batches = batches
-        self._first = first
-        self._seeds = seed, replica
-
-    def __iter__(self) -> Iterator[SeededBatch]:
-        for number, indices in enumerate(self._batches, start=self._first):
-            batch = SeededBatch(indices)
-            batch.seed = mixed_seed(*self._seeds, number)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._batches)
+def seeded(batches: Any, *, first: int, replica: int, seed: int) -> Iterator[SeededBatch]:
+    """Numbers micro-batches from ``first``; each gets a seed of the run, the replica and its number."""
+    for number, indices in enumerate(batches, start=first):
+        batch = SeededBatch(indices)
+        batch.seed = mixed_seed(seed, replica, number)
+        yield batch
 
 
 def start_worker(init: Callable[[int], None] | None, worker: int) -> None:

@@ -1,67 +1,195 @@
-"""A replica's micro-batches from a stream: the same samples in a step for any number of replicas and workers.
+"""Data that can only be read from beginning to end: a replica's micro-batches of it, and the position in it.
 
 The stream is read in rows, each one micro-batch of every replica; a batch is ``accumulation`` rows. Every reader (the
-rank itself or each of its workers) reads all rows and keeps its own part. So readers need not communicate, and between
-two batches all of them are at the same position.
+rank itself or each of its workers) reads all rows and keeps its own part. So readers need not communicate, between two
+batches all of them are at the same position, and a step has the same samples for any number of replicas and workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
+from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
-from determined_ds.train.data.passes import Passes
-from determined_ds.train.data.seeds import mixed_seed, seed_everything, start_worker
+from determined_ds.train.data.loaders import has_state
+from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state, start_worker
 from determined_ds.train.warning_keeper import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
+CPU = torch.device("cpu")
+# Readers of a whole stream, from which on a warning says how many there are.
+MANY_READERS = 8
 
-@dataclass(frozen=True, kw_only=True)
-class News:
-    """What a reader reports beside a micro-batch.
+# ------------------------------------------------------------------------------------ the samples
 
-    Args:
-        first: Digest of the first row that it read; None with other rows.
-        ended: Number and samples of the first pass that has ended.
-        place: The position after the micro-batch, pickled; only between two batches.
+
+class Passes:
+    """The samples of a dataset, pass after pass.
+
+    Reading uses separate generators, seeded anew for each pass: the dataset draws the same numbers on every replica
+    and in every worker, and does not disturb those of training.
+
+    Attributes:
+        samples: Samples read in all.
+        ended: Number and samples of the first pass that has ended here.
     """
 
+    def __init__(self, loader: StreamLoader, *, seed: int, at_least: int, endless: bool) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._at_least = at_least
+        self._endless = endless
+        self._iterator: Iterator[Any] | None = None
+        self._generators: dict[str, Any] = {}
+        self._pass, self._of_pass = 0, 0
+        self._over = False
+        self.samples = 0
+        self.ended: tuple[int, int] | None = None
+
+    def take(self, count: int, keep: range) -> tuple[list[Any], int]:
+        """Read the next ``count`` samples.
+
+        Returns:
+            Those with an index in ``keep``, and how many were read: fewer than ``count`` only at the end of a stream
+            that is not endless.
+        """
+        kept: list[Any] = []
+        taken = 0
+        with self._reading():
+            while taken < count and not self._over:
+                if self._iterator is None:
+                    seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
+                    self._announce_pass()
+                    self._iterator = self._loader.open()
+                before = taken
+                for sample in itertools.islice(self._iterator, count - taken):
+                    if taken in keep:
+                        kept.append(sample)
+                    taken += 1
+                self._of_pass += taken - before
+                if taken < count:
+                    self._end_pass()
+        self.samples += taken
+        return kept, taken
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Give the dataset its own generators, and hide the worker processes that it might split by."""
+        worker: Any = torch_data._utils.worker
+        outer, info = rng_state(CPU), worker._worker_info
+        set_rng_state(self._generators, CPU)
+        worker._worker_info = None
+        try:
+            yield
+        finally:
+            worker._worker_info = info
+            self._generators = rng_state(CPU)
+            set_rng_state(outer, CPU)
+
+    def _announce_pass(self) -> None:
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(self._pass)
+
+    def _end_pass(self) -> None:
+        have, need = self._of_pass, self._at_least
+        if have < need:
+            if self._pass and not have:
+                message = f"yielded nothing when it was iterated again (pass {self._pass + 1})"
+                fix = "make iter() begin anew each time, or give a function that returns a new iterator"
+            elif not have:
+                message, fix = "is a stream that yields no samples", "check its files and its filter"
+            else:
+                message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
+                fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
+            raise DataError(Problem(key=self._loader.name, message=message, fix=fix, code="too-little-data"))
+        self.ended = self.ended or (self._pass, have)
+        self._iterator, self._pass, self._of_pass = None, self._pass + 1, 0
+        self._over = not self._endless
+
+    def place(self) -> dict[str, Any]:
+        """The position, for :meth:`go_to`; with the dataset's own state where it has one."""
+        place: dict[str, Any] = {"samples": self.samples, "pass": self._pass, "of_pass": self._of_pass}
+        parts = {"dataset": self._loader.dataset, "iterator": self._iterator}
+        if parts["iterator"] is parts["dataset"]:
+            del parts["iterator"]
+        states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
+        return {**place, "states": states, "generators": self._generators} if states else place
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Continue from a position: by the dataset's state, or else by reading everything before it."""
+        skip = samples_to_skip(self._loader, place)
+        if skip != place["samples"]:
+            self.samples = place["samples"] - skip
+            self._pass, self._of_pass = place["pass"], place["of_pass"] - skip
+        if states := place.get("states"):
+            with self._reading():
+                self._announce_pass()
+                if "dataset" in states:
+                    self._load(self._loader.dataset, states["dataset"])
+                self._iterator = self._loader.open()
+                if "iterator" in states:
+                    self._load(self._iterator, states["iterator"])
+            self._generators = dict(place["generators"])
+        self.take(skip, range(0))
+
+    def _load(self, part: Any, state: Any) -> None:
+        if not has_state(part):
+            raise CheckpointError(
+                f"the checkpoint holds a state of the training data ({self._loader.name}), and {type(part).__name__} "
+                "has no load_state_dict to take it"
+            )
+        part.load_state_dict(state)
+
+
+def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
+    """Samples to read and skip to get to a position.
+
+    A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
+    """
+    if place.get("states"):
+        return 0
+    return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
+
+
+# ------------------------------------------------------------------------------------ a replica's part
+
+
+class Made(NamedTuple):
+    """A micro-batch from a reader, and what it reports beside it.
+
+    ``samples`` are those of this replica, 0 for padding; ``first`` the digest of the first row that it read;
+    ``ended`` number and samples of the first pass that has ended; ``place`` the position after the micro-batch,
+    pickled, only between two batches.
+    """
+
+    batch: Any
+    samples: int
     first: str | None = None
     ended: tuple[int, int] | None = None
     place: bytes | None = None
 
 
-class Made(NamedTuple):
-    """A micro-batch from a reader."""
+class FirstRow(NamedTuple):
+    """What a rank has read first, to compare with the other ranks."""
 
-    batch: Any
-    samples: int  # of this replica; 0: padding only
-    news: News
+    name: str
+    replica: int
+    sharded: bool
+    digest: str
 
 
 class ReplicaStream(torch_data.IterableDataset[Made]):
-    """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
-
-    Args:
-        loader: The stream.
-        batch_size: Samples in a micro-batch.
-        replica: Data-parallel rank.
-        replicas: Data-parallel copies.
-        seed: Of the run.
-        accumulation: Rows in a batch.
-        start_batch: The batch to begin with; None for one pass of validation.
-        place: The position of that batch in the stream.
-    """
+    """The micro-batches of one replica; iterated in the rank itself or in each of its workers."""
 
     def __init__(
         self,
@@ -92,21 +220,16 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
 
     def peek(self) -> str:
         """Read the first row ahead of the rest, in the process that iterates. Returns its digest."""
-        self._open()
+        self.passes = self._new()
+        if self._place:
+            self.passes.go_to(self._place)
         self._ahead = self._first_row()
         return self._ahead[2]
 
     def first_row(self, digest: str | None) -> FirstRow | None:
         """What this rank has read first, given its digest."""
-        if digest is None:
-            return None
         loader = self._loader
-        return FirstRow(name=loader.name, replica=self._seeds[1], sharded=loader.sharded, digest=digest)
-
-    def _open(self) -> None:
-        self.passes = self._new()
-        if self._place:
-            self.passes.go_to(self._place)
+        return None if digest is None else FirstRow(loader.name, self._seeds[1], loader.sharded, digest)
 
     def _first_row(self) -> tuple[list[Any], int, str]:
         """The samples of this replica, or others where it has none; how many are its own; and the row's digest."""
@@ -118,12 +241,12 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
         info = torch_data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if self._ahead is None:
-            self._open()
+            self.peek()
         for number in itertools.count(self._start):
             mine = (number - self._start) % workers == worker
             first = None
-            if number == self._start:
-                samples, own, first = self._ahead or self._first_row()
+            if self._ahead is not None:
+                samples, own, first = self._ahead
                 self._ahead = None
             else:
                 samples, taken = self.passes.take(self._row, self._own if mine else range(0))
@@ -137,23 +260,21 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
                 seed_everything(mixed_seed(*self._seeds, number))
                 # Without workers, the position is asked for when it is needed.
                 if self._trains and (number + 1) % self._accumulation == 0:
-                    place = _pickled(self.passes, self._loader.name)
-            news = News(first=first, ended=self.passes.ended, place=place)
-            yield Made(self._loader.collate_fn(samples), own, news)
+                    place = self._pickled_place()
+            yield Made(self._loader.collate_fn(samples), own, first, self.passes.ended, place)
+
+    def _pickled_place(self) -> bytes:
+        """As bytes: each tensor that a worker sends costs a file descriptor."""
+        try:
+            return pickle.dumps(self.passes.place())
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise CheckpointError(
+                f"the state_dict of {self._loader.name} cannot be saved: {error}; return tensors, numbers, strings, "
+                "lists and dicts"
+            ) from error
 
 
-def _pickled(passes: Passes, name: str) -> bytes:
-    """As bytes: each tensor that a worker sends costs a file descriptor."""
-    place = passes.place()
-    try:
-        return pickle.dumps(place)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise CheckpointError(
-            f"the state_dict of {name} cannot be saved: {error}; return tensors, numbers, strings, lists and dicts"
-        ) from error
-
-
-def torch_loader(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Made]:
+def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Made]:
     """torch's loader around a replica's part; it runs the workers."""
     init = functools.partial(start_worker, loader.worker_init_fn) if loader.num_workers else None
     return torch_data.DataLoader(
@@ -178,13 +299,7 @@ class TrainingStream:
     """
 
     def __init__(
-        self,
-        loader: StreamLoader,
-        stream: ReplicaStream,
-        *,
-        place: Mapping[str, Any],
-        seed: int,
-        note: Callable[[str], None],
+        self, loader: StreamLoader, stream: ReplicaStream, place: Mapping[str, Any], seed: int, note: Any
     ) -> None:
         self._loader = loader
         self._stream = stream
@@ -194,36 +309,30 @@ class TrainingStream:
         self._has_noted = False
         self._ahead: Made | None = None
         if loader.num_workers:
-            self._made = iter(torch_loader(loader, stream, seed))
+            self._made = iter(reader_of(loader, stream, seed))
             self._ahead = next(self._made)
-            self.first = stream.first_row(self._ahead.news.first)
+            self.first = stream.first_row(self._ahead.first)
         else:  # samples are read, but collate_fn runs, and draws random numbers, only when training takes them
             self.first = stream.first_row(stream.peek())
-            self._made = iter(torch_loader(loader, stream, seed))
+            self._made = iter(reader_of(loader, stream, seed))
 
     def __iter__(self) -> TrainingStream:
         return self
 
     def __next__(self) -> Any:
-        batch, _, news = self._ahead or next(self._made)
+        made = self._ahead or next(self._made)
         self._ahead, self._taken = None, True
-        if news.place is not None:
-            self._place = pickle.loads(news.place)
-        if news.ended and not self._has_noted:
+        if made.place is not None:
+            self._place = pickle.loads(made.place)
+        if made.ended and not self._has_noted:
             self._has_noted = True
-            self._note_end(*news.ended)
-        return batch
-
-    def _note_end(self, number: int, samples: int) -> None:
-        length = self._loader.length()
-        if length is None:
-            self._note(f"data        {self._loader.name} ended after {samples:,} samples, and begins again")
-        elif length != samples:
-            text = (
-                f"warning: {self._loader.name} yielded {samples:,} samples in pass {number + 1}, and its len() is "
-                f"{length:,}: epochs are counted by len()"
-            )
-            self._note(warned(text))
+            (number, samples), length, name = made.ended, self._loader.length(), self._loader.name
+            if length is None:
+                self._note(f"data        {name} ended after {samples:,} samples, and begins again")
+            elif length != samples:
+                text = f"{name} yielded {samples:,} samples in pass {number + 1}, and its len() is {length:,}"
+                self._note(warned(f"warning: {text}: epochs are counted by len()"))
+        return made.batch
 
     @property
     def apart(self) -> tuple[str, bool] | None:
@@ -237,32 +346,48 @@ class TrainingStream:
         return self._stream.passes.place()
 
 
+def open_stream(
+    loader: StreamLoader,
+    batch: Batch,
+    *,
+    replica: int,
+    seed: int,
+    start_batch: int,
+    place: Mapping[str, Any],
+    note: Callable[[str], None],
+) -> TrainingStream:
+    """The training data of a replica; the arguments are those of ``training_data``."""
+    if skip := samples_to_skip(loader, place) if place else 0:
+        note(
+            f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
+            f"batch {start_batch}"
+        )
+    workers, replicas = max(1, loader.num_workers), 1 if loader.sharded else batch.replicas
+    if workers * replicas >= MANY_READERS:
+        shard = "dataset.shard(num_shards, index)" if hasattr(loader.dataset, "shard") else "its files"
+        fix = f"give each replica a part ({shard}) with sharded=True; " if replicas > 1 else ""
+        text = f"every sample of {loader.name} is read {workers * replicas} times, by each of {workers} workers on "
+        count = f"{replicas} replicas" if replicas > 1 else "a replica"
+        more = "use fewer workers, and do the work on a sample in collate_fn, which sees only those that are kept"
+        note(warned(f"warning: {text}{count}\n  fix: {fix}{more}"))
+    stream = ReplicaStream(
+        loader,
+        batch_size=batch.micro_batch_size,
+        replica=replica,
+        replicas=batch.replicas,
+        seed=seed,
+        accumulation=batch.accumulation,
+        start_batch=start_batch,
+        place=place,
+    )
+    return TrainingStream(loader, stream, place, seed + start_batch, note)
+
+
 # ------------------------------------------------------------------------- whether replicas read the same
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstRow:
-    """What a rank has read first, to compare with the other ranks.
-
-    Args:
-        name: Of the dataset.
-        replica: Data-parallel rank.
-        sharded: Whether each replica should read different samples.
-        digest: Of the samples.
-    """
-
-    name: str
-    replica: int
-    sharded: bool
-    digest: str
 
 
 def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -> None:
     """Compare what the ranks have read first: the same of a stream, something else on each replica of a sharded one.
-
-    Args:
-        rows: Of each rank; None where it reads no stream.
-        note: Shows a line to the user.
 
     Raises:
         DataError: replicas read different samples.
@@ -271,12 +396,10 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
     digests, replicas = {row.digest for row in found}, {row.replica for row in found}
     if len(replicas) < 2:
         return
-    if found[0].sharded and len(digests) == 1:
-        text = (
-            f"warning: {found[0].name} is sharded=True, and its first samples are the same on every replica"
-        )
-        note(warned(text))
-    elif not found[0].sharded and len(digests) > 1:
+    name, is_sharded = found[0].name, found[0].sharded
+    if is_sharded and len(digests) == 1:
+        note(warned(f"warning: {name} is sharded=True, and its first samples are the same on every replica"))
+    elif not is_sharded and len(digests) > 1:
         message = (
             "yields other samples on one replica than on another, so that parts of it would be trained twice and "
             "others never"
@@ -285,7 +408,7 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
             "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
             "draw from random, numpy or torch, or from a generator with a fixed seed"
         )
-        raise DataError(Problem(key=found[0].name, message=message, fix=fix, code="stream-differs"))
+        raise DataError(Problem(key=name, message=message, fix=fix, code="stream-differs"))
 
 
 def digest(samples: list[Any]) -> str:

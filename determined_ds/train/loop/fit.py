@@ -26,15 +26,14 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
-from determined_ds.train.loop.chief_display import make_progress
-from determined_ds.train.loop.loop import TrainingLoop
-from determined_ds.train.loop.measured_loop import measure_throughput
-from determined_ds.train.loop.settings import LENGTHS, LoopOptions, section_of
-from determined_ds.train.loop.step_measure import keep_row
-from determined_ds.train.scripts.given_run import ScriptRun, cluster_info, script_run
+from determined_ds.train.loop.display import make_progress
+from determined_ds.train.loop.stopping import LENGTHS, length_of
+from determined_ds.train.loop.trainer import Training, section_of
+from determined_ds.train.scripts.given_run import script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")
+REPORTING_PERIOD = Length(unit="batches", value=100)  # Determined's default
 
 
 class Trainer:
@@ -92,142 +91,102 @@ class Trainer:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        test_mode, latest_checkpoint, fork = self._start(test_mode, latest_checkpoint, fork)
-        lengths = (max_length, validation_period, checkpoint_period, reporting_period)
-        options = LoopOptions(
-            lengths=dict(zip(LENGTHS, lengths, strict=True)),
-            checkpoint_policy=checkpoint_policy,
+        if profile is not None and not isinstance(profile, ProfiledSteps):
+            arguments = Document(name="Trainer.fit", data={"profile": as_plain(profile)})
+            profile, problems = read_profiled_steps(arguments, ("profile",))
+            if problems:
+                raise ConfigError(problems)
+        options = FitOptions(
+            max_length=length_of(max_length),
+            validation_period=length_of(validation_period),
+            checkpoint_period=length_of(checkpoint_period),
+            reporting_period=length_of(reporting_period),
+            checkpoint_policy=checkpoint_policy,  # type: ignore[arg-type]
             step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
+            profiling_enabled=profiling_enabled,
             stop_on_nan=stop_on_nan,
             save_total_limit=save_total_limit,
-            warm_start=warm_start,
+            warm_start=warm_start,  # type: ignore[arg-type]
             asynchronous_checkpoints=asynchronous_checkpoints,
-            profile=None if test_mode else profiled_steps(profile),
+            profile=profile,
         )
-        self._fit(options, latest_checkpoint, fork, profiling_enabled)
+        run = script_run()
+        if run is not None:  # how to start is as det-ds run says, whatever the script does
+            run.trained = True
+            test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
+            if run.measurement is not None:
+                from determined_ds.train.loop.measure import keep_row, measure_throughput
 
-    def _start(
-        self, test_mode: bool, latest_checkpoint: str | None, fork: str | os.PathLike[str] | None
-    ) -> tuple[bool, str | None, Path | None]:
-        """How to start: as ``det-ds run`` says, whatever the script does."""
-        if (run := script_run()) is not None:
-            self._take_part(run)
-            return test_mode or run.test, run.latest_checkpoint, run.fork
-        return test_mode, latest_checkpoint, None if fork is None else Path(fork)
+                row = measure_throughput(self._trial, self._context, **vars(run.measurement))
+                is_chief = self._context.distributed.rank == 0
+                keep_row(run, row, is_chief=is_chief, was_stopped=row.status == STOPPED)  # by nothing else
+                raise SystemExit(0)
+        self.run(options, latest_checkpoint, test_mode=test_mode, fork=None if fork is None else Path(fork))
 
-    def _take_part(self, run: ScriptRun) -> None:
-        """Do what a script's run requests; where it is measured, its last step ends the script."""
-        run.trained = True
-        if run.measurement is None:
-            return
-        row = measure_throughput(self._trial, self._context, **vars(run.measurement))
-        was_stopped = row.status == STOPPED  # by nothing else
-        keep_row(run, row, is_chief=self._context.distributed.rank == 0, was_stopped=was_stopped)
-        raise SystemExit(0)
-
-    def _fit(
-        self, options: LoopOptions, latest_checkpoint: str | None, fork: Path | None, profiles: bool
+    def run(
+        self, fit: FitOptions, latest_checkpoint: str | None, *, test_mode: bool, fork: Path | None
     ) -> None:
-        if options.test_mode:
-            lengths = {**options.lengths, "max_length": pytorch.Batch(1)}
-            options = replace(options, lengths=lengths, step_zero_validation=False)
-        _check_length(options.lengths["max_length"])
-        _check_times(options.lengths)
-        options = of_experiment(options, self._context)
-        if profiles:
-            self._context._core.profiler.on()
+        """Train, by options that were read; see :meth:`fit`."""
+        fit = completed(fit, self._context, test_mode=test_mode)
         if latest_checkpoint is not None:
             latest_checkpoint = find_checkpoint(self._context, latest_checkpoint)
         progress = make_progress(self._context.distributed.rank == 0, self._context._run_dir.metrics)
-        TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint, fork)
+        Training(self._trial, self._context, fit, progress, test_mode=test_mode).train(
+            latest_checkpoint, fork
+        )
 
 
-def of_experiment(options: LoopOptions, context: Any) -> LoopOptions:
-    """The options with what the experiment says of the searcher; turns profiling on where it says so.
+def of_hyperparameters(fit: FitOptions) -> FitOptions:
+    """``hyperparameters.fit``, where a reporting period that is not stated is Determined's."""
+    return replace(fit, reporting_period=fit.reporting_period or REPORTING_PERIOD)
+
+
+def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: bool = True) -> FitOptions:
+    """The options, checked, with what a test and the experiment change; turns profiling on where they say so.
+
+    Args:
+        fit: As stated.
+        context: Of the trial.
+        test_mode: One batch is trained.
+        states_length: Whether ``max_length`` is required; a script may state it otherwise.
 
     Raises:
         ConfigError: an option is not valid.
     """
-    info, searcher = cluster_info(), section_of(context, "searcher")
-    policy = options.checkpoint_policy
+    if test_mode:
+        one = Length(unit="batches", value=1)
+        fit = replace(fit, max_length=one, step_zero_validation=False, profile=None)
+    if fit.max_length is None and states_length:
+        fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+        raise _refused("fit.max_length", None, "missing: the length of training is required", fix)
+    for name in LENGTHS:
+        length: Any = getattr(fit, name)
+        if isinstance(length, Duration):
+            time = str(timedelta(seconds=length.seconds))
+            if name in ONLY_COUNTED:
+                message = f"cannot be a time: {ONLY_COUNTED[name]}"
+                raise _refused(f"fit.{name}", time, message, "use Batch(n) or Epoch(n)")
+            if length.seconds <= 0:
+                raise _refused(f"fit.{name}", time, "must be more than 0", "use e.g. timedelta(minutes=15)")
+    if fit.max_length is not None and (type(fit.max_length.value) is not int or fit.max_length.value < 1):
+        fix = "use Batch(n) or Epoch(n) with n >= 1"
+        raise _refused("fit.max_length", fit.max_length.value, "must be an integer of at least 1", fix)
+    policy: Any = fit.checkpoint_policy
     if policy not in POLICIES:
         raise _refused("checkpoint_policy", policy, "not a valid policy", "use best, all or none")
-    if options.warm_start not in WARM_STARTS:
+    if fit.warm_start not in WARM_STARTS:
         fix = f"use {' or '.join(WARM_STARTS)}"
-        raise _refused("warm_start", options.warm_start, "not a valid warm start", fix)
-    if policy == "best" and not searcher.get("metric"):
+        raise _refused("warm_start", fit.warm_start, "not a valid warm start", fix)
+    if policy == "best" and not section_of(context, "searcher").get("metric"):
         if context.distributed.rank == 0:
             logger.warning(
                 "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
             )
         policy = "all"
-    if section_of(context, "profiling").get("enabled"):
+    if fit.profiling_enabled or section_of(context, "profiling").get("enabled"):
         context._core.profiler.on()
-    return replace(
-        options,
-        checkpoint_policy="none" if options.test_mode else policy,
-        metric=searcher.get("metric") or "",
-        smaller_is_better=searcher.get("smaller_is_better") is not False,
-        time_metric=str(searcher.get("time_metric") or ""),
-        trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
-    )
-
-
-def _check_length(max_length: pytorch.TrainUnit | None) -> None:
-    if max_length is None:
-        fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
-        raise _refused("fit.max_length", None, "missing: the length of training is required", fix)
-    value = max_length.value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        fix = "use Batch(n) or Epoch(n) with n >= 1"
-        raise _refused("fit.max_length", value, "must be an integer of at least 1", fix)
-
-
-def _check_times(lengths: dict[str, Any]) -> None:
-    for name, length in lengths.items():
-        if not isinstance(length, timedelta):
-            continue
-        if name in ONLY_COUNTED:
-            fix = "use Batch(n) or Epoch(n)"
-            raise _refused(f"fit.{name}", str(length), f"cannot be a time: {ONLY_COUNTED[name]}", fix)
-        if length <= timedelta():
-            raise _refused(
-                f"fit.{name}", str(length), "must be more than 0", "use e.g. timedelta(minutes=15)"
-            )
-
-
-def profiled_steps(given: ProfiledSteps | Mapping[str, int] | None) -> ProfiledSteps | None:
-    """The argument ``profile`` of :meth:`Trainer.fit`.
-
-    Raises:
-        ConfigError: it is not valid.
-    """
-    if given is None or isinstance(given, ProfiledSteps):
-        return given
-    arguments = Document(name="Trainer.fit", data={"profile": as_plain(given)})
-    steps, problems = read_profiled_steps(arguments, ("profile",))
-    if problems:
-        raise ConfigError(problems)
-    return steps
+    return replace(fit, checkpoint_policy="none" if test_mode else policy)
 
 
 def _refused(key: str, value: Any, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix))
-
-
-def fit_arguments(fit: FitOptions) -> dict[str, Any]:
-    """``hyperparameters.fit`` as keyword arguments of :meth:`Trainer.fit`."""
-    arguments = {name: _train_unit(value) if name in LENGTHS else value for name, value in vars(fit).items()}
-    if fit.reporting_period is None:
-        del arguments["reporting_period"]
-    return arguments
-
-
-def _train_unit(length: Length | Duration | None) -> pytorch.TrainUnit | timedelta | None:
-    if length is None:
-        return None
-    if isinstance(length, Duration):
-        return timedelta(seconds=length.seconds)
-    value = length.value if isinstance(length.value, int) else list(length.value)
-    return (pytorch.Batch if length.unit == "batches" else pytorch.Epoch)(value)

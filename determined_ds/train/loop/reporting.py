@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
 import torch
 
-from determined_ds.logs.tensorboard import upload
+from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.loop.metric_sums import MetricSums
-from determined_ds.train.loop.progress import Progress
+from determined_ds.train.loop.display import Progress
+from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
-from determined_ds.train.scalars import write_scalars
 from determined_ds.trial import returned
-from determined_ds.trial.instruction_times import InstructionTimes, bubble, pipeline_times
+from determined_ds.trial.instruction_times import bubble, pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
 MEMORY = tuple(each.name for each in fields(RankMemory))
@@ -25,11 +23,6 @@ MEMORY = tuple(each.name for each in fields(RankMemory))
 
 class Reporter:
     """Makes reports of the accumulated metrics. Only the chief sends them.
-
-    Args:
-        trial: Its ``tokens_per_sample``, where it has one, gives ``tokens_per_second``.
-        context: The trial's context.
-        progress: What the chief shows.
 
     Attributes:
         memory_by_rank: Of the last report, in the order of ranks; empty before the first.
@@ -72,52 +65,36 @@ class Reporter:
         self._started = None
 
     def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
-        """The training metrics since the last report over all ranks, by one collective.
-
-        Args:
-            sums: The metrics of this rank.
-            riders: More numbers to sum over ranks by the same collective.
-
-        Returns:
-            The metrics, and the summed riders.
-        """
-        times = pipeline_times(self._context.models)
-        own = [*astuple(rank_memory(self._context.device)), *(times.take() if times else ())]
-        reduced, ridden = sums.reduce_with(torch.cat([riders, self._own_row(own).to(riders.device)]))
+        """The training metrics since the last report over all ranks, by one collective."""
+        context, distributed = self._context, self._context.distributed
+        times = pipeline_times(context.models)
+        own = [*astuple(rank_memory(context.device)), *(times.take() if times else ())]
+        # A table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows.
+        table = torch.zeros(distributed.size, len(own), dtype=torch.float64)
+        table[distributed.rank] = torch.tensor(own, dtype=torch.float64)
+        reduced, ridden = sums.reduce(torch.cat([riders, table.flatten().to(riders.device)]))
         self.pause()
-        # Column by column, each a number of every rank.
         columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
-        memory, seconds = columns[: len(MEMORY)], columns[len(MEMORY) :]
+        rows = zip(*columns[: len(MEMORY)], strict=True)
         self.memory_by_rank = tuple(
-            RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in zip(*memory, strict=True)
+            RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in rows
         )
         metrics: dict[str, Any] = dict(reduced)
-        metrics.update(self._context.reduce_metrics(for_training=True) or {})
-        metrics.update(engine_metrics(self._context.models[0]))
-        metrics.update(self._throughput())
+        metrics.update(context.reduce_metrics(for_training=True) or {})
+        metrics.update(engine_metrics(context.models[0]))
+        # Over replicas: samples are counted once, however many ranks hold a replica.
+        seconds, samples = self._training_s, self._num_batches * context.resolved.batch.global_batch_size
+        self._training_s, self._num_batches = 0.0, 0
+        if seconds:
+            metrics["samples_per_second"] = samples / seconds
+            if self._tokens_per_sample:
+                metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
         metrics.update(memory_metrics(self.memory_by_rank))
         if times is not None:
-            metrics.update(_bubbles(times, *seconds))
+            busy_s, span_s = columns[len(MEMORY) :]
+            if (measured := bubble(busy_s, span_s, times.pipelines)) is not None:
+                metrics |= {"bubble": measured, "bubble_ideal": times.ideal_bubble}
         return metrics, ridden[: len(riders)]
-
-    def _own_row(self, numbers: Sequence[float]) -> torch.Tensor:
-        """A flat table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows."""
-        distributed = self._context.distributed
-        table = torch.zeros(distributed.size, len(numbers), dtype=torch.float64)
-        table[distributed.rank] = torch.tensor(numbers, dtype=torch.float64)
-        return table.flatten()
-
-    def _throughput(self) -> dict[str, Any]:
-        """Over replicas: samples are counted once, however many ranks hold a replica."""
-        seconds, batches = self._training_s, self._num_batches
-        self._training_s, self._num_batches = 0.0, 0
-        if not seconds:
-            return {}
-        samples_per_second = batches * self._context.resolved.batch.global_batch_size / seconds
-        rates = {"samples_per_second": samples_per_second}
-        if self._tokens_per_sample:
-            rates["tokens_per_second"] = samples_per_second * self._tokens_per_sample
-        return rates
 
     def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
         """Send a report of training metrics."""
@@ -150,12 +127,6 @@ class Reporter:
     def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
         if self._context.get_enable_tensorboard_logging():
             write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
-
-
-def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
-    """The measured bubble of a pipeline since the last report, and the ideal one."""
-    measured = bubble(busy_s, span_s, times.pipelines)
-    return {} if measured is None else {"bubble": measured, "bubble_ideal": times.ideal_bubble}
 
 
 def engine_metrics(engine: Any) -> dict[str, Any]:

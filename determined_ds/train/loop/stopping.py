@@ -1,44 +1,115 @@
-"""Stop requests, checkpoints that are due by the clock, and losses and validations that are not finite."""
+"""When something is due after a batch: by the number of batches, by the clock, as requested, or for a bad loss."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+from determined import pytorch
 
-from determined_ds.errors import NotFiniteError
+from determined_ds.config.params import Duration, FitOptions, Length
+from determined_ds.errors import ConfigError, NotFiniteError, Problem
 from determined_ds.train.group.collectives import reduce_over_ranks
 
 ASK_EVERY_S = 5.0
-
-
-class CheckpointClock:
-    """When a checkpoint is due by the time since the last one, or since training began in this process.
-
-    Args:
-        period: Of ``fit.checkpoint_period``; None, or a number of batches or epochs, where no clock decides.
-    """
-
-    def __init__(self, period: Any = None) -> None:
-        self._period_s = period.total_seconds() if isinstance(period, timedelta) else math.inf
-        self.restart()
-
-    def restart(self) -> None:
-        """A checkpoint is written."""
-        self._since = time.monotonic()
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until one is due; 0 where it is."""
-        return max(0.0, self._period_s - (time.monotonic() - self._since))
-
-
 # The same while a checkpoint is written, so that it is soon complete.
 ASK_WRITERS_EVERY_S = 0.25
+LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
+
+
+def length_of(unit: pytorch.TrainUnit | timedelta | None) -> Any:
+    """One of Determined's units, or a time, as the library's own."""
+    if isinstance(unit, timedelta):
+        return Duration(unit="seconds", value=unit.total_seconds())
+    kind = "epochs" if isinstance(unit, pytorch.Epoch) else "batches"
+    return None if unit is None else Length(unit=kind, value=unit.value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """What is due after a batch."""
+
+    report: bool = False
+    validate: bool = False
+    checkpoint: bool = False
+    end: bool = False
+
+    def __bool__(self) -> bool:
+        return self.report or self.validate or self.checkpoint or self.end
+
+
+class Schedule:
+    """When a run reports, validates, checkpoints and ends, by the number of batches trained.
+
+    Every period counts from the start of training, whether this process trained those batches or an earlier one.
+
+    Args:
+        fit: Its ``max_length`` may be None, where only a script knows when it ends.
+        batches_per_epoch: Whole batches in an epoch, >= 1; None where the data has no epochs.
+
+    Raises:
+        ConfigError: each argument in epochs, where there are none.
+    """
+
+    def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
+        self._fit = fit
+        self.batches_per_epoch = batches_per_epoch
+        in_epochs = [name for name in LENGTHS if getattr(getattr(fit, name), "unit", None) == "epochs"]
+        self.in_epochs = bool(in_epochs)
+        if batches_per_epoch is None and in_epochs:
+            message = "the training data has no length, and so no epochs"
+            fix = "count in batches, {}: {{batches: 1000}}, or give the dataset a __len__"
+            raise ConfigError(
+                Problem(
+                    key=f"fit.{name}",
+                    value=f"{getattr(fit, name).value} epochs",
+                    message=message,
+                    fix=fix.format(name),
+                    code="epochs-without-length",
+                )
+                for name in in_epochs
+            )
+        self.stated_batches: int | None = None  # from the start of training to its end; None: not known
+        if (length := fit.max_length) is not None:
+            assert isinstance(length.value, int)
+            self.stated_batches = length.value * (batches_per_epoch or 1 if length.unit == "epochs" else 1)
+        self.num_batches = self.stated_batches or sys.maxsize
+
+    def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
+        """The epoch of a batch (from 0), and whether it is its first and its last; one endless epoch without epochs."""
+        if self.batches_per_epoch is None:
+            return 0, batch == 0, False
+        epoch, inside = divmod(batch, self.batches_per_epoch)
+        return epoch, inside == 0, inside == self.batches_per_epoch - 1
+
+    def due(self, batches_trained: int) -> Due:
+        """What is due after ``batches_trained`` batches (>= 1). At the end everything is."""
+        fit, end = self._fit, batches_trained >= self.num_batches
+        return Due(
+            report=end or self._reached(fit.reporting_period, batches_trained),
+            validate=end or self._reached(fit.validation_period, batches_trained),
+            checkpoint=end or self._reached(fit.checkpoint_period, batches_trained),
+            end=end,
+        )
+
+    def _reached(self, period: Length | Duration | None, count: int) -> bool:
+        if period is None or isinstance(period, Duration):
+            return False
+        if period.unit == "epochs":
+            assert self.batches_per_epoch is not None, "checked as it is made"
+            count, inside = divmod(count, self.batches_per_epoch)
+            if inside:
+                return False
+        value: int | Container[int] = period.value
+        if isinstance(value, int):
+            return value < 1 or count % value == 0  # Determined: a period below 1 is every step.
+        return count in value
 
 
 class StopRequests:
@@ -50,24 +121,17 @@ class StopRequests:
     At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
     all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is a few numbers
     in a reduction, which may be one that is made anyway.
-
-    Args:
-        context: Of the ranks.
-        clock: Says when a checkpoint is due.
-        checkpoints: Says whether one is being written, and whether this rank has written it.
     """
 
-    def __init__(self, context: Any, clock: CheckpointClock | None = None, checkpoints: Any = None) -> None:
+    def __init__(self, context: Any, period: Length | Duration | None, checkpoints: Any) -> None:
         self._context = context
-        self._clock = clock or CheckpointClock()
+        self._period_s = period.seconds if isinstance(period, Duration) else math.inf
         self._checkpoints = checkpoints
         self._is_chief = context.distributed.rank == 0
         self.requested = False
         self.checkpoint_due = False
         self.is_written = False
-        self._next = 0
-        self._asked_at_batch = 0
-        self._asked_at_s = time.monotonic()
+        self.start(0)
 
     @property
     def reason(self) -> str:
@@ -77,8 +141,12 @@ class StopRequests:
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
         self._next, self.checkpoint_due = batches_trained + 1, False
-        self._clock.restart()
+        self.checkpoint_written()
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
+
+    def checkpoint_written(self) -> None:
+        """The next one by the clock is due a period from now."""
+        self._saved_s = time.monotonic()
 
     def due(self, batches_trained: int) -> bool:
         """Whether it is time to ask, boundary or not."""
@@ -87,17 +155,17 @@ class StopRequests:
     def vote(self, batches_trained: int) -> torch.Tensor:
         """This rank's numbers, to be summed over ranks: whether to stop, and of the chief the rest.
 
-        That is whether it still writes, how many batches to train until the next question, and whether a checkpoint is
-        due.
+        That is how many batches to train until the next question, whether a checkpoint is due, and of every rank
+        whether it still writes.
         """
         stop, wait, checkpoint = bool(self._context.get_stop_requested()), 0, False
-        pending = self._checkpoints is not None and self._checkpoints.batch_in_writing is not None
+        pending = self._checkpoints.batch_in_writing is not None
         still_writes = not (pending and self._checkpoints.is_written)
         if self._is_chief:
             stop = bool(self._context._core.preempt.should_preempt()) or stop
-            batches = max(1, batches_trained - self._asked_at_batch)
-            batch_s = max(1e-6, (time.monotonic() - self._asked_at_s) / batches)
-            left_s = self._clock.left_s
+            now = time.monotonic()
+            batch_s = max(1e-6, (now - self._asked_at_s) / max(1, batches_trained - self._asked_at_batch))
+            left_s = max(0.0, self._period_s - (now - self._saved_s))
             checkpoint = left_s == 0
             # A quarter of the time, since the next batches may be slower than the last.
             every_s = ASK_WRITERS_EVERY_S if pending else ASK_EVERY_S / 4
@@ -105,7 +173,7 @@ class StopRequests:
         numbers = [float(stop), float(wait), float(checkpoint), float(still_writes)]
         return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 
-    def count(self, votes: list[float], batches_trained: int) -> None:
+    def count(self, votes: Sequence[float], batches_trained: int) -> None:
         """Take in the summed votes: whether to stop, when to ask next, whether a checkpoint is due or is written."""
         stop, wait, checkpoint, still_write = votes
         self.is_written = still_write == 0
@@ -124,23 +192,36 @@ class StopRequests:
 class LossGuard:
     """Remembers, on the device, the first batch whose loss was not finite."""
 
+    MOST_KEPT = 64
+
     def __init__(self, device: torch.device) -> None:
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self._kept: list[tuple[int, torch.Tensor]] = []
 
     def look(self, loss: torch.Tensor | None, batch: int) -> None:
         """Check the loss of batch ``batch`` (from 1), or a sum that holds it, without waiting for the device.
 
-        Args:
-            loss: A scalar; None where the trial reports no loss.
-            batch: Its number, from 1.
+        A copy is one operation of the device a step; the rest is done for many steps at once.
         """
         if loss is not None:
-            new = (self._first_bad < 0) & ~torch.isfinite(loss)
-            self._first_bad = torch.where(new, batch, self._first_bad)
+            self._kept.append((batch, loss.clone()))
+            if len(self._kept) >= self.MOST_KEPT:
+                self._fold()
+
+    def _fold(self) -> None:
+        if not self._kept:
+            return
+        device = self._first_bad.device
+        bad = ~torch.isfinite(torch.stack([loss.to(device) for _, loss in self._kept]))
+        batches = torch.tensor([batch for batch, _ in self._kept], device=device)
+        new = (self._first_bad < 0) & bad.any()
+        self._first_bad = torch.where(new, batches[bad.to(torch.int8).argmax()], self._first_bad)
+        self._kept.clear()
 
     @property
     def flag(self) -> torch.Tensor:
         """1.0 where a loss was not finite, else 0.0; on the device, to be part of a reduction."""
+        self._fold()
         return (self._first_bad >= 0).double()
 
     def stop(self, distributed: Any, last_checkpoint: str) -> None:
@@ -149,6 +230,7 @@ class LossGuard:
         Raises:
             NotFiniteError: always; names the batch and the ranks.
         """
+        self._fold()
         firsts = distributed.allgather(int(self._first_bad))
         batch = min(first for first in firsts if first >= 0)
         at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
@@ -160,14 +242,7 @@ class LossGuard:
 
 
 def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
-    """The message about a validation that was not finite.
-
-    Args:
-        names: The metrics that were not.
-        searched: ``searcher.metric``; among the names, it is the one that the run stops for.
-        batch: Batches trained before it.
-        last_checkpoint: Uuid of the last checkpoint; "" where there is none.
-    """
+    """The message about a validation that was not finite."""
     said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
     if searched not in names:
         return f"{said}: check how the trial computes {'it' if len(names) == 1 else 'them'}"

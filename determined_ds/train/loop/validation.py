@@ -6,22 +6,22 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.callbacks import Callback
-from determined_ds.errors import TrainingError
+from determined_ds.errors import TrainingError, TrialError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.data.loaders import build_loader
-from determined_ds.train.data.shares import CallPlan, ValidationBatches, validation_share
-from determined_ds.train.data.streams import check_first_rows
-from determined_ds.train.loop.custom_reducers import Reducers, plain
-from determined_ds.train.loop.declared_metrics import DeclaredMetrics
-from determined_ds.train.loop.metric_sums import MetricSums
+from determined_ds.train.data.shares import Calls, Share
+from determined_ds.train.data.streams import FirstRow, check_first_rows
+from determined_ds.train.group.collectives import as_chief
+from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
 from determined_ds.trial import returned
-from determined_ds.trial.author import failed, method_of, metrics_source
+from determined_ds.trial.author import described, failed, method_of, metrics_source, wrong
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
 # Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
@@ -29,20 +29,12 @@ AHEAD = 4
 
 
 class Validator:
-    """Runs a trial's ``evaluate_batch`` (or ``evaluate_full_dataset``) over its validation data.
-
-    Args:
-        trial: The trial.
-        context: Its context.
-        test_mode: Stop after one ``evaluate_batch``, or some where a metric is over all predictions.
-        note: Shows a line to the user.
+    """Runs a trial's ``evaluate_batch`` (or ``evaluate_full_dataset``) over its validation data; made by all ranks.
 
     Attributes:
         dataset: What is validated on; None where this rank loads nothing.
+        counts: Whether this rank's samples count; other ranks that hold the replica have the same.
     """
-
-    loader_method = "build_validation_data_loader"
-    takes_full_dataset = True
 
     def __init__(
         self,
@@ -51,91 +43,93 @@ class Validator:
         *,
         test_mode: bool = False,
         note: Callable[[str], None] = print,
+        predicts: bool = False,
     ) -> None:
         self._trial = trial
         self._context = context
         self._note = note
-        is_whole = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
-        self._full_dataset = is_whole and self.takes_full_dataset
-        in_batches = not (self._full_dataset or context.use_pipeline_parallel)
-        self._declared = DeclaredMetrics(trial, in_batches=in_batches)
-        self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._test_mode = test_mode
+        is_whole = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
+        self._full_dataset = is_whole and not predicts
+        self._declared = DeclaredMetrics(
+            trial, in_batches=not (self._full_dataset or context.use_pipeline_parallel)
+        )
+        self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._checked_first = False
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
         # Metrics of several numbers that a warning has named; only the chief's warnings are shown.
         self._warned: set[str] | None = set() if context.distributed.rank == 0 else None
-        self._at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
-        self._open_data()
+        own = "build_prediction_data_loader"
+        self._open(own if predicts and hasattr(trial, own) else "build_validation_data_loader")
 
-    def _open_data(self) -> None:
+    def _open(self, method: str) -> None:
         """Build the loader, and exchange the sizes of its batches; a collective."""
-        mpu, distributed = self._context._mpu, self._context.distributed
+        context, mpu = self._context, self._context._mpu
         self.dataset: Any = None
-        self._share: Any = None
+        self._share: Share | None = None
         if mpu.should_build_data_loader:
-            loader = build_loader(self._trial, self._context, self.loader_method, self._note)
+            loader = build_loader(self._trial, context, method, self._note)
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
             place = {"replica": 0, "replicas": 1}
             if not self._full_dataset:
                 place = {"replica": replica, "replicas": replicas}
-            seed = self._context.get_trial_seed()
-            self._share = validation_share(loader, length_of=self._batch_length, seed=seed, **place)
+            seed = context.get_trial_seed()
+            self._share = Share(loader, length_of=self._batch_length, seed=seed, **place)
         speaks = self._share is not None and mpu.should_report_metrics
         sizes = self._share.sizes if self._share else []
-        ranks = distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
+        ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
         # Of the ranks that hold one replica, only the last counts: all of them report the same samples.
         counting = {replica: rank for rank, (replica, _) in enumerate(ranks) if replica is not None}
-        self._counts = distributed.rank in counting.values()
+        self.counts = context.distributed.rank in counting.values()
         self._sizes = None if any(sizes is None for _, sizes in ranks) else [sizes for _, sizes in ranks]
 
-    def _plans(self, reading: Any) -> Iterator[CallPlan]:
-        """The plan of all batches, where their number is known; otherwise of the next ones, by a collective each."""
-        if self._sizes is not None:
-            yield CallPlan(self._sizes, at_most=self._at_most)
-            return
-        while True:
-            ahead = reading.ahead(max(AHEAD, self._at_most or 1)) if reading is not None else []
-            first = reading.first if reading is not None else None
+    def calls(self) -> Calls:
+        """Begin a pass."""
+        planned = iter([self._sizes])
+
+        def exchange(ahead: list[int], first: FirstRow | None) -> list[list[int]] | None:
+            if self._sizes is not None:
+                return next(planned, None)
             ranks = self._context.distributed.allgather((ahead, first))
             if not self._checked_first:
                 self._checked_first = True
                 check_first_rows([row for _, row in ranks], self._note)
-            plan = CallPlan([sizes for sizes, _ in ranks], at_most=self._at_most)
-            if not plan.num_batches:
-                return
-            yield plan
+            return [sizes for sizes, _ in ranks]
+
+        context = self._context
+        at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
+        return Calls(self._share, exchange, at_most=at_most, ahead=AHEAD, length_of=self._batch_length)
+
+    def _batch_length(self, batch: Any) -> int:
+        return returned.batch_length(self._trial, self._trial.get_batch_length(batch))
 
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
         """Validate; a collective. Returns the metrics, the same on every rank."""
-        for model in self._context.models:
+        context = self._context
+        for model in context.models:
             model.eval()
         # The reducers keep what they hold of the training since the last report.
         with self._reducers.kept(), evaluating(self._pipelines), averaged(callbacks):
-            self._context.reset_reducers()
+            context.reset_reducers()
             for callback in callbacks:
                 callback.on_validation_start()
             metrics = self._on_chief() if self._full_dataset else self._in_batches(callbacks)
             # Every rank takes part: a custom reducer gathers from all of them.
-            metrics.update(self._context.reduce_metrics(for_training=False) or {})
-        metrics = self._context.distributed.broadcast(metrics)
+            metrics.update(context.reduce_metrics(for_training=False) or {})
+        metrics = context.distributed.broadcast(metrics)
         self._declared.check_reported(metrics)
-        for model in self._context.models:
+        for model in context.models:
             model.train()
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
         strategy = self._context.resolved.strategy
-        shared = (
-            strategy.expert_parallel_size,
-            strategy.model_parallel_size,
-            strategy.sequence_parallel_size,
-        )
-        if self._context.resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(shared) > 1:
+        sizes = (strategy.expert_parallel_size, strategy.model_parallel_size, strategy.sequence_parallel_size)
+        if self._context.resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(sizes) > 1:
             raise TrainingError(
                 "evaluate_full_dataset runs on the chief alone, which hangs where ranks compute a batch together "
                 "(ZeRO 3; pipeline, expert, tensor and sequence parallel): define evaluate_batch instead"
@@ -144,17 +138,15 @@ class Validator:
             return {}
         name = "evaluate_full_dataset"
         with HEART.patiently():
-            metrics = self._trial.evaluate_full_dataset(self._share)
+            metrics = self._trial.evaluate_full_dataset(self._share)  # type: ignore[arg-type]
         return plain(returned.metrics(self._trial, metrics, name), method_of(self._trial, name))
 
     def _in_batches(self, callbacks: list[Any]) -> dict[str, Any]:
         for callback in callbacks:
             callback.on_validation_epoch_start()
-        reading = self._share.open() if self._share is not None else None
-        batches = ValidationBatches(reading, self._plans(reading), self._batch_length)
+        batches = self.calls()
         stated = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
-        reducers = self._declared.with_reducers(stated)
-        self._declared.forget()
+        reducers = self._declared.begin(stated)
         source = metrics_source(self._trial, *METHODS)
         sums = MetricSums(self._context.device, reducers, source=source, warned=self._warned)
         outputs: list[Any] = []
@@ -171,34 +163,19 @@ class Validator:
                 break
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
-        metrics = dict(sums.reduce())
-        metrics.update(
-            self._declared.compute(self._context.distributed, self._context._mpu.data_parallel_rank)
-        )
+        metrics = dict(sums.reduce()[0])
+        metrics |= self._declared.compute(self._context.distributed, self._context._mpu.data_parallel_rank)
         if isinstance(stated, Mapping):
-            self._check_reduced(stated, metrics)
+            _check_names(self._trial, "evaluation_reducer", stated, metrics)
         return metrics
 
-    def _batch_length(self, batch: Any) -> int:
-        return returned.batch_length(self._trial, self._trial.get_batch_length(batch))
-
-    def _check_reduced(self, reducers: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """A reducer for a metric that is not reported has a misspelled name."""
-        for name in reducers:
-            if name not in metrics:
-                did, fix = f"names {name!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
-                raise failed(
-                    self._trial, "evaluation_reducer", name, "names of reported metrics", fix, did=did
-                )
-
-    def _evaluate(self, batches: ValidationBatches, count: int, index: int) -> tuple[dict[str, Any], int]:
+    def _evaluate(self, batches: Calls, count: int, index: int) -> tuple[dict[str, Any], int]:
         """One ``evaluate_batch`` of ``count`` micro-batches: its metrics, and the samples that they are about."""
         before = batches.taken
         for engine in self._pipelines:
             engine.micro_batches = count
         batches.start_call()
-        padding = batches.exhausted
-        with self._reducers.kept() if padding else contextlib.nullcontext():
+        with self._reducers.kept() if batches.exhausted else contextlib.nullcontext():
             if self._takes_index:
                 metrics = self._trial.evaluate_batch(batches, index)
             else:
@@ -210,8 +187,7 @@ class Validator:
             raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
         if not self._context._mpu.should_report_metrics:
             return {}, 0
-        metrics = returned.metrics(self._trial, metrics, *METHODS)
-        return metrics, sum(batches.weights) if self._counts else 0
+        return returned.metrics(self._trial, metrics, *METHODS), sum(batches.weights) if self.counts else 0
 
     @property
     def _pipelines(self) -> list[Any]:
@@ -248,3 +224,146 @@ def evaluating(engines: list[Any]) -> Iterator[None]:
             for name, value in zip(names, values, strict=True):
                 setattr(engine, name, value)
             engine.reset_activation_shape()
+
+
+def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
+    """A name that is not reported is misspelled."""
+    for name in names:
+        if name not in metrics:
+            did, fix = f"names {name!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
+            raise failed(trial, method, name, "names of reported metrics", fix, did=did)
+
+
+# ------------------------------------------------------------------------------------ declared metrics
+
+DECLARED = "validation_metrics"
+WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+MOST_TESTED = 16
+FIX = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
+
+
+class DeclaredMetrics:
+    """How each metric of a validation is reduced, those over all predictions of all ranks among them.
+
+    Raises:
+        TrialError: a name is declared as something else.
+    """
+
+    def __init__(self, trial: Any, *, in_batches: bool) -> None:
+        declared = getattr(trial, DECLARED, ())
+        self._trial = trial
+        self._names = tuple(declared) if isinstance(declared, Mapping) else ()
+        self._of_all: dict[str, Callable[..., Any]] = {}
+        self._reducers: dict[str, Reducer] = {}  # of those that are reduced batch by batch
+        self._kept: list[tuple[int, dict[str, Any]]] = []
+        for name in self._names:
+            how = declared[name]
+            if isinstance(how, Reducer) or (isinstance(how, str) and how in WORDS):
+                self._reducers[name] = WORDS[how] if isinstance(how, str) else how
+            elif callable(how) or _is_updated(how):
+                self._of_all[name] = how
+            else:
+                expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
+                fix, did = (
+                    f'write {DECLARED} = {{"{name}": "mean"}}',
+                    f"declares {name!r} as {described(how)}",
+                )
+                raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
+        if self._of_all and not in_batches:
+            did = f"declares {', '.join(self._of_all)} over all predictions"
+            expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
+            fix = "compute it in evaluate_full_dataset, or train without pipeline stages"
+            raise TrialError(wrong(trial, DECLARED, None, expected, fix, did=did))
+
+    @property
+    def test_batches(self) -> int:
+        """Batches that ``--test`` validates: an AUC, for example, needs samples of both classes."""
+        return MOST_TESTED if self._of_all else 1
+
+    def begin(self, reducers: Any) -> Any:
+        """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added.
+
+        Raises:
+            TrialError: it states one for all metrics, and others are declared.
+        """
+        self._kept = []
+        if isinstance(reducers, Mapping):
+            return {**self._reducers, **reducers}
+        if not self._reducers or reducers == Reducer.AVG:
+            return self._reducers or reducers
+        fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
+        raise TrialError(wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix))
+
+    def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
+        """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
+        if not self._of_all:
+            return metrics
+        kept = {name: self._rows(name, metrics[name]) for name in self._of_all if name in metrics}
+        if counts and kept:
+            self._kept.append((index, kept))
+        return {name: value for name, value in metrics.items() if name not in self._of_all}
+
+    def _rows(self, name: str, value: Any) -> Any:
+        """A value as tensors on the host, in the form in which the function takes them."""
+        if isinstance(value, Mapping):
+            return {key: self._row(name, each) for key, each in value.items()}
+        if isinstance(value, (tuple, list)) and all(isinstance(v, (torch.Tensor, np.ndarray)) for v in value):
+            return [self._row(name, each) for each in value]
+        return [self._row(name, value)]
+
+    def _row(self, name: str, value: Any) -> torch.Tensor:
+        if not isinstance(value, (torch.Tensor, np.ndarray)) or not value.ndim:
+            did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
+            raise failed(self._trial, "evaluate", value, "tensors with a row for each", FIX, did=did)
+        tensor = torch.as_tensor(value).detach().cpu()
+        return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+    def compute(self, distributed: Any, replica: int) -> dict[str, Any]:
+        """The metrics over all predictions, in the order of the data; a collective. Computed on the chief."""
+        if not self._of_all:
+            return {}
+        gathered = distributed.gather([(index, replica, kept) for index, kept in self._kept])
+        self._kept = []
+
+        def computed() -> dict[str, Any]:
+            batches = sorted((each for own in gathered for each in own), key=lambda each: each[:2])
+            found: dict[str, Any] = {}
+            for name, how in self._of_all.items():
+                if values := [kept[name] for _, _, kept in batches if name in kept]:
+                    found[name] = self._applied(name, how, values)
+            return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
+
+        return dict(as_chief(distributed, computed))
+
+    @torch.no_grad()
+    def _applied(self, name: str, how: Any, values: list[Any]) -> Any:
+        """What a function, or an object that is updated, makes of all predictions at once."""
+        named, positional = {}, []
+        try:
+            if isinstance(values[0], dict):
+                named = {key: torch.cat([value[key] for value in values]) for key in values[0]}
+            else:
+                positional = [torch.cat(column) for column in zip(*values, strict=True)]
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise TrainingError(
+                f"{metrics_source(self._trial, 'evaluate', 'evaluate_batch')}: the values of {name!r} cannot be joined "
+                f"over batches: {error}\n"
+                "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
+            ) from error
+        if not _is_updated(how):
+            return how(*positional, **named)
+        for metric in how.values() if isinstance(how, Mapping) else (how,):
+            if hasattr(metric, "sync_on_compute"):
+                metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
+        if hasattr(how, "reset"):
+            how.reset()
+        how.update(*positional, **named)
+        return how.compute()
+
+    def check_reported(self, metrics: Mapping[str, Any]) -> None:
+        """A declared name that is not reported is misspelled."""
+        _check_names(self._trial, DECLARED, self._names, metrics)
+
+
+def _is_updated(how: Any) -> bool:
+    return callable(getattr(how, "update", None)) and callable(getattr(how, "compute", None))

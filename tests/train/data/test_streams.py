@@ -107,6 +107,17 @@ def test_as_little_is_read_again_as_the_dataset_allows(kind: Any, read_again: in
     assert [said in note for note in notes if "reading and skipping" in note] == [True] * bool(said)
 
 
+@pytest.mark.parametrize(("workers", "sharded", "times"), [(4, False, 8), (1, False, 0), (4, True, 0)])
+def test_a_stream_that_many_readers_read_whole_is_warned_of(workers: int, sharded: bool, times: int) -> None:
+    """Two replicas, each with so many workers."""
+    notes: list[str] = []
+    opened(Count(64), (2, 1, 2), workers=workers, sharded=sharded, note=notes.append)
+    found = [note for note in notes if "every sample of Count is read" in note]
+    assert [f"is read {times} times" in note and "sharded=True" in note for note in found] == [True] * (
+        times > 0
+    )
+
+
 class Locked(Placed):
     def state_dict(self) -> dict[str, Any]:
         return {"lock": threading.Lock()}

@@ -1,4 +1,4 @@
-"""What a script iterates: passes over the training data, which drive the loop, and shares of the validation data."""
+"""What a script iterates: passes over the training data, which drive it, and shares of the validation data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils import data as torch_data
 from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.data.samples import drawn_for, with_batch_sampler
-from determined_ds.train.data.shares import validation_share
+from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
+from determined_ds.train.data.shares import Share
 from determined_ds.train.loop.validation import evaluating
 from determined_ds.trial.stream_loader import StreamLoader
 
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrainingBatches:
-    """The training data of a script: iterate it once for each pass.
-
-    Args:
-        session: Of the script.
-        make: Makes the loader, once the micro-batch size is known.
-        dataset: What is loaded.
-    """
+    """The training data of a script: iterate it once for each pass."""
 
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
         self._session = session
@@ -50,47 +44,20 @@ class TrainingBatches:
 
     def __len__(self) -> int:
         """Micro-batches of this rank in a pass."""
-        batch = self._session.resolved.batch
-        steps = steps_per_pass(self.loader, batch)
-        if steps is None:
-            raise TypeError("the training data has no length, and so has its loader")
+        loader, batch = self.loader, self._session.resolved.batch
+        if isinstance(loader, StreamLoader):
+            length = loader.length()
+            if length is None:
+                raise TypeError("the training data has no length, and so has its loader")
+            steps = length // (batch.global_batch_size // (batch.replicas if loader.sharded else 1))
+        elif type(loader.batch_sampler) is torch_data.BatchSampler:
+            steps = len(loader.batch_sampler.sampler) // batch.global_batch_size  # type: ignore[arg-type]
+        else:
+            steps = len(loader.batch_sampler) // (batch.accumulation * batch.replicas)
         return steps * batch.accumulation
 
     def __iter__(self) -> Iterator[Any]:
         return self._session._drive_of("iterating the loader").new_pass()
-
-
-def steps_per_pass(loader: Any, batch: Batch) -> int | None:
-    """Optimizer steps in a pass over a loader; None for a stream without a length."""
-    if isinstance(loader, StreamLoader):
-        length = loader.length()
-        per_step = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
-        return None if length is None else length // per_step
-    batches = loader.batch_sampler
-    if type(batches) is torch_data.BatchSampler:
-        return len(batches.sampler) // batch.global_batch_size  # type: ignore[arg-type]
-    return len(batches) // (batch.accumulation * batch.replicas)
-
-
-def given_loader(loader: Any, batch: Batch) -> Any:
-    """A loader that the script has made itself, checked.
-
-    Raises:
-        ConfigError: it yields batches of another size than the micro-batch size.
-        DataError: it reads a stream.
-    """
-    if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
-        message = "is a loader over a stream, which decides by itself what a replica sees"
-        fix = "give the dataset: s.loader(dataset, num_workers=...)"
-        kind = type(loader).__name__
-        raise DataError(Problem(key="s.loader", value=kind, message=message, fix=fix, code="loader-kind"))
-    size = getattr(loader.batch_sampler, "batch_size", batch.micro_batch_size)
-    if size != batch.micro_batch_size:
-        message = f"the loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
-        fix = f"give the dataset: s.loader(dataset), or make the loader with batch_size={batch.micro_batch_size}"
-        code = "loader-batch-size"
-        raise ConfigError(Problem(key="s.loader", value=size, message=message, fix=fix, code=code))
-    return loader
 
 
 class ValidationData:
@@ -98,11 +65,6 @@ class ValidationData:
 
     Every sample is in one share, so a mean over what all ranks report, weighted by samples, is the mean over all. Data
     without an index, and data with a batch sampler of its own, is read whole by every replica.
-
-    Args:
-        session: Of the script.
-        make: Makes the loader over all of it, once the micro-batch size is known.
-        dataset: What is loaded.
     """
 
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
@@ -137,17 +99,15 @@ class ValidationData:
         if self._shared is None:
             mpu, seed = self._session.context._mpu, self._session.context.get_trial_seed()
             loader = self._make()
-            if (
-                isinstance(loader, pytorch.DataLoader)
-                and type(loader.batch_sampler) is torch_data.BatchSampler
-            ):
+            is_determineds = isinstance(loader, pytorch.DataLoader)
+            if is_determineds and type(loader.batch_sampler) is torch_data.BatchSampler:
                 with drawn_for(loader.batch_sampler, seed, 0):
                     order = [sample for batch in loader.batch_sampler for sample in batch]
                 size = loader.batch_sampler.batch_size
                 own = even_share(order, mpu.data_parallel_rank, mpu.data_parallel_world_size, size)
                 self._shared = with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
             else:
-                whole = validation_share(loader, length_of=len, replica=0, replicas=1, seed=seed)
+                whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
                 self._shared = whole, whole.sizes
         return self._shared
 
@@ -156,15 +116,6 @@ def even_share(order: list[int], replica: int, replicas: int, size: int) -> list
     """A replica's batches of data with an index: every sample is in one share, and each has as many batches.
 
     Under ZeRO 3 a forward pass is a collective, so replicas must make the same number of them.
-
-    Args:
-        order: The samples.
-        replica: Data-parallel rank.
-        replicas: Data-parallel copies.
-        size: Samples in a batch; one more where the shares cannot be even otherwise.
-
-    Returns:
-        The batches. All of the samples where there are fewer of them than replicas.
     """
     if not order:
         message, fix = "the validation data has no sample", "use more validation data"
@@ -174,3 +125,24 @@ def even_share(order: list[int], replica: int, replicas: int, size: int) -> list
     largest = -(-len(order) // replicas) if fewest else len(order)
     count = min(-(-largest // size), fewest or len(order))
     return [own[len(own) * index // count : len(own) * (index + 1) // count] for index in range(count)]
+
+
+def given_loader(loader: Any, batch: Batch) -> Any:
+    """A loader that the script has made itself, checked.
+
+    Raises:
+        ConfigError: it yields batches of another size than the micro-batch size.
+        DataError: it reads a stream.
+    """
+    if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
+        message = "is a loader over a stream, which decides by itself what a replica sees"
+        fix = "give the dataset: s.loader(dataset, num_workers=...)"
+        kind = type(loader).__name__
+        raise DataError(Problem(key="s.loader", value=kind, message=message, fix=fix, code="loader-kind"))
+    size = getattr(loader.batch_sampler, "batch_size", batch.micro_batch_size)
+    if size != batch.micro_batch_size:
+        message = f"the loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
+        fix = f"give the dataset: s.loader(dataset), or make the loader with batch_size={batch.micro_batch_size}"
+        code = "loader-batch-size"
+        raise ConfigError(Problem(key="s.loader", value=size, message=message, fix=fix, code=code))
+    return loader

@@ -1,0 +1,279 @@
+"""Some steps of a training, measured: their seconds, losses, model states and memory, whatever takes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from determined import pytorch
+
+from determined_ds.config.params import FitOptions, Length
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory.units import GIB
+from determined_ds.pipe.recording import RecordedStep
+from determined_ds.profile.median_step import median_step, record_passes
+from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
+from determined_ds.rundir.recorded_step import write_step
+from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
+from determined_ds.train.group.collectives import reduce_over_ranks
+from determined_ds.train.local_core import LocalTrainContext
+from determined_ds.train.loop.display import Progress
+from determined_ds.train.loop.stopping import length_of
+from determined_ds.train.loop.trainer import Training
+from determined_ds.train.scripts.given_run import Measurement, ScriptRun
+from determined_ds.train.state_bytes import watch
+from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.ddp import DDP, engine_name
+
+
+def measure_throughput(
+    trial: Any,
+    context: Any,
+    *,
+    steps: int = 30,
+    warmup: int = 5,
+    profiles: bool = False,
+    parts: int = 0,
+    validation_period: pytorch.TrainUnit | Length | None = None,
+) -> Row:
+    """Train some steps, and measure their speed, memory and loss.
+
+    The weights change; nothing is validated or saved. A collective: every rank calls it, and gets the same.
+
+    Args:
+        trial: A ``DeepSpeedTrial`` whose engines are wrapped.
+        context: From :func:`determined_ds.open_context`.
+        steps: Optimizer steps to measure, >= 1.
+        warmup: Steps before them, whose time does not count, >= 0.
+        profiles: Whether torch's profiler records them.
+        parts: Further steps that torch's profiler records, one trace a rank in the run directory; their time does not
+            count.
+        validation_period: How often the numbers so far are reported as validation metrics, for a search to go by;
+            at the end, if None.
+
+    Returns:
+        What was measured, with one repetition; a step's time is that of the slowest rank. Its status says whether the
+        measurement was stopped.
+    """
+    if not isinstance(trial, ReconciledTrial):  # else its engines are made of the configuration
+        fix = (
+            "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+        )
+        check_strategy(context, made_by=type(trial).__name__, fix=fix)
+    measure = Measuring(
+        trial, context, Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
+    )
+    period = validation_period if isinstance(validation_period, Length) else length_of(validation_period)
+    fit = measured_fit(measure.length, period)
+    training = Training(trial, context, fit, Progress(shows=False), measure=measure)
+    training.train(None)
+    return measure.row(training)
+
+
+def measured_fit(length: Measurement, validation_period: Length | None = None) -> FitOptions:
+    """How long a training is that measures its steps."""
+    return FitOptions(
+        max_length=Length(unit="batches", value=length.total),
+        validation_period=validation_period,
+        checkpoint_policy="none",
+        asynchronous_checkpoints=False,
+        profile=length.profile,
+    )
+
+
+class Measuring:
+    """What a :class:`Training` calls where its steps are measured; what was measured is reported to a search.
+
+    Attributes:
+        length: How many steps, and how many of them are the warm-up.
+    """
+
+    def __init__(self, trial: Any, context: Any, length: Measurement) -> None:
+        self.length = length
+        self._trial = trial
+        self._context = context
+        self._start_seconds = 0.0
+        self._started = 0.0
+        self._taken: float | None = None  # of the step at hand, once its work is done
+        self._seconds: list[float] = []
+        self._losses: list[torch.Tensor] = []
+        self._weights: list[float] = []
+        self._state_bytes = [0 for _ in context.models]
+        self._let_go: list[Callable[[], None]] = []
+        self._metrics: dict[str, Any] = {}
+        self._pipeline_step: RecordedStep | None = None
+        self._done: Row | None = None
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all steps that count have ended; what follows is not measured."""
+        return len(self._seconds) >= self.length.timed
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        steps, length = len(self._seconds), self.length
+        if self._is_done:
+            return
+        if steps == length.warmup:
+            record_passes(self._context.models)
+        if steps == 0:
+            self._start_seconds = time.time() - psutil.Process().create_time()
+        # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
+        if steps == min(max(1, length.warmup - 1), length.timed - 1):
+            for index, engine in enumerate(self._context.models):
+
+                def note(found: dict[str, int], index: int = index) -> None:
+                    self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
+
+                self._let_go.append(watch(engine, note))
+        self._synchronize()
+        self._started, self._taken = time.perf_counter(), None
+
+    def stop(self) -> None:
+        """The work of the step is done: what comes before :meth:`end_step` is not its time."""
+        if self._taken is None and not self._is_done:
+            self._synchronize()
+            self._taken = time.perf_counter() - self._started
+
+    def _synchronize(self) -> None:
+        """Work that a GPU has yet to do belongs to the step that asked for it; in a profile it stays as it is."""
+        if self._context.device.type == "cuda" and not self.length.profiles:
+            torch.cuda.synchronize(self._context.device)
+
+    def end_step(self, training: Training) -> None:
+        """A step has ended; a collective after the warm-up and after the last step."""
+        sums, train = training.sums, self._context._core.train
+        if not self._is_done:
+            self.stop()
+            assert self._taken is not None
+            self._seconds.append(self._taken)
+            while self._let_go:
+                self._let_go.pop()()
+            loss = sums.running("loss")
+            self._losses.append(
+                torch.zeros((), device=self._context.device) if loss is None else loss.clone()
+            )
+            self._weights.append(sums.weight("loss"))
+            if training.is_chief and isinstance(train, LocalTrainContext):
+                train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
+        sums.clear()
+        if len(self._seconds) == self.length.warmup:
+            self._reduce(
+                training
+            )  # forgets what the warm-up was like; here, where no rank is in a pipeline's step
+        elif self._is_done and self._pipeline_step is None:
+            self._pipeline_step = median_step(self._context.models, self._context.distributed)
+            if self.length.parts and self._done is None:
+                self._reduce(training)
+                self._done = self.row(training)  # before the profiler takes memory
+
+    def report(self, training: Training) -> None:
+        """Report what was measured so far; a collective."""
+        self._reduce(training)
+        if len(self._seconds) > self.length.warmup:
+            row, done = self.row(training), training.state.batches_trained
+            training.reporter.training(done, self._metrics, progress=done / training.schedule.num_batches)
+            training.reporter.validation(done, {**training.position(), **reported(row)})
+
+    def _reduce(self, training: Training) -> None:
+        riders = torch.zeros(0, dtype=torch.float64, device=self._context.device)
+        self._metrics = training.reporter.reduce(training.sums, riders)[0]
+
+    def row(self, training: Training) -> Row:
+        """What has been measured so far; a collective. A step's time is that of the slowest rank."""
+        if self._done is not None:
+            return self._done
+        device, resolved = self._context.device, self._context.resolved
+        seconds = torch.tensor(self._seconds, dtype=torch.float64, device=device)
+        reduce_over_ranks(seconds, dist.ReduceOp.MAX)
+        losses = torch.stack([loss.double() for loss in self._losses])
+        sums = torch.stack([losses, torch.tensor(self._weights, dtype=torch.float64, device=device)])
+        reduce_over_ranks(sums)
+        repetition = Repetition(
+            run_dir="",
+            step_seconds=tuple(seconds.tolist()[self.length.warmup :]),
+            losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
+            warmup=self.length.warmup,
+            start_seconds=self._start_seconds,
+            peak_memory_bytes_by_rank=tuple(each.peak_bytes for each in training.reporter.memory_by_rank),
+            model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
+            bubble=self._metrics.get("bubble"),
+            bubble_ideal=self._metrics.get("bubble_ideal"),
+            pipeline_step=self._pipeline_step,
+        )
+        done, total, strategy = len(self._seconds), self.length.timed, resolved.strategy
+        engine = engine_name(self._context.models[0])
+        return Row(
+            name=DDP if engine == DDP else strategy.name,
+            engine=engine,
+            slots=resolved.topology.slots,
+            status=MEASURED if done == total else STOPPED,
+            reason="" if done == total else f"stopped after {done} of {total} steps",
+            zero_stage=resolved.zero_stage,
+            micro_batch_size=resolved.batch.micro_batch_size,
+            accumulation=resolved.batch.accumulation,
+            replicas=resolved.batch.replicas,
+            pipe_parallel_size=resolved.topology.pipe_parallel_size,
+            precision=strategy.precision,
+            samples_per_step=resolved.batch.global_batch_size,
+            tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
+            estimated_model_state_bytes=None,
+            repetitions=(repetition,),
+        )
+
+
+def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
+    """Refuse to measure engines, made by the author, of another strategy than the row will be named by.
+
+    Raises:
+        ConfigError: no engine has the ZeRO stage and the precision of the configuration.
+    """
+    decided = context.decided_before or context.resolved
+    expected, found = (decided.zero_stage, decided.strategy.precision), []
+    for engine in context.models:
+        precision = "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
+        found.append((engine.zero_optimization_stage(), precision))
+    if expected not in found:
+        has = " and ".join(f"ZeRO {zero_stage} in {precision}" for zero_stage, precision in found)
+        asked = f"ZeRO {expected[0]} in {expected[1]}"
+        message = f"{made_by} makes an engine of {has}; the configuration is {asked}"
+        raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
+
+
+def reported(row: Row) -> dict[str, Any]:
+    """The numbers of a row, by the names that a search may go by."""
+    metrics = {
+        "samples_per_second": row.samples_per_second,
+        "tokens_per_second": row.tokens_per_second,
+        "step_seconds": row.median_step_seconds,
+        "peak_memory_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / GIB,
+        "loss": row.loss,
+    }
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
+    """Write what was measured of a script.
+
+    Raises:
+        ConfigError: the script has ended its training before the last step, without a stop.
+    """
+    assert run.measurement is not None
+    if row.status == STOPPED and not was_stopped:
+        message = f"the script trains only {row.reason.removeprefix('stopped after ')}"
+        fix = "measure fewer steps (--steps, --warmup), or have the script train longer"
+        raise ConfigError(Problem(key="--measure", message=message, fix=fix, code="measure"))
+    run.is_measured = True
+    if is_chief:
+        write_measured(row, run.there)
+
+
+def write_measured(row: Row, there: RunDir) -> None:
+    """Write what was measured to a run directory, and the step of a pipeline that was recorded."""
+    write_row(row, there.measured)
+    for step in (each.pipeline_step for each in row.repetitions if each.pipeline_step is not None):
+        write_step(step, there.pipeline_step)

@@ -1,0 +1,574 @@
+"""A training from its checkpoint to its end, step by step.
+
+A trial's training takes its own steps (:meth:`Training.train`). Who takes them otherwise, such as a script, calls
+:meth:`Training.begin_step`, :meth:`Training.take` and :meth:`Training.end_step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from determined import core
+
+from determined_ds.checkpoints.rank_state import TrialState
+from determined_ds.checkpoints.retention import finite, is_better, not_finite
+from determined_ds.checkpoints.safe_load import check_callbacks
+from determined_ds.checkpoints.writer import Checkpoints, scramble
+from determined_ds.config.params import FitOptions, ProfiledSteps
+from determined_ds.errors import CheckpointError, NotFiniteError
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import TRAINED
+from determined_ds.train.data.loaders import build_loader, check_apart
+from determined_ds.train.data.samples import METHOD, DataPlace, training_data
+from determined_ds.train.data.seeds import seed_everything, set_rng_state
+from determined_ds.train.data.streams import check_first_rows
+from determined_ds.train.expected_memory import record_estimate
+from determined_ds.train.group.collectives import all_ranks_come, as_chief
+from determined_ds.train.loop.display import Progress
+from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched
+from determined_ds.train.loop.reporting import Reporter
+from determined_ds.train.loop.steps import METHODS, Freezing, StepEnd, TrainCalls, attach
+from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
+from determined_ds.train.loop.validation import Validator
+from determined_ds.train.scripts.given_run import cluster_info
+from determined_ds.trial import returned
+from determined_ds.trial.author import metrics_source
+from determined_ds.trial.pipeline_module import seed_layers
+from determined_ds.trial.printing import print_communication
+from determined_ds.trial.schedules import drive_by_validation
+
+if TYPE_CHECKING:
+    from determined_ds.profile.capture import Capture
+    from determined_ds.train.loop.measure import Measuring
+
+logger = logging.getLogger("determined_ds")
+# How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
+AGREE_S = 10.0
+# Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.
+GPU_TOLERANCE = 0.01
+
+
+def section_of(context: Any, name: str) -> dict[str, Any]:
+    """A section of the experiment's configuration, empty where there is none."""
+    try:
+        return dict(context.get_experiment_config().get(name) or {})
+    except ValueError:  # Determined's: no experiment configuration was given
+        return {}
+
+
+class Training:
+    """Trains one trial.
+
+    Args:
+        trial: A ``DeepSpeedTrial`` whose engines are wrapped.
+        context: Its context.
+        fit: How; ``reporting_period`` None: never.
+        progress: What the chief shows.
+        test_mode: One batch is trained, and its checkpoint proved.
+        validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
+        source: The method that the training metrics come from, as messages name it; the trial's if "".
+        measure: What measures its steps: nothing is validated or saved then.
+
+    Attributes:
+        state: Where training stands.
+        is_stopped: Whether a stop was requested, and its checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        trial: Any,
+        context: Any,
+        fit: FitOptions,
+        progress: Progress,
+        *,
+        test_mode: bool = False,
+        validator: Any = None,
+        source: str = "",
+        measure: Measuring | None = None,
+    ) -> None:
+        self.trial = trial
+        self.context = context
+        self.fit = fit
+        self.progress = progress
+        self.measure = measure
+        self.schedule: Schedule
+        self.is_chief = context.distributed.rank == 0
+        self._test_mode = test_mode
+        searcher, info = section_of(context, "searcher"), cluster_info()
+        self._metric = str(searcher.get("metric") or "")
+        self._smaller_is_better = searcher.get("smaller_is_better") is not False
+        # A searcher may read epochs of each validation as the trial's progress.
+        self._says_epochs = searcher.get("time_metric") == "epochs"
+        returned.engines(trial, context.models)
+        self._named_callbacks = returned.callbacks(trial, trial.build_callbacks())
+        self.callbacks = list(self._named_callbacks.values())
+        attach(self.callbacks, context.models)
+        warned: set[str] | None = set() if self.is_chief else None
+        self.sums = MetricSums(
+            context.device, source=source or metrics_source(trial, *METHODS), warned=warned
+        )
+        self.reporter = Reporter(trial, context, progress)
+        self.capture: Capture | None = None
+        self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
+        self.is_stopped = False
+        self.validator = validator
+        self.data_place = DataPlace()
+        self.checkpoints = Checkpoints(
+            trial,
+            context,
+            self._named_callbacks,
+            {"metrics": self.sums, "reducers": Reducers(context), "data": self.data_place},
+            fit.save_total_limit,
+            warm_start=fit.warm_start,
+            note=progress.note,
+        )
+        self._guard = LossGuard(context.device)
+        self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
+        self._step_end = StepEnd(trial, self.callbacks)
+        self._freezing = Freezing(trial, context.models)
+        self._generators: dict[str, Any] = {}
+        self._best_at = -1
+        self._status = ""
+        self._calls: TrainCalls
+        self._closing = contextlib.ExitStack()
+
+    # ------------------------------------------------------------------------------------ start to end
+
+    def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
+        """Train to the end of the schedule, or until a stop is requested; a collective.
+
+        Args:
+            latest_checkpoint: Uuid of the checkpoint to resume from.
+            fork: Folder of a checkpoint of another run to start from; ignored with the former.
+        """
+        with self:
+            self.load(latest_checkpoint, fork)
+            self._calls = TrainCalls(self.trial, self.context, self.begin())
+            if not self._test_mode:  # a task may have been preempted while it started
+                self._stops.ask(self.state.batches_trained)
+                self._stops.start(self.state.batches_trained)
+                if self._stops.requested:
+                    self._stop()
+            while self.goes_on:
+                self.step()
+            self.end()
+
+    def __enter__(self) -> Training:
+        """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
+        self._closing.callback(self.progress.stop)
+        self._closing.callback(self.checkpoints.abandon)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closing.__exit__(*error)
+
+    def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
+        """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`train`."""
+        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
+        for callback in self.callbacks:
+            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
+            self._closing.callback(callback.on_trial_shutdown)
+        if self.validator is None:
+            note = self.progress.note
+            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
+        self.context.reset_reducers()
+        if latest_checkpoint is not None:
+            self.read(latest_checkpoint)
+        elif fork is not None:
+            self.checkpoints.fork(fork)
+
+    def read(self, uuid: str) -> None:
+        """Load a checkpoint of this run, or its own trial's; a collective."""
+        self.state, self._generators = self.checkpoints.load(uuid, trial_id=self.state.trial_id)
+
+    def begin(
+        self, set_modes: Callable[[], None] | None = None, catch_up: Callable[[], bool] | None = None
+    ) -> Any:
+        """Open the data, and do all that comes before the first batch; a collective.
+
+        Args:
+            set_modes: Sets modules to training or evaluation; all to training if None.
+            catch_up: Whether a validation is to be reported before the first batch; if None, the one that failed at the
+                end of an earlier process.
+        """
+        state, context = self.state, self.context
+        batches = self._open_data()
+        context.adopt()
+        record_estimate(self.trial, context)
+        self.progress.start(
+            total=self.schedule.stated_batches,
+            done=state.batches_trained,
+            metric=self._metric,
+            smaller_is_better=self._smaller_is_better,
+        )
+        self._call_back("on_training_start")
+        check_callbacks(self._named_callbacks)
+        self.checkpoints.prepare(self.fit.asynchronous_checkpoints)
+        if self.fit.step_zero_validation and state.batches_trained == 0:
+            self._validate()
+        for model in () if set_modes else context.models:
+            model.train()
+        if set_modes is not None:
+            set_modes()
+        self._seed()  # nothing is built from here on
+        self._closing.enter_context(context.profiler or contextlib.nullcontext())
+        self._set_status("training")
+        self._stops.start(state.batches_trained)
+        if catch_up is None:
+            at_the_end = state.batches_trained == self.schedule.num_batches
+            is_missing = at_the_end and state.last_validation != state.batches_trained
+        else:
+            is_missing = catch_up()
+        if is_missing:
+            self._validate()
+        # A trial's own profiler is for the steps that count, where others are recorded beside them.
+        own = self.measure is not None and self.measure.length.parts and context.profiler is not None
+        if self.fit.profile is not None and not own:
+            self.capture = self._make_capture(self.fit.profile)
+            self._closing.callback(self.capture.close)
+            batches = None if batches is None else self.capture.data(batches)
+        return batches
+
+    def _make_capture(self, steps: ProfiledSteps) -> Capture:
+        from determined_ds.logs.tensorboard import uploaded_to
+        from determined_ds.profile.capture import capture_of
+        from determined_ds.report.results import PROFILE_DIR
+
+        context, kept_in = self.context, ""
+        folder = Path(context._run_dir.path) / PROFILE_DIR
+        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
+            folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
+            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+        return capture_of(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
+
+    def _open_data(self) -> Iterator[Any] | None:
+        context, mpu = self.context, self.context._mpu
+        data = None
+        if mpu.should_build_data_loader:
+            loader = build_loader(self.trial, context, METHOD, self.progress.note)
+            check_apart(loader, self.validator.dataset)
+            data = training_data(
+                loader,
+                batch=context.resolved.batch,
+                replica=mpu.data_parallel_rank,
+                seed=context.get_trial_seed(),
+                start_batch=self.state.batches_trained,
+                manual=context._manual_grad_accumulation,
+                place=self.data_place.found,
+                note=self.progress.note,
+            )
+            self.data_place.of = data.place
+        ranks = context.distributed.allgather((data.batches_per_epoch, data.first) if data else None)
+        loading = [rank for rank in ranks if rank is not None]
+        check_first_rows([first for _, first in loading], self.progress.note)
+        lengths = [length for length, _ in loading]
+        per_epoch = None if None in lengths else min(lengths)
+        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
+        self.schedule = Schedule(self.fit, per_epoch)
+        return data.batches if data else None
+
+    def _seed(self) -> None:
+        """Have random numbers continue from where the checkpoint was made, or begin."""
+        context, mpu = self.context, self.context._mpu
+        seed = context.get_trial_seed()
+        if self._generators:
+            set_rng_state(self._generators, context.device)
+        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
+            size = context.resolved.topology.sequence_parallel_size
+            slices_before = context.distributed.rank % size * mpu.data_parallel_world_size
+            seed_everything(seed + mpu.data_parallel_rank + slices_before)
+        seed_layers(context.models, seed, mpu.data_parallel_rank)
+
+    def end(self, validate: Callable[[], Any] | None = None) -> None:
+        """What comes after the last batch; a collective.
+
+        Args:
+            validate: What a tested checkpoint is proved by; a validation if None.
+        """
+        self.checkpoints.finish()
+        print_communication()
+        if self._test_mode:
+            words = "validated, saved, loaded back, validated to"
+            if validate is not None:
+                words = "saved, loaded back, weights that add up to"
+            proof = validate or (lambda: self.validator.run([]))
+            same = prove_checkpoint(self.context, proof, lambda: self.read(self.last_uuid))
+            self.progress.note(f"test passed: trained, {words} {same}")
+        else:
+            self.progress.end(self.state, best_at=self._best_at)
+        HEART.rest()
+
+    # ------------------------------------------------------------------------------------ a step
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another batch to train: neither is the schedule at its end, nor was a stop requested."""
+        return not self.is_stopped and self.state.batches_trained < self.schedule.num_batches
+
+    def step(self) -> None:
+        """One optimizer step of the trial."""
+        self.begin_step()
+        index = self.state.batches_trained
+        for metrics in self._calls.train(self.schedule.epoch_of(index)[0], index):
+            self.take(metrics)
+        self.end_step()
+
+    def begin_step(self) -> None:
+        """A batch is about to be trained."""
+        index, context = self.state.batches_trained, self.context
+        if self.measure is not None:
+            self.measure.begin_step()
+        if self.capture is not None:
+            self.capture.begin_step()
+        epoch, is_first, _ = self.schedule.epoch_of(index)
+        context._current_batch_idx = index
+        if is_first:
+            for callback in self.callbacks:
+                # Without the epoch: a form deprecated by Determined in 0.17.8.
+                takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
+                callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
+        self._freezing.begin(index)
+        self.reporter.batch_begins()
+        context._loss_ids = {}
+
+    def take(self, metrics: dict[str, Any]) -> None:
+        """Add the training metrics of a micro-batch."""
+        self.sums.add(metrics)
+        self._step_end.take(metrics)
+
+    def end_step(self, also: Callable[[Due], Due] | None = None) -> None:
+        """Count a trained batch, do what is due, and stop where that is requested; a collective where something is.
+
+        Args:
+            also: What is due, given what the schedule says; called once the batch is counted.
+        """
+        if self.measure is not None and self.capture is not None:
+            self.measure.stop()  # the trace is written at the end of the last one
+        state = self.state
+        epoch, _, is_last = self.schedule.epoch_of(state.batches_trained)
+        state.batches_trained = done = state.batches_trained + 1
+        # Once a batch: a loss that is not finite stays in the sum that it was added to.
+        self._guard.look(self.sums.running("loss"), done)
+        TRAINED.set()
+        if self.context.profiler is not None:
+            self.context.profiler.step()
+        if is_last:
+            state.epochs_trained = epoch + 1
+            self._call_back("on_training_epoch_end", epoch)
+        self._freezing.end()
+        self._step_end.call(done - 1)
+        self.progress.step(done)
+        HEART.step(done)
+        if self.capture is not None:
+            self.capture.end_step(done)
+        if self.measure is not None:
+            self.measure.end_step(self)
+        due = self.schedule.due(done) if also is None else also(self.schedule.due(done))
+        if due:
+            self.do(due)
+        if due.end:
+            return
+        if self._stops.due(done):
+            self._ask()
+        if self._stops.checkpoint_due:
+            self.do(Due(checkpoint=True))
+        if self._stops.requested:
+            self._stop()
+
+    def do(self, due: Due) -> None:
+        """Do what is due after a batch; a collective."""
+        state = self.state
+        if self.measure is not None:
+            self._check_loss()
+            self.measure.report(self)
+            return
+        if due.report:
+            self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
+        elif due.validate or due.checkpoint:
+            self._check_loss()
+            self.reporter.pause()
+        if due.validate and state.last_validation != state.batches_trained:
+            with self._saved_before_error():
+                is_worth_it = self._validate()
+            if is_worth_it:
+                self.checkpoint(waits=due.end)
+        if due.checkpoint:
+            self.checkpoint(waits=due.end)
+        if due.validate or due.checkpoint:
+            self.reporter.upload()
+            if not due.end:  # they may have taken long
+                self._ask()
+
+    def _stop(self) -> None:
+        """Stop as requested, with a checkpoint where something is trained; a collective."""
+        self.is_stopped = True
+        done, total = self.state.batches_trained, self.schedule.stated_batches
+        if done:
+            self.checkpoint(waits=True)
+        of = "" if total is None else f" of {total}"
+        self.progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
+
+    def _ask(self) -> None:
+        self._stops.ask(self.state.batches_trained)
+        self._seal_written()
+
+    def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(*args, **kwargs)
+
+    def _set_status(self, status: str) -> None:
+        if self.is_chief and status != self._status:
+            self._status = status
+            self.progress.status(status)
+            with HEART.patiently():  # a master may not answer for a while
+                self.context._core.train.set_status(status)
+
+    # ------------------------------------------------------------------------------------ report, validate
+
+    def _report(self, share: float) -> None:
+        done = self.state.batches_trained
+        riders = torch.cat([self._guard.flag.reshape(1), self._stops.vote(done)])
+        metrics, (num_bad, *votes) = self.reporter.reduce(self.sums, riders)
+        if num_bad and self.fit.stop_on_nan:
+            self._stop_for_loss()
+        self._stops.count(votes, done)
+        metrics["batches"] = done
+        self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
+        self.context.reset_reducers()
+        self.reporter.training(done, metrics, progress=share)
+        self._seal_written()
+
+    def _check_loss(self) -> None:
+        """Before the weights are used: stop if a loss behind them was not finite; a collective."""
+        if self.fit.stop_on_nan and any(self.context.distributed.allgather(bool(self._guard.flag))):
+            self._stop_for_loss()
+
+    def _stop_for_loss(self) -> None:
+        self.checkpoints.finish()  # its weights are good
+        self._guard.stop(self.context.distributed, self.last_uuid)
+
+    @property
+    def last_uuid(self) -> str:
+        """Of the newest checkpoint; "" where there is none."""
+        return self.state.kept[-1] if self.state.kept else ""
+
+    def position(self) -> dict[str, int]:
+        """What a validation reports beside its metrics; epochs only where something is counted in them.
+
+        The web UI shows metrics in the order of their names: ``epochs``, though always 0, would be its first chart.
+        """
+        position = {"batches": self.state.batches_trained}
+        if self.schedule.in_epochs or self._says_epochs:
+            position["epochs"] = self.state.epochs_trained
+        return position
+
+    def _validate(self) -> bool:
+        """Validate and report; a collective. Returns whether a checkpoint is due for it."""
+        state, name, stops = self.state, self._metric, self.fit.stop_on_nan
+        self._set_status("validating")
+        metrics = self.validator.run(self.callbacks)
+        self._call_back("on_validation_end", metrics)
+        state.last_validation = state.batches_trained
+
+        def judged() -> bool:  # only the chief knows what was best before
+            best_before = self.reporter.validation(state.batches_trained, {**self.position(), **metrics})
+            if not name:
+                return False
+            now = searched(metrics, name, self.trial)
+            return is_better(now, best_before, smaller_is_better=self._smaller_is_better)
+
+        better = as_chief(self.context.distributed, judged)
+        if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
+            if stops and name in found:
+                self.checkpoints.finish()
+            message = not_finite_validation(found, name, state.batches_trained, self.last_uuid)
+            if stops and name in found:
+                raise NotFiniteError(message)
+            if self.is_chief:
+                logger.warning("warning: %s", message)
+        if name:
+            drive_by_validation(self.context.models, finite(metrics.get(name)))
+        if better:
+            self._best_at = state.batches_trained
+        policy = self.fit.checkpoint_policy
+        if (better if policy == "best" else policy == "all") and state.batches_trained > 0:
+            return True
+        self._set_status("training")
+        return False
+
+    # ------------------------------------------------------------------------------------ checkpoints
+
+    def checkpoint(self, *, waits: bool) -> None:
+        """Write a checkpoint, where there is none of this batch; a collective."""
+        if self.measure is not None:  # there is nothing to keep
+            return
+        if self.state.last_checkpoint == self.state.batches_trained:
+            if waits:
+                self.checkpoints.finish()
+            return
+        self._check_loss()
+        self._set_status("checkpointing")
+        best = self._best_at == self.state.batches_trained
+        self.checkpoints.save(self.state, best=best, waits=waits and not self._test_mode)
+        self._stops.checkpoint_written()
+        self._show_checkpoints()
+        self._set_status("training")
+
+    def _seal_written(self) -> None:
+        """Complete a checkpoint that was written meanwhile, if the last vote says that all ranks have."""
+        if self._stops.is_written:
+            self._stops.is_written = False
+            self.reporter.pause()
+            self.checkpoints.seal_oldest()
+            self._show_checkpoints()
+
+    def _show_checkpoints(self) -> None:
+        newest, writing = self.state.last_checkpoint, self.checkpoints.batch_in_writing
+        self.progress.checkpoints(newest if writing is None else None, writing)
+
+    @contextlib.contextmanager
+    def _saved_before_error(self) -> Iterator[None]:
+        """Write a checkpoint before an error is raised, where all ranks have one and so can take part in it."""
+        try:
+            yield
+        except NotFiniteError:
+            raise
+        except Exception:
+            batch = self.state.batches_trained
+            is_saved = self.state.last_checkpoint == batch and self.checkpoints.batch_in_writing is None
+            if not is_saved and all_ranks_come(f"error/{batch}", within_s=AGREE_S):
+                try:
+                    self.checkpoint(waits=True)
+                    self.checkpoints.finish()
+                except Exception as error:
+                    if self.is_chief:
+                        logger.warning("warning: no checkpoint was written before it: %s", error)
+            raise
+
+
+def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[], Any]) -> str:
+    """The proof of ``--test``: scramble the weights, load the checkpoint back, validate to the same; a collective.
+
+    Args:
+        context: The trial's.
+        validate: Returns the metrics of a validation.
+        load: Loads the checkpoint.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    before = validate()
+    scramble(context.models)
+    load()
+    after = validate()
+    on_gpu = context.device.type == "cuda"
+    if not is_same(before, after, tolerance=GPU_TOLERANCE if on_gpu else 0.0):
+        raise CheckpointError(f"validated {before} before the checkpoint and {after} after loading it back")
+    return f"the same number within {GPU_TOLERANCE:.1%}" if on_gpu else "the same number"
