@@ -191,8 +191,7 @@ def under_strategy(
 ) -> tuple[dict[str, Any], ResolvedConfig]:
     """The experiment that a strategy of ``det-ds compare`` makes of another, and what it runs with."""
     from determined_ds.experiment.decide import read_document
-    from determined_ds.tune.choice import read_base
-    from determined_ds.tune.variants import named_variants
+    from determined_ds.tune.variants import named_variants, read_base
 
     folder = ROOT if config.is_relative_to(ROOT) else config.parent
     base = read_base(read_document(config, folder, slots=slots, overrides=overrides), folder, accelerator)

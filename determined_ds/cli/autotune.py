@@ -14,7 +14,7 @@ from determined_ds.cli.options import (
     show_results,
 )
 
-ALL = "zero_stage,micro_batch,pipeline,pipe_schedule,offload,precision,activation_checkpointing"
+ALL = "zero_stage,micro_batch,precision,activation_checkpointing,pipeline,pipe_schedule,offload"
 EPILOG = """\b
 Examples:
   det-ds autotune experiments/gpt2/const.yaml . --budget 12
@@ -39,7 +39,7 @@ Examples:
 def autotune(budget: str, over: list[str], metric: str, tolerance: float, **options: Any) -> None:
     """Find the fastest way to train the experiment CONFIG: its model and its global batch stay as they are.
 
-    Writes best.yaml, with what each choice gained, and report.html, results.json and results.csv.
+    Writes best.yaml, with what was chosen, and report.html, results.json and results.csv.
     """
     from determined_ds.tune.autotune import prepare_autotune
 
@@ -55,5 +55,5 @@ def autotune(budget: str, over: list[str], metric: str, tolerance: float, **opti
         click.echo(line)
     best, run_dir = prepared.run(), prepared.workbench.run_dir
     if best is not None:
-        show_results(prepared.results(), run_dir, best=best.candidate.name)
+        show_results(prepared.results(), run_dir, best=best.variant.name)
     exit_if_interrupted(prepared.interrupts, run_dir)

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from determined_ds.launch.interrupts import Interrupts
     from determined_ds.report.results import Results
-    from determined_ds.tune.workbench import Request
+    from determined_ds.tune.measure import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +104,7 @@ def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 def request_of(options: dict[str, Any]) -> Request:
     """The options of :func:`measuring_options` as one value."""
     from determined_ds.experiment.secrets import masked_command
-    from determined_ds.tune.workbench import Request
+    from determined_ds.tune.measure import Request
 
     return Request(**options, command=masked_command(["det-ds", *sys.argv[1:]]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from determined_ds.config.params import MOST_ACTIVE
@@ -12,17 +12,26 @@ from determined_ds.config.strategy import FORMS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import model_states
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.rundir.run_lock import RunLock
-from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
+from determined_ds.tune.measure import (
+    Request,
+    Say,
+    Workbench,
+    check_names,
+    in_words,
+    merged,
+    open_workbench,
+    shape_of,
+    unmeasured,
+)
 from determined_ds.tune.variants import Variant, named_variants
-from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
 PARTS = 3  # steps that are taken apart: enough for a mean
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Measures variants of an experiment. Runs are interleaved, so slow drift of the machine does not bias them.
 
@@ -37,7 +46,6 @@ class Comparison:
     variants: Sequence[Variant]
     repeat: int
     parts: int = 0
-    _rows: dict[int, list[Row]] = field(default_factory=dict)
 
     def run(self, interrupts: Interrupts) -> Results:
         """Measure, and write the report after each run; stop early when interrupted.
@@ -45,70 +53,63 @@ class Comparison:
         Raises:
             ConfigError: another process writes to the run directory.
         """
-        with RunLock(self.workbench.run_dir):
-            estimates = [
-                None if shape is None else estimated_state_bytes(variant, shape)
-                for variant, shape in zip(self.variants, self._shapes(), strict=True)
+        bench, rows = self.workbench, [list[Row]() for _ in self.variants]
+        most_slots = max(each.choice.slots for each in self.variants)
+
+        def so_far(estimates: Sequence[int | None]) -> list[Row]:
+            return [
+                replace(
+                    merged(of_one or [unmeasured(variant, STOPPED, "not measured yet")]),
+                    estimated_model_state_bytes=estimate,
+                )
+                for variant, of_one, estimate in zip(self.variants, rows, estimates, strict=True)
             ]
-            self._rows = {index: [] for index in range(len(self.variants))}
+
+        with RunLock(bench.run_dir):
+            estimates = self._estimates()
             for repetition in range(self.repeat):
-                for index in in_turn(len(self.variants), repetition):
+                order = list(zip(self.variants, rows, strict=True))
+                # Forwards, then backwards, so that each is early as often as late.
+                for variant, of_one in order[::-1] if repetition % 2 else order:
                     if interrupts.requested:
                         break
-                    self._measure(index, repetition, interrupts)
-                    self.workbench.write(self._merged(estimates), page=False)
-            return self.workbench.write(self._merged(estimates))
+                    if any(row.status != MEASURED for row in of_one):
+                        continue  # it failed once, which is enough
+                    name = f"{variant.name} x{variant.choice.slots}"
+                    if variant.can_run:
+                        parts = 0 if repetition else self.parts
+                        row = bench.measure(
+                            variant, name, repetition + 1, interrupts, most_slots=most_slots, parts=parts
+                        )
+                    else:
+                        row = unmeasured(variant, CANNOT_RUN, variant.reason)
+                    of_one.append(row)
+                    bench.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(row)}")
+                    bench.write(so_far(estimates), page=False)
+            return bench.write(so_far(estimates))
 
-    def _measure(self, index: int, repetition: int, interrupts: Interrupts) -> None:
-        variant, rows = self.variants[index], self._rows[index]
-        if any(row.status != MEASURED for row in rows):
-            return  # it failed once, which is enough
-        name = f"{variant.name} x{variant.choice.slots}"
-        if variant.can_run:
-            slots = max(each.choice.slots for each in self.variants)
-            parts = 0 if repetition else self.parts
-            rows.append(
-                self.workbench.measure(
-                    variant, name, repetition + 1, interrupts, most_slots=slots, parts=parts
-                )
-            )
-        else:
-            rows.append(unmeasured(variant, CANNOT_RUN, variant.reason))
-        self.workbench.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(rows[-1])}")
-
-    def _merged(self, estimates: Sequence[int | None]) -> list[Row]:
-        known = [
-            self._rows[index] or [unmeasured(variant, STOPPED, "not measured yet")]
-            for index, variant in enumerate(self.variants)
-        ]
-        return [
-            replace(merged(rows), estimated_model_state_bytes=estimate)
-            for rows, estimate in zip(known, estimates, strict=True)
-        ]
-
-    def _shapes(self) -> list[ModelShape | None]:
-        """The sizes of each variant's model; None where it cannot be built."""
-        found: list[ModelShape | None] = []
+    def _estimates(self) -> list[int | None]:
+        """Model states of a rank of each variant by the memory model, in bytes; None where its model is not known."""
+        found: list[int | None] = []
         reasons: dict[str, list[str]] = {}
         for variant in self.variants:
             found.append(None)
-            if not variant.can_run:
+            if variant.resolved is None:
                 continue
             try:
-                found[-1] = shape_of(self.workbench.base, variant)
+                states = model_states(shape_of(self.workbench.base, variant), variant.resolved.strategy)
             except ConfigError as error:
                 reasons.setdefault(error.problems[0].message, []).append(variant.name)
+                continue
+            # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
+            on_host = states.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
+            held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
+            found[-1] = held + on_host
         num_tried = sum(variant.can_run for variant in self.variants)
         for reason, names in reasons.items():
             whose = "" if len(names) == num_tried else f" for {', '.join(dict.fromkeys(names))}"
             self.workbench.say(f"no memory estimate{whose}: {reason}")
         return found
-
-
-def in_turn(count: int, repetition: int) -> list[int]:
-    """The order of a repetition: forwards, then backwards, so that each is early as often as late."""
-    order = list(range(count))
-    return order[::-1] if repetition % 2 else order
 
 
 def prepare_comparison(

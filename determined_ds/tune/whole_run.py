@@ -22,10 +22,8 @@ from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.records import INVALID
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.rundir.run_lock import check_run_dir
-from determined_ds.tune.choice import read_base
-from determined_ds.tune.in_place_of_objects import experiments_only
-from determined_ds.tune.variants import Variant, decided, named_variants
-from determined_ds.tune.workbench import check_names
+from determined_ds.tune.measure import check_names
+from determined_ds.tune.variants import Variant, decided, named_variants, read_base
 
 POLL_S = 0.25
 AS_IT_IS = "as_it_is"
@@ -119,7 +117,6 @@ def named(metrics: Mapping[str, Any], names: Sequence[str], *, ending: str) -> f
     return float(found[0]) if is_clear else None
 
 
-@experiments_only
 def run_training_experiment(
     config: str | os.PathLike[str],
     context_dir: str | os.PathLike[str] = ".",
@@ -145,7 +142,7 @@ def run_training_experiment(
         What the training gave, from the metrics of its run directory.
 
     Raises:
-        ConfigError: it cannot run, or a model, a loader or another object is given; every reason at once.
+        ConfigError: it cannot run; every reason at once.
         TrainingError: it failed, or was interrupted.
     """
     found = Problems()

@@ -99,9 +99,14 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
     # As few steps as these are all measured, however slow: no run is beaten before it has run so many.
     assert [row.status for row in results.rows] == ["measured", "measured"]
     assert results.rows[0].name == OWN
-    best = min(results.rows, key=lambda row: row.median_step_seconds or 1e9)
-    assert f"best: {best.name}" in done.stdout
-    assert "tiny: 4 ways to train it on 1 slots, global batch 8" in done.stdout
+    assert f"{OWN}: measured before" in done.stdout
+    assert "ended: the budget" in done.stdout
+    [best] = [row for row in results.rows if f"best: {row.name}" in done.stdout]
+    # What is claimed of it is no less than the measurements differ by.
+    nothing = "nothing that was tried is faster than the experiment as it was by more than repetitions differ"
+    assert (nothing in done.stdout) == (best.name == OWN)
+    assert ("times as fast as the experiment as it was" in done.stdout) == (best.name != OWN)
+    assert "tiny: the fastest way to train it on 1 slots, global batch 8" in done.stdout
     data = yaml.safe_load((run_dir / "best.yaml").read_text())
     stage = data["hyperparameters"]["deepspeed_config"]["val"]["zero_optimization"]["stage"]
     assert stage == best.zero_stage

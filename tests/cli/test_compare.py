@@ -80,7 +80,14 @@ def test_a_report_of_what_runs_and_what_does_not(own_model: Path, tmp_path: Path
     code, output = invoked(config, own_model, "--strategies", "zero0,zeropp", *options)
     assert code == 0, output
     assert record.stat().st_mtime_ns == before
+    assert "zero0 x1: measured before" in output
     assert load_results(run_dir / "results.json").rows[0].repetitions == measured.repetitions
+    with (own_model / "trial.py").open("a") as file:
+        file.write("# other code, which may take another time\n")
+    done = det_ds("compare", config, own_model, "--strategies", "zero0", *options)
+    assert done.returncode == 0, done.stderr
+    assert "measured before" not in done.stdout
+    assert record.stat().st_mtime_ns > before
 
 
 def test_where_nothing_can_be_measured_it_fails(own_model: Path, tmp_path: Path) -> None:
