@@ -169,6 +169,7 @@ def create_deepspeed_config(
             if takes is not None and "warmup_type" in takes:
                 made[section]["params"]["warmup_type"] = "linear"
             made[section]["params"] |= given[f"{section}_params"] or {}
+            made[section] = {key: value for key, value in made[section].items() if value != {}}
     made["gradient_clipping"] = given["gradient_clipping"]
     made |= as_plain(PRECISIONS.get(str(given["precision"]), {}))
     made["activation_checkpointing"] = given["activation_checkpointing"]

@@ -105,9 +105,8 @@ def _in_words(
     if "removed" in broken:
         message, fix, code = str(node["removed"]).strip(), "remove it", "removed-key"
     elif "deprecated" in broken:
-        new = node["deprecated"] + (
-            ': {"device": "cpu"}' if (*path[:-1], node["deprecated"]) in MEANT else ""
-        )
+        new = node["deprecated"]
+        new += ': {"device": "cpu"}' if (*path[:-1], new) in MEANT else ""
         message, fix, code = (
             "is an old name, deprecated by DeepSpeed",
             f"write {new} instead",

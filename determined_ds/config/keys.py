@@ -47,9 +47,7 @@ class Fate(NamedTuple):
     at: str = "HHHH"  # of each place: Honoured, or decided by the command; Refused; Ignored, with a warning
     why: str = ""  # in a clause, where it is refused or ignored
     fix: str = ""
-    default: Any = (
-        None  # loses nothing by being ignored, as null, "auto", and where there is none, false, 0 and empty
-    )
+    default: Any = None  # loses nothing by being ignored, as null and "auto"; else false, 0 and empty do
 
 
 def _table(*rows: tuple[Any, ...]) -> dict[str, Fate]:
@@ -243,26 +241,27 @@ def _keys_that_are(
 ) -> list[tuple[Fate, KeyPath]]:
     """The keys to which it happens in a place, I or R, each once; not those of ``switched`` sections that are off."""
 
-    def leaves(section: dict[Any, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-        if path in switched and section.get("enabled") is not True:
-            return
-        for key, value in section.items():
-            if isinstance(value, dict):
-                yield from leaves(value, (*path, key))
-            else:
-                yield (*path, key), value
+    def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+        if not isinstance(value, dict):
+            yield path, value
+        elif path not in switched or value.get("enabled") is True:
+            for key, item in value.items():
+                yield from leaves((*path, key), item)
 
     found: dict[KeyPath, Fate] = {}
-    for path, value in leaves(document.data, ()):
-        row = row_of(table, path)
-        if row is None or row.at[place] != letter or value is None or value == AUTO:
-            continue
-        if value == row.default if row.default is not None else not value:
+    for row in table.values():
+        above: KeyPath = tuple(row.key.split("."))
+        given = document.get(above) if row.at[place] == letter else None
+        if given is None or (above[:1] in switched and document.get((above[0], "enabled")) is not True):
             continue
         # A section is named as a whole, but key by key where one of them fares otherwise or has a fix of its own.
         below = [each.at[place] for key, each in table.items() if key.rpartition(".")[0] == row.key]
         by_key = any(each != letter for each in below) or bool(below and row.why != ON_A_CLUSTER)
-        found.setdefault(path[: row.key.count(".") + 1 + by_key], row)
+        for path, value in leaves(above, given):
+            default = row.default
+            says_nothing = value == default if default is not None else not value
+            if value not in (None, AUTO) and not says_nothing and row_of(table, path) is row:
+                found.setdefault(path[: len(above) + by_key], row)
     return [(row, path) for path, row in found.items()]
 
 

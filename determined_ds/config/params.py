@@ -183,9 +183,8 @@ ONLY_COUNTED = {
     "reporting_period": "the metrics of two runs could not be compared",
 }
 WARM_STARTS = ("weights", "all")
-MOST_ACTIVE = (
-    50  # steps: a trace of GPT-2 takes megabytes a step on a disk, and a hundred times that in memory
-)
+# Steps: a trace of GPT-2 takes megabytes a step on a disk, and a hundred times that in memory.
+MOST_ACTIVE = 50
 _COUNTED = "{batches: N} or {epochs: N}"
 
 
@@ -464,9 +463,7 @@ def read_loggers(document: Document, problems: list[Problem]) -> dict[str, dict[
             secrets = [key for key, value in options.items() if is_secret_option(key, value)]
             for key in secrets:
                 message = "is a secret, and everyone who sees the experiment could read it"
-                fix = (
-                    f"remove it, and set {tool.secret} in the environment; revoke a key that others have seen"
-                )
+                fix = f"remove it, and set {tool.secret} in the environment; revoke a key that was seen"
                 problems.append(document.problem((*path, key), message, fix, "logger-secret", value="***"))
             others = [key for key in options if key not in known_here and key not in secrets]
             problems += [unknown_key(document, (*path, key), known_here, tool.elsewhere) for key in others]

@@ -231,7 +231,9 @@ def reconcile(
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
-    return replace(resolved, warnings=tuple(warnings))
+    decided = replace(resolved, warnings=tuple(warnings))
+    decided.__dict__["strategy"] = resolved.strategy  # it does not depend on the warnings
+    return decided
 
 
 def _without_faults(ds: Document) -> tuple[Document, Located]:

@@ -41,9 +41,7 @@ class Strategy:
 
     zero_stage: int = 0  # 0 to 3
     precision: str = "bf16"  # what the model computes in: bf16, fp16 or fp32
-    offload_optimizer: str | None = (
-        None  # cpu or nvme, where its states live; None: on the device. ZeRO 1 or more
-    )
+    offload_optimizer: str | None = None  # where its states live: cpu or nvme; None: the device. ZeRO 1 to 3
     offload_param: str | None = None  # the same of the parameters; ZeRO 3
     pipe_parallel_size: int = 1  # pipeline stages
     model_parallel_size: int = 1  # ranks that share one layer
@@ -66,9 +64,7 @@ class Strategy:
     sub_group_size: int = 1_000_000_000  # parameters that ZeRO 3 steps at a time
     hpz_partition_size: int = 1  # ranks that share ZeRO++'s second copy of the parameters; 1: there is none
     zeropp: bool = False  # any of ZeRO++: quantized communication, or a second copy of the parameters
-    overlap_comm: bool | None = (
-        None  # reduce while computing, which takes a second bucket; None: DeepSpeed's choice
-    )
+    overlap_comm: bool | None = None  # reduce while computing, by a second bucket; None: DeepSpeed's choice
     contiguous_gradients: bool = True  # gradients are copied into a bucket
     torch_compile: bool = False  # engines compile their models by torch.compile
     deepcompile: bool = False  # they compile by DeepSpeed's DeepCompile

@@ -50,35 +50,31 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, message, "check that it is the intended file")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        fix = "save the configuration in a file: stdin is not read" if name == "-" else ""
-        fix = fix or _configurations_at(path.parent)
-        raise refusal(name, "no such file", fix) from None
+        fix = "save the configuration in a file: stdin is not read"
+        raise refusal(name, "no such file", fix if name == "-" else _configurations_at(path.parent)) from None
     except UnicodeDecodeError as error:
         before = error.object[: error.start]
         place = (before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
         raise refusal(name, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8", place) from None
-    except OSError as error:
-        raise refusal(name, f"cannot be read: {error.strerror}", "check its path and permissions") from None
-    except ValueError as error:  # a path with a null byte in it
-        raise refusal(name, f"cannot be read: {error}", "check its path") from None
+    except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
+        reason = getattr(error, "strerror", None) or error
+        raise refusal(name, f"cannot be read: {reason}", "check its path and permissions") from None
     return parse(text, name)
 
 
 def _configurations_at(folder: Path) -> str:
     """A fix for a missing file: the YAMLs and JSONs in the nearest folder that exists, and in two levels below it."""
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
+    folder = next((each for each in (folder, *folder.parents) if each.is_dir()), Path())
     names: list[str] = []
-    for below in ("*", "*/*", "*/*/*"):
-        if len(names) < 4:
-            with contextlib.suppress(OSError):
-                found = (at.relative_to(folder) for at in itertools.islice(folder.glob(below), MAX_LOOKED_AT))
-                names += sorted(
-                    str(at)
-                    for at in found
-                    if at.suffix in {".yaml", ".yml", ".json"}
-                    and not any(part.startswith(".") for part in at.parts)
-                )
+    for pattern in ("*", "*/*", "*/*/*"):
+        with contextlib.suppress(OSError):
+            for at in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT if len(names) < 4 else 0):
+                inner = at.relative_to(folder)
+                if at.suffix in {".yaml", ".yml", ".json"} and not any(
+                    part[0] == "." for part in inner.parts
+                ):
+                    names.append(str(inner))
+    names = sorted(names, key=lambda name: (name.count("/"), name))
     if not names:
         return "check the path"
     return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
@@ -90,11 +86,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; then nothing has changed.
     """
-    new = _written_beside(path, content)
-    try:
-        os.replace(new, path)
-    finally:
-        _remove(new)
+    with contextlib.ExitStack() as stack:
+        os.replace(_written_beside(path, content, stack), path)
 
 
 def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str = "--force") -> None:
@@ -109,56 +102,52 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
         ConfigError: one is there already, or cannot be written; all that are so. Then no file has changed,
             unless a rename itself failed.
     """
-
-    def problem(path: Path, message: str, fix: str, code: str = "output") -> Problem:
-        return Problem(key="", origin=str(path), message=message, fix=fix, code=code)
-
-    def in_the_way(path: Path) -> Problem | None:
+    problems: list[Problem] = []
+    for path in texts:
+        message, fix, code = "is there already", f"give {permission} to replace it, or another name", "exists"
         try:
             path.lstat()
         except FileNotFoundError:
-            return None
+            continue
         except (OSError, ValueError) as error:  # too long, below a file, or a null byte in it
-            reason = getattr(error, "strerror", None) or error
-            return problem(path, f"is not a writable path: {reason}", "give another path")
-        if path.is_dir():
-            return problem(path, "is a folder", "name a file")
-        fix = f"give {permission} to replace it, or another name"
-        return None if overwrite else problem(path, "is there already", fix, "exists")
-
-    if problems := [found for path in texts if (found := in_the_way(path))]:
+            message = f"is not a writable path: {getattr(error, 'strerror', None) or error}"
+            fix, code = "give another path", "output"
+        else:
+            if path.is_dir():
+                message, fix, code = "is a folder", "name a file", "output"
+            elif overwrite:
+                continue
+        problems.append(Problem(key="", origin=str(path), message=message, fix=fix, code=code))
+    if problems:
         raise ConfigError(problems)
-    written: list[tuple[Path, Path]] = []  # new file, and what it is to replace
     at = Path()
-    try:
-        for at, text in texts.items():
-            at.parent.mkdir(parents=True, exist_ok=True)
-            target = Path(os.path.realpath(at))
-            written.append((_written_beside(target, text), target))
-            if target.exists():
-                shutil.copymode(target, written[-1][0])
-        while written:
-            os.replace(*written[0])
-            del written[0]
-    except OSError as error:
-        message = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(problem(at, message, "name a folder that can be written to")) from None
-    finally:
-        for new, _ in written:
-            _remove(new)
+    with contextlib.ExitStack() as stack:
+        try:
+            written = []
+            for at, text in texts.items():
+                at.parent.mkdir(parents=True, exist_ok=True)
+                target = Path(os.path.realpath(at))
+                written.append((_written_beside(target, text, stack), target))
+                if target.exists():
+                    shutil.copymode(target, written[-1][0])
+            for new, target in written:
+                os.replace(new, target)
+        except OSError as error:
+            message = f"cannot be written: {error.strerror or error}"
+            fix = "name a folder that can be written to"
+            raise ConfigError(
+                Problem(key="", origin=str(at), message=message, fix=fix, code="output")
+            ) from None
 
 
-def _written_beside(path: Path, content: str | bytes) -> Path:
-    """A new file in the folder of another, on the disk."""
+def _written_beside(path: Path, content: str | bytes, stack: contextlib.ExitStack) -> Path:
+    """A new file in the folder of another, on the disk; the stack removes it, unless it has been renamed."""
     new = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        with new.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        _remove(new)
-        raise
+    stack.callback(_remove, new)
+    with new.open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
     return new
 
 

@@ -111,12 +111,9 @@ def test_a_value_of_another_form_is_refused(source: dict[str, Any], key: str, sa
     ("value", "said", "fix"),
     [
         ("8", "must be an integer, not a string", "remove the quotes: 8"),
-        ("9" * 400, "must be an integer, not a string", "write an integer"),
         (8.0, "must be an integer, not a number", "write 8"),
         (True, "must be an integer, not true or false", "write an integer"),
-        ({"a": 8}, "must be an integer, not a mapping", "write an integer"),
         (0, "must be 1 or more", "write a positive number"),
-        (LARGEST + 1, f"must be at most {LARGEST}", "write a smaller number"),
         (10**30, f"must be at most {LARGEST}", "write a smaller number"),
     ],
 )
@@ -181,11 +178,7 @@ def test_a_name_of_the_model_is_left_to_the_model() -> None:
 
 @pytest.mark.parametrize(
     ("name", "real"),
-    [
-        ("pipeline_parallel_size", "pipe_parallel_size"),
-        ("tensor_parallel_size", "model_parallel_size"),
-        ("train_batch_size", "global_batch_size"),
-    ],
+    [("pipeline_parallel_size", "pipe_parallel_size"), ("train_batch_size", "global_batch_size")],
 )
 def test_a_hyperparameter_by_another_name_is_read_with_a_warning(name: str, real: str) -> None:
     batch = "" if real == "global_batch_size" else "global_batch_size: 8\n"
@@ -195,25 +188,10 @@ def test_a_hyperparameter_by_another_name_is_read_with_a_warning(name: str, real
     assert (warning.key, warning.message) == (f"hyperparameters.{name}", f"is taken as {real}")
 
 
-@pytest.mark.parametrize(
-    ("hp", "ds", "said"),
-    [
-        (
-            "pipe_parallel_size: 1\npipeline_parallel_size: 2",
-            {},
-            "pipe_parallel_size, which is 1 (hp.yaml:2)",
-        ),
-        (
-            "bf16: false\noverwrite_deepspeed_args: {bf16: {enabled: true}}",
-            {},
-            "overwrite_deepspeed_args.bf16.enabled, which is true (hp.yaml:3)",
-        ),
-    ],
-)
-def test_two_names_with_two_values_are_refused_with_both(hp: str, ds: Any, said: str) -> None:
-    problems, _ = told(f"global_batch_size: 8\n{hp}", ds)
+def test_two_names_with_two_values_are_refused_with_both() -> None:
+    problems, _ = told("global_batch_size: 8\npipe_parallel_size: 1\npipeline_parallel_size: 2")
     (problem,) = [problem for problem in problems if problem.code == "other-name"]
-    assert problem.message == f"is another name of {said}"
+    assert problem.message == "is another name of pipe_parallel_size, which is 1 (hp.yaml:2)"
     assert problem.fix.startswith("keep ")
 
 

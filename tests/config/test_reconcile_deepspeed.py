@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds import Accelerator, ConfigError
-from tests.package import CPU, CUDA, OLD_CUDA, decide, refusals, rules
+from tests.package import CPU, CUDA, OLD_CUDA, decide, rules
 
 SMALL = st.sampled_from([1, 2, 3, 4, 8])
 # fmt: off
@@ -100,39 +100,17 @@ def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
     assert theirs.bfloat16_config.enabled == resolved.ds_config.get("bf16", {}).get("enabled", False)
 
 
-REFUSED_BY_DEEPSPEED = [
-    {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
-    {"amp": {}},
-    {"zero_optimization": {"stagee": 1}},
-    {"zero_optimization": {"stage": 4}},
-]
-
-
-@pytest.mark.parametrize("ds", REFUSED_BY_DEEPSPEED, ids=lambda ds: "-".join(ds))
-def test_what_deepspeed_refuses_is_refused_before(
-    ds: dict[str, Any], deepspeed_config: Callable[..., Any]
-) -> None:
-    from deepspeed.runtime.config import DeepSpeedConfigError
-
-    with pytest.raises((AssertionError, ValueError, DeepSpeedConfigError)):
-        deepspeed_config({"train_batch_size": 2, **ds}, 2)
-    refusals(lambda: decide("global_batch_size: 2", ds, accelerator=CUDA))
-
-
 @pytest.mark.parametrize(
     ("ds", "says"),
     [
         ({"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}}, "gradient_allreduce_op='sum'"),
         ({"zero_optimization": {"stage": 3, "compute_grad_norm": False}}, "compute_grad_norm=false"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "Partial offloading only",
-        ),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "Partial offload"),
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "Bf16_master_weights_and_grads"),
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states"),
         ({"fp16": {"enabled": True, "loss_scale_window": 0}}, "fp16.loss_scale_window must be > 0"),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_to_deepspeed_it_refuses_in_words_that_name_the_key(
     ds: dict[str, Any], says: str, deepspeed_config: Callable[..., Any]
 ) -> None:

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from determined_ds import (
-    ConfigError,
     create_deepspeed_config,
     load_deepspeed_config,
     save_deepspeed_config,
 )
-from tests.package import CUDA, DS_CONFIGS, decide, refusal, refusals
+from tests.package import DS_CONFIGS, refusal
 
 BOTH = {"contiguous_gradients": True, "overlap_comm": True}
 GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
@@ -103,58 +100,6 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], key: str, said: 
     assert found.key == key
     assert said in found.message
     assert fix in found.fix
-
-
-# ------------------------------------------------------------------------------------- what DeepSpeed says of it
-
-LOTS = {
-    "zero_stage": st.integers(0, 3),
-    "train_batch_size": st.sampled_from(["auto", 1, 8, 64]),
-    "micro_batch_size": st.sampled_from(["auto", 1, 2, 8]),
-    "gradient_accumulation_steps": st.sampled_from(["auto", 1, 4]),
-    "precision": st.sampled_from(["auto", "bf16", "fp16", "fp32"]),
-    "optimizer": st.sampled_from(["AdamW", "Adam", "Lion", "SGD", "Adagrad", None]),
-    "learning_rate": st.sampled_from(["auto", 0.1, 1e-4]),
-    "scheduler": st.sampled_from(["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "StepLR", None]),
-    "gradient_clipping": st.sampled_from(["auto", 0.0, 1, 2.5]),
-    "offload_optimizer": st.sampled_from([None, "cpu", "nvme", {"device": "cpu", "ratio": 0.5}]),
-    "offload_param": st.sampled_from([None, "cpu", "nvme"]),
-    "nvme_path": st.sampled_from([None, "/local_nvme"]),
-    "zero_hpz_partition_size": st.sampled_from([None, 1, 2]),
-    "zero_quantized_weights": st.sampled_from([None, False, True]),
-    "overlap_comm": st.sampled_from([None, False, True]),
-    "reduce_bucket_size": st.sampled_from([None, 1, 500_000_000]),
-    "activation_checkpointing": st.sampled_from([None, {"partition_activations": True}]),
-    "grad_accum_dtype": st.sampled_from([None, "fp32"]),
-}
-
-
-@given(st.fixed_dictionaries(LOTS))
-def test_deepspeed_takes_what_is_made(
-    deepspeed_config: Callable[..., Any], arguments: dict[str, Any]
-) -> None:
-    """Either it is refused with a fix, or a run can be made of it and DeepSpeed reads it as meant."""
-    try:
-        config = made(**arguments)
-    except ConfigError:
-        refusals(lambda: made(**arguments))
-        return
-    numbers = [config[key] for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")]
-    product = math.prod(number for number in numbers if number != "auto")
-    batch = config["train_batch_size"]
-    slots = 1 if batch == "auto" or "auto" in numbers else batch // product
-    given = {"lr": 0.1, "warmup_num_steps": 3, "fit": {"max_length": {"batches": 5}}}
-    given |= {"global_batch_size": product} if batch == "auto" else {}
-    resolved = decide(given, config, slots=slots, accelerator=CUDA).ds_config
-    read = deepspeed_config(resolved, slots)
-    assert read.zero_optimization_stage == arguments["zero_stage"]
-    assert read.train_batch_size == resolved["train_batch_size"]
-    for what in ("offload_optimizer", "offload_param"):
-        section = getattr(read.zero_config, what)
-        device = arguments[what] if isinstance(arguments[what], str | None) else arguments[what]["device"]
-        assert (section.device if section else None) == device
-    assert read.float16_config.enabled == (arguments["precision"] == "fp16")
-    assert read.bfloat16_config.enabled == (arguments["precision"] in ("auto", "bf16"))
 
 
 # --------------------------------------------------------------------------------------------------------- files
