@@ -83,10 +83,10 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
             click.echo(
                 f"\n{name}  {format_bytes(engine['bytes'])}, without an index of its tensors" if name else ""
             )
-            sizes = sorted(found["files"].items(), key=lambda item: -item[1])
+            largest = sorted(found["files"].items(), key=lambda item: -item[1])
             own = [
                 (file, format_bytes(size))
-                for file, size in sizes
+                for file, size in largest
                 if file.startswith(f"{name}/" if name else "")
             ]
             more = [("...", f"{len(own) - LARGEST_FILES} more")] if len(own) > LARGEST_FILES else []
