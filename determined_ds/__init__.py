@@ -35,7 +35,7 @@ _HOMES = {
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
     "create_performance_visualizations": "determined_ds.report.comparison",
-    "get_gpu_memory_stats": "determined_ds.train.gpu_memory",
+    "get_gpu_memory_stats": "determined_ds.train.memory",
     "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
     "load_experiment": "determined_ds.experiment.experiment",
@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from determined_ds.report.results import Results, load_results
     from determined_ds.sessions.session import Session, session
     from determined_ds.train.context import DeepSpeedTrialContext
-    from determined_ds.train.gpu_memory import get_gpu_memory_stats
     from determined_ds.train.load_model import (
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
@@ -99,6 +98,7 @@ if TYPE_CHECKING:
     from determined_ds.train.loop.fit import Trainer
     from determined_ds.train.loop.measure import measure_throughput
     from determined_ds.train.master.core_context import report_to_tools
+    from determined_ds.train.memory import get_gpu_memory_stats
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial

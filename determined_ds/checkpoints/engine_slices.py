@@ -33,7 +33,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
 from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, Described
-from determined_ds.train.state_bytes import base_optimizer
+from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
 from determined_ds.trial.tensor_parallel import degree_of

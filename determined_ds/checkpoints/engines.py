@@ -39,7 +39,7 @@ from determined_ds.checkpoints.settings import Record, built_then, put_settings,
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.state_bytes import base_optimizer
+from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine

@@ -11,7 +11,7 @@ from determined_ds.checkpoints.engine_slices import MOMENTUM, EngineSlices, Held
 from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
-from determined_ds.train.state_bytes import base_optimizer
+from determined_ds.train.memory import base_optimizer
 
 ROWS_ELEMENTS = 2**22  # of a matrix that are read at once for some of its columns
 # Optimizers that compute the same from the same states.

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from determined_ds.checkpoints.engine_slices import EngineSlices
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.train.state_bytes import base_optimizer
+from determined_ds.train.memory import base_optimizer
 
 Record = dict[str, Any]
 MOST_NAMED = 3

@@ -30,7 +30,7 @@ from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import disk_full
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.local_core import AtomicStorage
-from determined_ds.train.state_bytes import walk
+from determined_ds.train.memory import walk
 
 CODE = "code"
 # Of a context directory: a larger file is data. If the rest is too much to be code, only Python files are kept.

@@ -157,7 +157,7 @@ def _does_not_fit(size: str) -> DoesNotFit:
     def does_not_fit(
         experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, point: Document
     ) -> Problem | None:
-        from determined_ds.train.shapes.of_experiment import shape_of_experiment  # loads torch
+        from determined_ds.train.shape import shape_of_experiment  # loads torch
 
         shape = shape_of_experiment(experiment, resolved, context_dir, hyperparameters=point)
         return memory_problem(num_bytes, shape, point, resolved)

@@ -116,7 +116,7 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
         raise ConfigError(Problem(key="--memory", message=message, fix=fix, code="model"))
     precision, length = asked["precision"] or "bf16", asked["sequence_length"]
     if asked["hf_config"] is not None:
-        from determined_ds.train.shapes.of_huggingface import shape_of_huggingface
+        from determined_ds.train.shape import shape_of_huggingface
 
         shape = shape_of_huggingface(Path(asked["hf_config"]), sequence_length=length, precision=precision)
     else:
@@ -159,7 +159,7 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
         strategy = replace(strategy, precision=asked["precision"], grad_accum_dtype=None)
     if asked["micro_batch_size"]:
         strategy = replace(strategy, micro_batch_size=asked["micro_batch_size"])
-    from determined_ds.train.shapes.of_experiment import shape_of_experiment  # loads torch
+    from determined_ds.train.shape import shape_of_experiment  # loads torch
 
     shape = shape_of_experiment(experiment, resolved, report.context_dir, precision=strategy.precision)
     if asked["sequence_length"]:

@@ -108,7 +108,7 @@ EXPERIMENT = _table(
     # ---- what is kept and shown
     ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", NO_MORE, "write storage_path"),
     ("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
-    ("E", "profiling.enabled", "HHHI", "nothing but the steps is measured"),
+    ("E", "profiling.enabled", "IHII", ON_A_CLUSTER),
     # ---- what is read for other kinds of trials
     ("N", "checkpoint_policy", "I", OF_CLASSES, f"{FIT}checkpoint_policy", "best"),
     ("N", "min_validation_period", "I", OF_CLASSES, f"{FIT}validation_period"),

@@ -66,15 +66,12 @@ TITLES = {
     "samples_per_second": "samples per second",
     "tokens_per_second": "tokens per second",
     "peak_memory": "peak memory of a rank, GiB",
-    "memory": "memory of a rank, GB",
     "bubble": "share of time that a pipeline's stages wait",
 }
 TOGETHER = {
     "learning_rate": "lr",
     "peak_memory_gib": "peak_memory",
     "peak_memory_gib_min": "peak_memory",
-    "memory_allocated_gb": "memory",
-    "memory_reserved_gb": "memory",
     "bubble_ideal": "bubble",
 }
 

@@ -24,7 +24,7 @@ MAX_LISTED, MAX_TEXT = 6, 40
 ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
 HIDDEN = (
     *("batches", "epochs", "samples", "grad_norm", "loss_scale"),
-    *("peak_memory_gib", "peak_memory_gib_min", "memory_allocated_gb", "memory_reserved_gb", "bubble_ideal"),
+    *("peak_memory_gib", "peak_memory_gib_min", "bubble_ideal"),
 )
 
 

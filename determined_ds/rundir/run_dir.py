@@ -50,7 +50,6 @@ class RunDir:
             path / "superseded"
         )  # checkpoints after one that was resumed from; laid out as a run
         self.exported = path / "exported"  # what `det-ds checkpoint export` makes of its checkpoints
-        self.system_metrics = path / "system_metrics.jsonl"  # of a run that is profiled
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.master = path / "master.json"  # of a run that is reported to a master: the name it has there

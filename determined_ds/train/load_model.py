@@ -26,7 +26,7 @@ from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.source import source_of
-from determined_ds.train.shapes.bare_trial import (
+from determined_ds.train.bare_trial import (
     bare_trial,
     chain_of,
     entrypoint_problem,

@@ -39,7 +39,6 @@ from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_di
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.scripts.given_run import ScriptRun
-from determined_ds.train.system_metrics import LocalProfiler
 
 if TYPE_CHECKING:
     from determined_ds.train.master.unmanaged import MasterReport
@@ -349,6 +348,5 @@ def local_core_context(
             run=run,
             writes_scalars=writes_scalars,
         ),
-        profiler=LocalProfiler(run_dir, distributed),
         **more,
     )

@@ -25,7 +25,7 @@ from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingE
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.display import Progress, make_progress, shows_panel
 from determined_ds.train.loop.trainer import prove_checkpoint
-from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
@@ -96,7 +96,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._percent = 0
         # Seconds and number of the steps since the last report, without evaluations, checkpoints and reports.
         self._step_s, self._steps, self._since = 0.0, 0, time.perf_counter()
-        self._memory: list[RankMemory] = []
+        self._memory: list[int] = []
         self._progress = self._display()
         if self._trial is not None and self._trial.latest_checkpoint is not None:
             self._resume(self._trial.latest_checkpoint, args)
@@ -222,7 +222,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
-            self._memory = self.core_context.distributed.allgather(rank_memory(args.device))
+            self._memory = self.core_context.distributed.allgather(peak_bytes(args.device))
         if control.should_evaluate or control.should_save:
             self._be_patient()
 

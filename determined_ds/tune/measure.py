@@ -291,7 +291,7 @@ def shape_of(base: Base, variant: Variant) -> ModelShape:
     Raises:
         ConfigError: it cannot be built, or is that of a script that does not state it.
     """
-    from determined_ds.train.shapes.of_experiment import shape_of_experiment
+    from determined_ds.train.shape import shape_of_experiment
 
     assert variant.experiment is not None
     assert variant.resolved is not None

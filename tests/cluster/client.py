@@ -31,8 +31,6 @@ UNLIKE = (
     "bubble",
     "peak_memory_gib",
     "peak_memory_gib_min",
-    "memory_allocated_gb",
-    "memory_reserved_gb",
 )
 
 

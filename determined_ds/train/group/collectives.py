@@ -57,7 +57,7 @@ def allgather_objects(stuff: Any, *, group: Any = None, device: torch.device | N
     own, lengths = _padded(stuff, group, device or torch.device("cpu"))
     gathered = [torch.empty_like(own) for _ in lengths]
     dist.all_gather(gathered, own, group=group)
-    return [_opened(sealed[:length]) for sealed, length in zip(gathered, lengths, strict=True)]
+    return [_opened(each[:length]) for each, length in zip(gathered, lengths, strict=True)]
 
 
 def gather_objects(stuff: Any, *, group: Any = None) -> list[Any] | None:
@@ -72,7 +72,7 @@ def gather_objects(stuff: Any, *, group: Any = None) -> list[Any] | None:
     dist.gather(own, gathered, dst=0, group=group)
     if gathered is None:
         return None
-    return [_opened(sealed[:length]) for sealed, length in zip(gathered, lengths, strict=True)]
+    return [_opened(each[:length]) for each, length in zip(gathered, lengths, strict=True)]
 
 
 def _padded(stuff: Any, group: Any, device: torch.device) -> tuple[torch.Tensor, list[int]]:
@@ -91,13 +91,13 @@ def broadcast_object(stuff: Any, *, group: Any = None) -> Any:
         TrainingError: the object was not sent by a rank of this run.
     """
     sends = dist.get_rank() == 0
-    sealed = _sealed(stuff) if sends else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(sealed)])
+    content = _sealed(stuff) if sends else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([len(content)])
     dist.broadcast(size, src=0, group=group)
     if not sends:
-        sealed = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(sealed, src=0, group=group)
-    return stuff if sends else _opened(sealed)
+        content = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(content, src=0, group=group)
+    return stuff if sends else _opened(content)
 
 
 _KNOWN: list[tuple[Any, bytes]] = []  # the process group, and its key
@@ -112,19 +112,37 @@ def _key() -> bytes:
     """
     world = dist.group.WORLD
     if not _KNOWN or _KNOWN[0][0] is not world:
-        _KNOWN[:] = [(world, bytes(store().compare_set(KEY, "", secrets.token_hex(32))))]
+        _KNOWN[:] = [(world, key_in(store()))]
     return _KNOWN[0][1]
 
 
+def key_in(there: Any) -> bytes:
+    """The key that a store holds; the first rank to ask draws it."""
+    return bytes(there.compare_set(KEY, "", secrets.token_hex(32)))
+
+
 def _sealed(stuff: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(sealed(stuff, _key())), dtype=torch.uint8)
+
+
+def _opened(content: torch.Tensor) -> Any:
+    return opened(content.cpu().numpy().tobytes(), _key())
+
+
+def sealed(stuff: Any, key: bytes) -> bytes:
+    """An object as bytes, signed."""
     body = pickle.dumps(stuff)
-    return torch.frombuffer(bytearray(hmac.digest(_key(), body, DIGEST) + body), dtype=torch.uint8)
+    return hmac.digest(key, body, DIGEST) + body
 
 
-def _opened(sealed: torch.Tensor) -> Any:
-    content = sealed.cpu().numpy().tobytes()
+def opened(content: bytes, key: bytes) -> Any:
+    """The object in signed bytes.
+
+    Raises:
+        TrainingError: they were not signed with the key.
+    """
     signature, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    if not hmac.compare_digest(signature, hmac.digest(_key(), body, DIGEST)):
+    if not hmac.compare_digest(signature, hmac.digest(key, body, DIGEST)):
         raise TrainingError(
             "an object came over the network that no rank of this run has sent; it was not read"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,15 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.group.addresses import take_interfaces, take_own_port
-from determined_ds.train.group.collectives import allgather_objects, broadcast_object, gather_objects, store
+from determined_ds.train.group.collectives import (
+    allgather_objects,
+    broadcast_object,
+    gather_objects,
+    key_in,
+    opened,
+    sealed,
+    store,
+)
 from determined_ds.train.group.peers import is_on_network, watch_peers
 from determined_ds.train.upstream import load_deepspeed
 
@@ -200,6 +207,7 @@ class LateDistributedContext(TorchDistributedContext):
     def __init__(self, rank: int, size: int, file: str | None) -> None:
         self._file = file
         self._count = 0
+        self._key = b""
         super().__init__(rank, size)
 
     def _init_ipc(self, force_tcp: bool) -> None:
@@ -226,9 +234,10 @@ class LateDistributedContext(TorchDistributedContext):
 
     def _exchange(self, stuff: Any) -> list[Any]:
         self._count += 1
-        own: Any = pickle.dumps(stuff)  # torch's stub takes strings alone
+        self._key = self._key or key_in(self._store)
+        own: Any = sealed(stuff, self._key)  # torch's stub takes strings alone
         self._store.set(f"{self._count}/{self.rank}", own)
-        return [pickle.loads(self._store.get(f"{self._count}/{rank}")) for rank in range(self.size)]
+        return [opened(self._store.get(f"{self._count}/{rank}"), self._key) for rank in range(self.size)]
 
     def allgather(self, stuff: Any) -> list[Any]:
         return super().allgather(stuff) if self.size < 2 or self._join() else self._exchange(stuff)

@@ -79,7 +79,7 @@ class Trainer:
             latest_checkpoint: Uuid of the checkpoint to resume from, of this run or Determined's trainer; or a folder.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
-            profiling_enabled: As ``profiling.enabled`` of the experiment; off-cluster, to ``system_metrics.jsonl``.
+            profiling_enabled: As ``profiling.enabled`` of the experiment; on a cluster.
             stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before it is saved.
             save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
             warm_start: What is loaded of another trial's checkpoint: ``weights``, or ``all``: the optimizer too.

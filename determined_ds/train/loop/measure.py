@@ -24,8 +24,8 @@ from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.stopping import length_of
 from determined_ds.train.loop.trainer import Training
+from determined_ds.train.memory import watch
 from determined_ds.train.scripts.given_run import Measurement, ScriptRun
-from determined_ds.train.state_bytes import watch
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
 
@@ -199,7 +199,7 @@ class Measuring:
             losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
             warmup=self.length.warmup,
             start_seconds=self._start_seconds,
-            peak_memory_bytes_by_rank=tuple(each.peak_bytes for each in training.reporter.memory_by_rank),
+            peak_memory_bytes_by_rank=tuple(training.reporter.memory_by_rank),
             model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
             bubble=self._metrics.get("bubble"),
             bubble_ideal=self._metrics.get("bubble_ideal"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import astuple, fields
 from typing import Any
 
 import torch
@@ -13,19 +12,18 @@ from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums
-from determined_ds.train.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import bubble, pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
-MEMORY = tuple(each.name for each in fields(RankMemory))
 
 
 class Reporter:
     """Makes reports of the accumulated metrics. Only the chief sends them.
 
     Attributes:
-        memory_by_rank: Of the last report, in the order of ranks; empty before the first.
+        memory_by_rank: Peak bytes at the last report, in the order of ranks; empty before the first.
     """
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
@@ -38,7 +36,7 @@ class Reporter:
         self._training_s = 0.0
         self._num_batches = 0
         self._started: float | None = None
-        self.memory_by_rank: tuple[RankMemory, ...] = ()
+        self.memory_by_rank: tuple[int, ...] = ()
 
     def batch_begins(self) -> None:
         """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
@@ -68,17 +66,14 @@ class Reporter:
         """The training metrics since the last report over all ranks, by one collective."""
         context, distributed = self._context, self._context.distributed
         times = pipeline_times(context.models)
-        own = [*astuple(rank_memory(context.device)), *(times.take() if times else ())]
+        own = [peak_bytes(context.device), *(times.take() if times else ())]
         # A table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows.
         table = torch.zeros(distributed.size, len(own), dtype=torch.float64)
         table[distributed.rank] = torch.tensor(own, dtype=torch.float64)
         reduced, ridden = sums.reduce(torch.cat([riders, table.flatten().to(riders.device)]))
         self.pause()
         columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
-        rows = zip(*columns[: len(MEMORY)], strict=True)
-        self.memory_by_rank = tuple(
-            RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in rows
-        )
+        self.memory_by_rank = tuple(map(int, columns[0]))
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(context.models[0]))
@@ -91,7 +86,7 @@ class Reporter:
                 metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
         metrics.update(memory_metrics(self.memory_by_rank))
         if times is not None:
-            busy_s, span_s = columns[len(MEMORY) :]
+            busy_s, span_s = columns[1:]
             if (measured := bubble(busy_s, span_s, times.pipelines)) is not None:
                 metrics |= {"bubble": measured, "bubble_ideal": times.ideal_bubble}
         return metrics, ridden[: len(riders)]

@@ -29,7 +29,6 @@ from determined_ds.train.data.loaders import build_loader, check_apart
 from determined_ds.train.data.samples import METHOD, DataPlace, training_data
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
-from determined_ds.train.expected_memory import record_estimate
 from determined_ds.train.group.collectives import all_ranks_come, as_chief
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched
@@ -37,6 +36,7 @@ from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.steps import METHODS, Freezing, StepEnd, TrainCalls, attach
 from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
 from determined_ds.train.loop.validation import Validator
+from determined_ds.train.memory import record_estimate
 from determined_ds.train.scripts.given_run import cluster_info
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source

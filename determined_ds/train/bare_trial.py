@@ -20,6 +20,8 @@ from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.experiment import Experiment
 
+SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
+
 
 def entrypoint_problem(experiment: Experiment, message: str, fix: str, code: str = "entrypoint") -> Problem:
     """A problem of the trial that an experiment names."""
@@ -60,6 +62,22 @@ def forget_namesake(package: str) -> None:
         importlib.invalidate_caches()
 
 
+@contextlib.contextmanager
+def inside(context_dir: Path) -> Iterator[None]:
+    """As a rank starts: in the context directory, which is first in the import path."""
+    before = Path.cwd()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would choose it with a warning
+    os.chdir(context_dir)
+    sys.path.insert(0, str(context_dir.resolve()))
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(context_dir.resolve()))
+
+
 class _Context:
     """What a trial may call on its context before it has an engine."""
 
@@ -68,30 +86,20 @@ class _Context:
     def __init__(self, experiment: Experiment, resolved: ResolvedConfig, device: str) -> None:
         self.device = torch.device(device)
         self.resolved = resolved
-        self._experiment = experiment
+        self.get_data_config = lambda: dict(experiment.config.get("data") or {})
+        self.get_experiment_config = lambda: experiment.config
+        self.get_trial_seed = lambda: experiment.trial_seed
+        self.get_global_batch_size = lambda: resolved.batch.global_batch_size
+        self.get_per_slot_batch_size = lambda: resolved.batch.micro_batch_size
+        self._hyperparameters = experiment.hyperparameters.data
 
     def get_hparams(self) -> dict[str, Any]:
         from determined_ds.trial.of_context import completed_hparams  # loads deepspeed, as the trial has
 
-        return completed_hparams(self._experiment.hyperparameters.data, self.resolved)
+        return completed_hparams(self._hyperparameters, self.resolved)
 
     def get_hparam(self, name: str) -> Any:
         return self.get_hparams()[name]
-
-    def get_data_config(self) -> dict[str, Any]:
-        return dict(self._experiment.config.get("data") or {})
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        return self._experiment.config
-
-    def get_trial_seed(self) -> int:
-        return self._experiment.trial_seed
-
-    def get_global_batch_size(self) -> int:
-        return self.resolved.batch.global_batch_size
-
-    def get_per_slot_batch_size(self) -> int:
-        return self.resolved.batch.micro_batch_size
 
     def wrap_reducer(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
         return reducer
@@ -122,15 +130,12 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     if not issubclass(kind, ReconciledTrial):
         message = "subclasses DeepSpeedTrial directly: its model is built together with its engine"
         if device == "meta":
-            fix, code = SAY_SIZE, "meta-build"
-        else:
-            fix, code = "build the model, and fill it with load_state_dict_from_checkpoint_path", "entrypoint"
-        raise ConfigError(entrypoint_problem(experiment, message, fix, code))
+            raise ConfigError(entrypoint_problem(experiment, message, SAY_SIZE, "meta-build"))
+        fix = "build the model, and fill it with load_state_dict_from_checkpoint_path"
+        raise ConfigError(entrypoint_problem(experiment, message, fix))
     if missing := sorted(kind.__abstractmethods__):
-        message, fix = (
-            f"does not define {', '.join(missing)}",
-            "define it in the class, or in one that it derives from",
-        )
+        message = f"does not define {', '.join(missing)}"
+        fix = "define it in the class, or in one that it derives from"
         raise ConfigError(entrypoint_problem(experiment, message, fix, "abstract"))
     trial: Any = kind.__new__(kind)
     trial.context = _Context(experiment, resolved, device)
@@ -138,28 +143,6 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     trial.resolved = resolved
     trial.sequence = SequenceGroup()  # whole, as of one rank
     return trial
-
-
-SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
-
-
-@contextlib.contextmanager
-def inside(context_dir: Path) -> Iterator[None]:
-    """As a rank starts: in the context directory, which is first in the import path."""
-    before = Path.cwd()
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would choose it with a warning
-    os.chdir(context_dir)
-    sys.path.insert(0, str(context_dir.resolve()))
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(context_dir.resolve()))
-
-
-# ----------------------------------------------------------------------------------------- a pipeline
 
 
 class Layer(torch.nn.Module):
@@ -184,9 +167,6 @@ class Layer(torch.nn.Module):
 class Chain(torch.nn.Sequential):
     """A pipeline's layers in order; the index of each is the one in the name of its checkpoint file."""
 
-    def __init__(self, layers: list[Layer]) -> None:
-        super().__init__(*layers)
-
 
 def chain_of(specs: list[Any]) -> Chain:
     """All layers of a pipeline one after the other, on one device; tied layers of one key share a module."""
@@ -201,4 +181,4 @@ def chain_of(specs: list[Any]) -> Chain:
         if isinstance(spec, TiedLayerSpec):
             tied[spec.key] = inner
         layers.append(Layer(spec, inner))
-    return Chain(layers)
+    return Chain(*layers)

@@ -1,0 +1,559 @@
+"""The shape of a model, built on torch's meta device: parameters are counted, activations measured, no memory taken.
+
+A forward and a backward pass on meta tensors compute nothing, but allocate and free as real ones do; the live bytes are
+counted. The layers of a pipeline are measured one after the other as well. The model is that of an experiment's trial,
+of a Hugging Face configuration, or of one that a script's hyperparameter names; a script is not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from determined_ds.config.params import OWN_KEYS
+from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.errors import NOT_GIVEN, ConfigError, DeterminedDSError, Problem
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.memory.model import LayerBytes, LayerShape, MeasuredActivations, ModelShape
+from determined_ds.pipe.partition import MEASURED
+from determined_ds.train.bare_trial import (
+    SAY_SIZE,
+    Layer,
+    bare_trial,
+    chain_of,
+    entrypoint_problem,
+    inside,
+    trial_class,
+)
+from determined_ds.train.memory import shape_of_built
+from determined_ds.trial.split_backward import input_pass, weight_pass
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Hyperparameters that change neither a model nor its samples.
+NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {
+    "pipe_parallel_size",
+    "partition_method",
+}
+UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
+LONGEST_ASSUMED = 2048
+MODEL_TYPE = "model_type"  # in every configuration of transformers
+# Hyperparameters by which scripts state the tokens of a sample.
+LENGTHS = ("sequence_length", "max_seq_length", "max_length", "block_size")
+SAY_MODEL = (
+    "state it as a hyperparameter (a config.json, its folder, or a mapping with model_type) that the script builds the "
+    "model from; or give its size: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
+)
+Refuse = Callable[[str, str], ConfigError]  # of a message and its fix, with the place of the configuration
+
+_shapes: dict[str, ModelShape] = {}
+
+
+# ------------------------------------------------------------------------------------------- of an experiment
+
+
+def shape_of_experiment(
+    experiment: Experiment,
+    resolved: ResolvedConfig,
+    context_dir: Path,
+    *,
+    hyperparameters: Document | None = None,
+    precision: str | None = None,
+) -> ModelShape:
+    """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
+
+    A script is not run: a hyperparameter must describe its model. Built once for each set of hyperparameters that a
+    model depends on.
+
+    Args:
+        experiment: Names the trial or the script.
+        resolved: Gives the pipeline stages and the precision.
+        context_dir: The folder with the code.
+        hyperparameters: The resolved point of the search space; that of the experiment, if None.
+        precision: What activations are measured in; as resolved, if None.
+
+    Raises:
+        ConfigError: the trial cannot be built so, or no hyperparameter of a script describes its model.
+    """
+    if hyperparameters is not None:
+        experiment = replace(experiment, hyperparameters=hyperparameters)
+    precision = precision or resolved.strategy.precision
+    own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
+    parts = resolved.strategy.pipeline.parts
+    depends = [
+        str(context_dir.resolve()),
+        experiment.trial,
+        own,
+        experiment.config.get("data"),
+        precision,
+        parts,
+    ]
+    key = json.dumps(depends, sort_keys=True, default=str)
+    if key not in _shapes:
+        with inside(context_dir), _quietly():
+            if experiment.script is not None:
+                _shapes[key] = _shape_of_script(experiment, precision)
+            else:
+                _shapes[key] = _shape_of_trial(experiment, resolved, precision)
+    return _shapes[key]
+
+
+def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> ModelShape:
+    from determined_ds.trial import returned
+    from determined_ds.trial.pipeline import PipelineTrial
+    from determined_ds.trial.stream_loader import micro_batches_of
+
+    kind = trial_class(experiment)
+    known: dict[str, Any] = {}
+    try:
+        trial = bare_trial(kind, experiment, resolved, "meta")
+        trial.prepare()
+        is_piped = isinstance(trial, PipelineTrial)
+        with torch.device("meta"):
+            if is_piped:
+                layers = returned.layers(trial, trial.build_layers(), resolved.strategy.pipeline.parts)
+                model: Any = chain_of(layers)
+                known["partition_method"] = returned.partition_method(trial, trial.chosen_partition, layers)
+            else:
+                model = returned.model(trial, trial.build_model())
+    except DeterminedDSError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        message = f"fails on the meta device: {type(error).__name__}: {reason}"
+        raise ConfigError(entrypoint_problem(experiment, message, SAY_SIZE, "meta-build")) from error
+
+    def batch_of(samples: int) -> Any:
+        """A micro-batch of so many samples of the trial's training data."""
+        make = micro_batches_of(trial.build_training_data_loader(), samples)
+        dtype = next(model.parameters()).dtype
+
+        def moved(tensor: Any) -> Any:
+            return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
+
+        return tree_map_only(torch.Tensor, moved, make())
+
+    def loss_of(samples: int) -> Any:
+        batch = batch_of(samples)
+        if is_piped:
+            inputs, targets = batch
+            return trial.loss(model(inputs), targets)
+        trial.engine = model
+        output = trial.loss(model, batch)
+        return output["loss"] if isinstance(output, dict) else output
+
+    config = getattr(model, "config", None) or getattr(trial, "config", None)
+    per_sample = trial.tokens_per_sample() or 0
+    measured, assumptions = _try_to_measure(model, loss_of, precision)
+    interval = 0
+    if is_piped:
+        found, more = _try_to_measure_layers(list(model), batch_of, trial.loss, precision)
+        known |= {"layers": found, "layer_element_bytes": ELEMENT_BYTES[precision]}
+        unmeasured = (UNMEASURED,) if trial.chosen_partition == MEASURED else ()
+        assumptions = (*assumptions, *more, *unmeasured)
+        interval = trial.activation_checkpoint_interval
+    # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
+    if measured is not None and not interval:
+        measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
+    return shape_of_built(
+        model,
+        config,
+        sequence_length=per_sample,
+        checkpoint_interval=interval,
+        activations=measured,
+        assumptions=assumptions,
+        **known,
+    )
+
+
+def _shape_of_script(experiment: Experiment, precision: str) -> ModelShape:
+    """The shape of the model that a hyperparameter describes; the current folder is the context directory.
+
+    Its activations are measured where a hyperparameter states the tokens of a sample; else they are unknown.
+    """
+    hyperparameters = experiment.hyperparameters
+    found = dict(_descriptions(hyperparameters.data, ()))
+    names = {path: hyperparameters.key(path) for path in found}
+    # Two names may be of one model, such as a folder that is named for its tokenizer as well.
+    models = {
+        str(source.resolve()) if isinstance(source, Path) else json.dumps(source, sort_keys=True, default=str)
+        for source in found.values()
+    }
+    if len(models) != 1:
+        if found:
+            message, fix = f"{' and '.join(names.values())} describe different models", "state one of them"
+        else:
+            message = "a script builds its model by itself, and no hyperparameter describes it"
+            fix = SAY_MODEL
+        raise ConfigError(
+            experiment.document.problem(("entrypoint",), message, fix, "unknown-model", value=NOT_GIVEN)
+        )
+    [(path, source), *_] = found.items()
+
+    def refuse(message: str, fix: str) -> ConfigError:
+        value = str(source) if isinstance(source, Path) else NOT_GIVEN
+        origin = hyperparameters.origin(path)
+        return ConfigError(
+            Problem(key=names[path], value=value, origin=origin, message=message, fix=fix, code="hf-config")
+        )
+
+    stated = (hyperparameters.get((name,)) for name in LENGTHS)
+    length = next((value for value in stated if type(value) is int and value > 0), 0)
+    assumptions = (f"the script trains the model of {names[path]}, and all of it",)
+    return _shape_of_config(_read_config(source, refuse), length, precision, assumptions, refuse)
+
+
+def _descriptions(data: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Path | dict[str, Any]]]:
+    """Hyperparameters that describe a model: mappings with a ``model_type``, and paths of a ``config.json``."""
+    for key, value in data.items():
+        here = (*path, key)
+        if here[0] in OWN_KEYS:
+            continue
+        if isinstance(value, Mapping) and isinstance(value.get(MODEL_TYPE), str):
+            yield here, dict(value)
+        elif isinstance(value, Mapping):
+            yield from _descriptions(value, here)
+        elif isinstance(value, str) and value:
+            file = Path(value) if value.endswith(".json") else Path(value, "config.json")
+            with contextlib.suppress(OSError, ValueError):
+                read = json.loads(file.read_text(encoding="utf-8"))
+                if isinstance(read, dict) and isinstance(read.get(MODEL_TYPE), str):
+                    yield here, file
+
+
+# ------------------------------------------------------------------------------------------- of Hugging Face
+
+
+def shape_of_huggingface(
+    source: Path, *, sequence_length: int | None = None, precision: str = "bf16"
+) -> ModelShape:
+    """The shape of the model that a Hugging Face configuration describes.
+
+    Args:
+        source: A ``config.json``, or the folder that holds one.
+        sequence_length: Tokens of a sample; the model's maximum, up to 2048, if None.
+        precision: What it is trained in: ``bf16``, ``fp16`` or ``fp32``.
+
+    Raises:
+        ConfigError: the file is missing or not a configuration, or transformers does not know the model.
+    """
+
+    def refuse(message: str, fix: str) -> ConfigError:
+        return ConfigError(
+            Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
+        )
+
+    config = _read_config(source, refuse)
+    assumptions: tuple[str, ...] = ()
+    if sequence_length is None:
+        room = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_ASSUMED
+        sequence_length = min(room, LONGEST_ASSUMED)
+        assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
+    return _shape_of_config(config, sequence_length, precision, assumptions, refuse)
+
+
+def _read_config(source: Path | Mapping[str, Any], refuse: Refuse) -> Any:
+    """A configuration of transformers, from a file, its folder or a mapping; nothing is loaded from the hub."""
+    file = source / "config.json" if isinstance(source, Path) and source.is_dir() else source
+    if isinstance(file, Path) and not file.is_file():
+        message = "has no config.json in it" if file != source else "no such file or folder"
+        raise refuse(message, "give a config.json, or the folder that save_pretrained wrote")
+    try:
+        import transformers
+    except ImportError:
+        raise refuse("needs the package transformers", "pip install 'determined-ds[models]'") from None
+    transformers.logging.set_verbosity_error()
+    try:
+        if isinstance(file, Path):
+            return transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+        return transformers.AutoConfig.for_model(**file)
+    except Exception as error:  # transformers checks a configuration with errors of huggingface_hub, too
+        by_hub = type(error).__module__.startswith("huggingface_hub") and error.__cause__
+        fix = "give a config.json of a model_type that the installed transformers has"
+        raise refuse(_first_sentence(by_hub or error), fix) from None
+
+
+def _shape_of_config(
+    config: Any, sequence_length: int, precision: str, assumptions: tuple[str, ...], refuse: Refuse
+) -> ModelShape:
+    """The shape of a configuration's model; its activations are measured, unless the sequence length is 0."""
+    import transformers
+
+    try:
+        with torch.device("meta"), _quietly():
+            names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
+            if names:
+                model = getattr(transformers, names[0])._from_config(config)
+            elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+                model = transformers.AutoModelForCausalLM.from_config(config)
+            else:
+                model = transformers.AutoModel.from_config(config)
+    except Exception as error:
+        raise refuse(
+            f"cannot be built: {_first_sentence(error)}", "say its size with --parameters"
+        ) from error
+
+    def loss(arguments: dict[str, Any], samples: int) -> Any:
+        tokens = torch.zeros(samples, sequence_length, dtype=torch.long, device="meta")
+        return model(input_ids=tokens, labels=tokens, **arguments).loss
+
+    # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every model
+    # takes one.
+    mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
+    more: tuple[str, ...] = ()
+    measured = None
+    for arguments in ({"attention_mask": mask, "use_cache": False}, {}) if sequence_length else ():
+        if measured is None:
+            with _quietly():
+                measured, more = _try_to_measure(model, partial(loss, arguments), precision)
+    known = {"activations": measured, "assumptions": (*assumptions, *more)}
+    return shape_of_built(model, config.get_text_config(), sequence_length=sequence_length, **known)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of initial values that a meta tensor does not take
+        yield
+
+
+def _first_sentence(error: BaseException) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line.split(". ")[0].rstrip(".")
+
+
+# ------------------------------------------------------------------------------------------- activations
+
+
+def _try_to_measure(
+    model: Any, loss_of: Callable[[int], Any], precision: str
+) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
+    """A model's activations, by the peaks of one sample and of two; or None and why it does not run here."""
+
+    def free(parameter: Any) -> None:
+        parameter.grad = None
+
+    def peak(samples: int) -> int:
+        """Most bytes alive in a forward and backward pass, parameters and their gradients aside."""
+        trained = (p for p in model.parameters() if p.requires_grad)
+        handles = [p.register_post_accumulate_grad_hook(free) for p in trained]
+        try:
+            with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
+                loss = loss_of(samples)
+                _run_backward([loss], [torch.ones_like(loss)])
+            return live.peak_bytes
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    try:
+        model.to(DTYPES[precision]).train()
+        one, two = peak(1), peak(2)
+    except Exception as error:
+        reason = f"the model does not run on the meta device: {_first_sentence(error)}"
+        return None, (f"activations by the sizes of a transformer ({reason})",)
+    per_sample = max(1, two - one)
+    activations = MeasuredActivations(
+        bytes_per_sample=per_sample,
+        fixed_bytes=max(0, one - per_sample),
+        element_bytes=ELEMENT_BYTES[precision],
+    )
+    return activations, ()
+
+
+def _run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """``torch.autograd.backward`` without suspending function modes, which recomputation in the pass needs."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make until they are freed, except those of ``known`` tensors."""
+
+    def __init__(self, known: list[Any]) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def begin(self) -> int:
+        """Forget the peak so far. Returns the bytes that are alive."""
+        self.peak_bytes = self.live_bytes
+        return self.live_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                address, size = storage._cdata, storage.nbytes()
+                if address not in self._seen:
+                    self._seen.add(address)
+                    self.live_bytes += size
+                    self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+                    weakref.finalize(storage, self._forget, address, size)
+        return output
+
+    def _forget(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self.live_bytes -= size
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention that keeps what fused kernels keep; on the meta device it would keep every score."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            rest = ((kwargs or {}).get(name) for name in ("query", "key", "value")[len(args) :])
+            query, key, value = (*args, *rest)[:3]
+            return _Fused.apply(query, key, value)
+        return func(*args, **(kwargs or {}))
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        scores = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, scores)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+# ------------------------------------------------------------------------------------------- a pipeline's layers
+
+
+def _try_to_measure_layers(
+    layers: Sequence[Layer],
+    batch_of: Callable[[int], tuple[Any, Any]],
+    loss: Callable[[Any, Any], Any],
+    precision: str,
+) -> tuple[tuple[LayerShape, ...], tuple[str, ...]]:
+    """What each layer keeps and hands on; without bytes, and with the reason, where a layer does not run alone.
+
+    Parameters have gradients already, as from the second micro-batch of a step on: what is added to them is let go.
+    """
+    modules = torch.nn.ModuleList(layers)
+    parameters = [each for each in modules.parameters() if each.requires_grad]
+
+    def measured(samples: int) -> list[dict[str, int]]:
+        inputs, targets = batch_of(samples)
+        for each in parameters:
+            each.grad = torch.zeros_like(each)
+        known = [*modules.parameters(), *modules.buffers(), *(each.grad for each in parameters)]
+        known += _tensors((inputs, targets))  # held to the end, so that no other storage gets their addresses
+        found = []
+        with _LiveBytes(known) as live, _FusedAttention():
+            for index, layer in enumerate(layers):
+                has_gradient, is_last = index > 0, index == len(layers) - 1
+
+                def cut_off(tensor: torch.Tensor, has_gradient: bool = has_gradient) -> torch.Tensor:
+                    """As another part's output, whose gradient is sent there."""
+                    return tensor.detach().requires_grad_(has_gradient and tensor.is_floating_point())
+
+                inputs = tree_map_only(torch.Tensor, cut_off, inputs)
+                after = (lambda outputs: loss(outputs, targets)) if is_last else None
+                own, inputs = _measure_layer(layer, inputs, after, live)
+                found.append(own)
+        return found
+
+    empty: list[dict[str, int]] = [{} for _ in layers]
+    ones, twos = empty, empty
+    reason: tuple[str, ...] = ()
+    try:
+        modules.to(DTYPES[precision]).train()
+        ones, twos = measured(1), measured(2)
+    except Exception as error:
+        reason = (f"stages of even activations (a layer does not run alone: {_first_sentence(error)})",)
+    finally:
+        for each in parameters:
+            each.grad = None
+    shapes = []
+    for layer, one, two in zip(layers, ones, twos, strict=True):
+        more = {name: max(0, two[name] - one[name]) for name in one}
+        fixed = {name: max(0, one[name] - more[name]) for name in one}
+        own = list(layer.parameters())
+        shapes.append(
+            LayerShape(
+                name=layer.name,
+                num_parameters=sum(p.numel() for p in own),
+                num_trainable_parameters=sum(p.numel() for p in own if p.requires_grad),
+                tied_key=layer.tied_key,
+                fixed=LayerBytes(**fixed),
+                per_sample=LayerBytes(**more),
+            )
+        )
+    return tuple(shapes), reason
+
+
+def _measure_layer(
+    layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
+) -> tuple[dict[str, int], Any]:
+    """Bytes of a layer, and its outputs: forward and backward, then again with the backward pass in two."""
+
+    def forget_gradients() -> None:
+        for each in _tensors(inputs):
+            each.grad = None
+
+    found, start = {"inputs": _bytes(inputs)}, live.begin()
+    outputs = layer(inputs)
+    handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+    found |= {"outputs": _bytes(outputs), "unsaved": 0}
+    if after is not None:
+        outputs, with_outputs = after(outputs), live.live_bytes
+        del handed_on
+        handed_on, found["unsaved"] = None, with_outputs - live.live_bytes
+    found |= {"kept": live.live_bytes - start, "forward": live.peak_bytes - start}
+    floats = [each for each in _tensors(outputs) if each.requires_grad]
+    gradients = [torch.empty_like(each) for each in floats]
+    begin = live.begin()
+    if floats:
+        _run_backward(floats, gradients)
+    found["backward"] = found["kept"] + live.peak_bytes - begin
+    del outputs, floats, gradients
+    forget_gradients()
+
+    start = live.begin()
+    outputs = layer(inputs)
+    if after is not None:
+        outputs = after(outputs)
+    kept = live.live_bytes - start
+    floats = [each for each in _tensors(outputs) if each.requires_grad]
+    gradients = [torch.empty_like(each) for each in floats]
+    parameters = [each for each in layer.parameters() if each.requires_grad]
+    begin = live.begin()
+    held = input_pass(floats, gradients, _tensors(inputs), parameters)
+    found["input_pass"] = kept + live.peak_bytes - begin
+    gradients.clear()
+    forget_gradients()
+    found["gradients"] = live.live_bytes - start - kept
+    del outputs, floats
+    found["split"] = live.begin() - start
+    weight_pass(held)
+    return found | {"weight_pass": live.peak_bytes - start}, handed_on
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tree: Any) -> int:
+    return sum(each.numel() * each.element_size() for each in _tensors(tree))
