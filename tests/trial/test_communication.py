@@ -1,4 +1,4 @@
-"""What ranks hand to each other in a step, to the byte, by the settings that docs/communication.md speaks of."""
+"""What ranks hand to each other in a step, to the byte, by the settings that docs/strategies.md speaks of."""
 
 from __future__ import annotations
 
