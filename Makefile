@@ -6,7 +6,6 @@ PYTEST_ARGS ?=
 TENTH ?= $(shell expr $$(git rev-list --count HEAD) % 10)
 
 BIN := .venv/bin
-PIP := DS_BUILD_OPS=0 $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DEPENDENCIES := setup.cfg pyproject.toml constraints.txt
 
@@ -56,7 +55,7 @@ clean:  ## remove the environment and every cache; runs/ stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(DEPENDENCIES) $(UNSOUND)
-	@extras=models,search stamps=.installed; $(INSTALL)
+	@extras=models stamps=.installed; $(INSTALL)
 
 .venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
 	@extras=models,search,dev stamps='.installed .installed-dev'; $(INSTALL)
@@ -72,9 +71,15 @@ if ! { $(SOUND); }; then \
 	echo "Making .venv with $$($(PYTHON) --version) ..."; \
 	rm -rf .venv; $(PYTHON) -m venv .venv; \
 fi; \
-echo "Installing determined-ds[$$extras] in .venv (about two minutes from nothing; most of it is torch) ..."; \
+uv=$$(command -v uv || true); \
+if [ -z "$$uv" ]; then \
+	echo "Installing uv in .venv ..."; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input uv; \
+	uv=$(BIN)/uv; \
+fi; \
+echo "Installing determined-ds[$$extras] in .venv by uv; most of it is torch ..."; \
 rm -f .venv/.installed .venv/.installed-dev; \
-$(PIP) install --use-pep517 -c constraints.txt -e ".[$$extras]"; \
+DS_BUILD_OPS=0 "$$uv" pip install --python $(BIN)/python -c constraints.txt -e ".[$$extras]"; \
 for stamp in $$stamps; do echo "$(CURDIR)" > ".venv/$$stamp"; done; \
 echo "Installed in $$(($$(date +%s) - start)) s."
 endef
