@@ -105,7 +105,7 @@ def sent_from(folder: Path) -> dict[str, int]:
 @IGNORES_THE_MATCHER
 def test_what_the_cluster_gets() -> None:
     sent = sent_from(ROOT)
-    # docs/cluster.md says how much it is; a file of data would be more
+    # a file of data would be more
     assert (sum(sent.values()) < 2.5e6, len(sent) < 460) == (True, True)
     only_here = (
         "script",
