@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.cluster_log import NO_RESTART_HELPS, error_lines, warning_line
-from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
-from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-from determined_ds.doctor.surroundings import Host
+from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import Task, decide_task, no_length, task_of_cluster
 from determined_ds.experiment.entrypoint import TrialEntrypoint, launcher_problem, read_entrypoint
@@ -148,17 +147,8 @@ def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) ->
     if resolved.fit.max_length is None and not options.test and not options.measure:
         raise ConfigError(no_length(task.hyperparameters))
     if options.engine == "deepspeed":
-        _look_before_ranks(resolved)
-
-
-def _look_before_ranks(resolved: ResolvedConfig) -> None:
-    """Refuse what cannot be compiled here, and report locks of killed builds, on which ranks would wait."""
-    machine = Host()
-    missing = missing_compiler(resolved, machine)
-    if missing:
-        raise ConfigError(missing)
-    for line in freed_locks(resolved, machine):
-        print(warning_line(line), file=sys.stderr, flush=True)
+        for line in before_ranks(resolved, os.environ):
+            print(warning_line(line), file=sys.stderr, flush=True)
 
 
 def _check_slots(config: dict[str, Any]) -> None:

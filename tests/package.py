@@ -600,3 +600,44 @@ def uploaded_to(storage: Mapping[str, Any]) -> Any:
     trial = SimpleNamespace(_config={"checkpoint_storage": storage})
     info = SimpleNamespace(task_type="TRIAL", trial=trial)
     return mock.patch.object(writer, "cluster_info", return_value=info)
+
+
+def built_by(resolved: ResolvedConfig) -> dict[str, str]:
+    """The extensions that a configuration has DeepSpeed build, and the compiler of each."""
+    from determined_ds.doctor.extensions import ops_of
+
+    return {op.name: op.tools[0] for op in ops_of(resolved)}
+
+
+def before_ranks(
+    resolved: ResolvedConfig, environment: Mapping[str, str], *, torch_cuda: str = "", shared: bool = False
+) -> list[str]:
+    """What is looked for before ranks start, with a torch for this CUDA, and other machines that may build or not."""
+    from determined_ds.doctor import extensions
+
+    with (
+        mock.patch.object(extensions, "cuda_of_torch", return_value=torch_cuda),
+        mock.patch.object(extensions, "_sees_every_holder", return_value=not shared),
+    ):
+        return extensions.before_ranks(resolved, environment)
+
+
+def gpu_findings(environment: Mapping[str, str], **torch: Any) -> dict[str, tuple[str, ...]]:
+    """What ``det-ds doctor`` says of GPUs, of a torch with this ``cuda`` that sees so many ``gpus``."""
+    from determined_ds.doctor.installed import Torch, check_gpus
+
+    return {name: found for name, *found in check_gpus(environment, Torch(**torch))[1]}
+
+
+def prepared_by_run(words: Sequence[str], accelerator: Accelerator) -> Any:
+    """The result of ``det-ds run`` on a machine with this accelerator, until ranks would start."""
+    from click.testing import CliRunner
+
+    from determined_ds.cli.main import main
+    from determined_ds.launch import prepare
+
+    with (
+        mock.patch.object(prepare, "detect_accelerator", return_value=accelerator),
+        mock.patch.object(prepare.LocalRun, "launch", return_value=0),
+    ):
+        return CliRunner().invoke(main, ["run", *words])

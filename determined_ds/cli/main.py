@@ -24,7 +24,7 @@ NOW = {
 COMMANDS = {
     name: f"determined_ds.cli.{name}"
     for name in words("autotune check checkpoint compare new profile report run search watch")
-} | {"doctor": "determined_ds.doctor.doctor"}
+} | {"doctor": "determined_ds.doctor.__main__"}
 
 
 class _Commands(click.Group):

@@ -142,13 +142,10 @@ def before_ranks(prepared: LocalRun) -> list[str]:
     Raises:
         ConfigError: a compiler is missing.
     """
-    from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-    from determined_ds.doctor.surroundings import Host
+    from determined_ds.doctor import extensions
 
     if prepared.options.engine != "deepspeed" or prepared.resolved is None:
         return []
-    machine = Host(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
-    missing = missing_compiler(prepared.resolved, machine)
-    if missing:
-        raise ConfigError(missing, prepared.warnings)
-    return freed_locks(prepared.resolved, machine)
+    merged = {**os.environ, **prepared.variables.values}
+    environment = {name: value for name, value in merged.items() if value is not None}
+    return extensions.before_ranks(prepared.resolved, environment, prepared.warnings)

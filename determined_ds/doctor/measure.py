@@ -1,11 +1,17 @@
-"""``det-ds doctor --measure``: what the ranks of this machine, or of this task, reach. Loads no torch.
+"""``det-ds doctor --measure``: what the ranks of this machine, or of this task, reach.
 
-The ranks are started as ``det-ds run`` starts them; under another launcher this process is one of them. Each measures
-by ``measured_rank.py``, and rank 0 hands back the figures as plain data::
+The ranks are started as ``det-ds run`` starts them, each as this module; under another launcher this process is one of
+them. Rank 0 hands back the figures as plain data::
 
     {"ranks": 2, "machines": 1, "backend": "gloo", "threads": 1, "notes": [...],
      "peaks": {"fp32": 1.8e11},                                            operations a second of a rank
      "collectives": {"all_reduce": [{"bytes": 1024, "s": 1e-4, "bytes_per_s": 1e7, "low_s": ..., "high_s": ...}]}}
+
+A time is that of the slowest rank: the median of rounds that all ranks begin together, each of as many calls as take a
+few milliseconds. Sizes and bandwidths follow nccl-tests: the size is that of the whole (the output of an all-gather,
+the input of a reduce-scatter), and the bus bandwidth is size / time, times 2(n-1)/n for all-reduce, (n-1)/n for
+reduce-scatter, all-gather and all-to-all, 1 for the others. A send is half of one there and back between the first and
+the last rank. torch is loaded by ranks alone.
 """
 
 from __future__ import annotations
@@ -13,9 +19,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +41,19 @@ from determined_ds.launch.ranks import Ranks, environment_of_ranks
 from determined_ds.memory.units import format_bytes
 from determined_ds.report.table import terminal_width
 from determined_ds.rundir.handed_on import LAUNCHED_BY, count
+from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.run_dir import RunDir
 
 CPU_SLOTS = 2
 FIGURES = "figures.json"  # of rank 0, in the folder of the ranks
 # Beside the time that is asked for: starting, and a machine that is busy with something else.
 START_S, SLOWER = 300.0, 4.0
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv")
+SMALLEST_BYTES, STEP = 2**10, 8  # each size is so many times the one before
+LARGEST_BYTES = {"cpu": 2**25, "cuda": 2**30}
+ROUND_S, MOST_CALLS = 0.003, 100
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 60
+ELEMENT_BYTES = 4
 
 
 def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_json: bool) -> int:
@@ -59,20 +75,18 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
     placed = placement_here()
     device = detect_without_torch(accelerator) or detect_accelerator(accelerator)
     size = slots or (placed.size if placed else device.num_devices if device.name == "cuda" else CPU_SLOTS)
-    if placed is not None and size != placed.size:
-        message, fix = f"{placed.launcher} has started {count(placed.size, 'rank')}", "leave --slots out"
-        raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
-    if placed is None and size > device.max_ranks:
+    if size > device.max_ranks if placed is None else size != placed.size:
         kind = "GPU" if device.name == "cuda" else "CPU core"
         message = f"this machine has {count(device.num_devices, kind)}, enough for {count(device.max_ranks, 'rank')}"
         fix = f"use --slots {device.max_ranks} or fewer"
+        if placed is not None:
+            message, fix = f"{placed.launcher} has started {count(placed.size, 'rank')}", "leave --slots out"
         raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
+    environment = environment_of_ranks(placed.local_size if placed else size, device, Path.cwd(), {})
     if placed is not None:
         take_threads(placed)
-        os.environ.update(environment_of_ranks(placed.local_size, device, Path.cwd(), {}))
+        os.environ.update(environment)
         os.environ.update({**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"})
-        from determined_ds.doctor.measured_rank import measured
-
         figures = measured(device.name, seconds)
         if placed.rank == 0:
             _show(figures, as_json)
@@ -81,30 +95,20 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
         os._exit(0)  # threads of the process group may wait for a peer that is gone
     folder = Path(tempfile.mkdtemp(prefix="det_ds_measure_"))
     (folder / "logs").mkdir()
-    words = [
-        sys.executable,
-        "-m",
-        "determined_ds.doctor.measured_rank",
-        str(folder),
-        device.name,
-        str(seconds),
-    ]
-    environment = environment_of_ranks(size, device, Path.cwd(), {})
-    ranks = Ranks(
-        words, size=size, environment=environment, cwd=Path.cwd(), run_dir=RunDir(folder), keep_open=()
-    )
-    until = time.monotonic() + START_S + SLOWER * seconds
+    words = [sys.executable, "-m", "determined_ds.doctor.measure", str(folder), device.name, str(seconds)]
+    run_dir, here = RunDir(folder), Path.cwd()
+    ranks = Ranks(words, size=size, environment=environment, cwd=here, run_dir=run_dir, keep_open=())
+    allowed_s = START_S + SLOWER * seconds
+    until = time.monotonic() + allowed_s
     with Interrupts("ending the measurement") as interrupts, ranks:
         failures = ranks.wait(
             lambda: ranks.kill() if interrupts.requested or time.monotonic() > until else None
         )
     if failures and not interrupts.requested:  # their output is left where the message says
         if time.monotonic() > until:
-            allowed_s = START_S + SLOWER * seconds
-            raise TrainingError(
-                f"the ranks have not ended within {allowed_s:.0f} s; their output is in {folder}/logs"
-            )
-        show_failure(failures[0], RunDir(folder))
+            message = f"the ranks have not ended within {allowed_s:.0f} s; their output is in {folder}/logs"
+            raise TrainingError(message)
+        show_failure(failures[0], run_dir)
         return EXIT_CONFIG if failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
     if not interrupts.requested:
         _show(json.loads((folder / FIGURES).read_text()), as_json)
@@ -129,13 +133,145 @@ def _show(figures: dict[str, Any], as_json: bool) -> None:
         table.add_column("", justify="right")
         for name in collectives:
             table.add_column(name.replace("_", " "), justify="right")
+        found = [{each["bytes"]: each[key] * factor for each in points} for points in collectives.values()]
         for size in sizes:
-            found = [
-                {each["bytes"]: each[key] * factor for each in points} for points in collectives.values()
-            ]
-            table.add_row(
-                format_bytes(size), *(f"{each[size]:.3g}" if size in each else "" for each in found)
-            )
+            cells = (f"{each[size]:.3g}" if size in each else "" for each in found)
+            table.add_row(format_bytes(size), *cells)
         console.print(table)
     for note in figures["notes"]:
         console.print(f"note: {note}")
+
+
+def measured(accelerator: str, seconds: float) -> dict[str, Any]:
+    """Measure with the other ranks that the environment describes. Returns the figures, as above."""
+    import torch
+    import torch.distributed as dist
+
+    from determined_ds.profile.mfu import peak_flops
+    from determined_ds.train.group.distributed import join_process_group
+
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that are going to change
+    distributed = join_process_group(detect_accelerator(accelerator))
+    ranks, rank = int(distributed.size), int(distributed.rank)
+    device = torch.device("cpu")
+    if accelerator == "cuda":
+        device = torch.device("cuda", distributed.local_rank)
+        torch.cuda.set_device(device)
+    until = time.monotonic() + seconds
+
+    def left_s() -> float:
+        HEART.beat()
+        return float(distributed.broadcast(until - time.monotonic()))  # rank 0's clock decides
+
+    def timed(call: Callable[[], object], calls: int = 1) -> float:
+        dist.barrier()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) / calls
+
+    def slowest(values: list[float]) -> list[float]:
+        return [max(each) for each in zip(*distributed.allgather(values), strict=True)]
+
+    def collective(name: str, num_bytes: int) -> tuple[Callable[[], object], int]:
+        """One at one size, rounded to whole elements for each rank; and that size in bytes."""
+        share = max(1, num_bytes // (ELEMENT_BYTES * ranks))
+        # Sums of zeros stay zero, however often they are reduced.
+        whole, part = torch.zeros(share * ranks, device=device), torch.zeros(share, device=device)
+        other = torch.empty_like(whole)
+
+        def there_and_back() -> None:
+            if rank == 0:
+                dist.send(whole, ranks - 1)
+                dist.recv(whole, ranks - 1)
+            elif rank == ranks - 1:
+                dist.recv(whole, 0)
+                dist.send(whole, 0)
+
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+            "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+            "all_to_all": lambda: dist.all_to_all_single(other, whole),
+            "broadcast": lambda: dist.broadcast(whole, 0),
+            "send_recv": there_and_back,
+        }
+        return calls[name], whole.numel() * ELEMENT_BYTES
+
+    dist.barrier()
+    kinds = ["fp32", "bf16", *(["fp16"] * (accelerator == "cuda"))]
+    peaks = [-each for each in slowest([-(peak_flops(device, kind) or 0.0) for kind in kinds])]
+    notes: list[str] = []
+    unfinished: list[str] = []
+    collectives: dict[str, list[dict[str, float]]] = {}
+    for number, name in enumerate(COLLECTIVES if ranks > 1 else ()):
+        end_s = left_s() * (1 - 1 / (len(COLLECTIVES) - number))  # what is left for the other collectives
+        points: list[dict[str, float]] = []
+        bus = {"all_reduce": 2.0, "broadcast": 0.0, "send_recv": 0.0}.get(name, 1.0) * (
+            ranks - 1
+        ) / ranks or 1.0
+        num_bytes = SMALLEST_BYTES
+        while num_bytes <= LARGEST_BYTES[device.type]:
+            call, size = collective(name, num_bytes)
+            refusal = ""
+            try:
+                call()
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                refusal = str(error).splitlines()[0][:120]
+            if refused := next(filter(None, distributed.allgather(refusal)), ""):
+                notes.append(f"{name} is not offered by {dist.get_backend()}: {refused}")
+                break
+            [_, call_s] = slowest([timed(call), timed(call)])
+            calls = max(1, min(MOST_CALLS, int(ROUND_S / call_s)))
+            if points and FEWEST_ROUNDS * calls * call_s > left_s() - end_s:
+                unfinished.append(name)
+                break
+            rounds: list[float] = []
+            stop_s = (
+                left_s() - (left_s() - end_s) / 2
+            )  # of the sizes that are left, the largest takes longest
+            while len(rounds) < FEWEST_ROUNDS or (len(rounds) < MOST_ROUNDS and left_s() > stop_s):
+                rounds += [timed(call, calls) for _ in range(FEWEST_ROUNDS)]
+            times = [each / (2 if name == "send_recv" else 1) for each in slowest(rounds)]
+            low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+            speed = bus * size / median
+            points.append({"bytes": size, "s": median, "low_s": low, "high_s": high, "bytes_per_s": speed})
+            num_bytes *= STEP
+        if points:
+            collectives[name] = points
+    if unfinished:
+        notes.append(f"no time was left for the larger sizes of {', '.join(unfinished)}; give more --seconds")
+    distributed.allgather(None)  # none ends while another needs it
+    return {
+        "ranks": ranks,
+        "machines": int(distributed.cross_size),
+        "backend": str(dist.get_backend()),
+        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+        "peaks": dict(zip(kinds, peaks, strict=True)),
+        "collectives": collectives,
+        "notes": notes,
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Measure as one rank, of FOLDER ACCELERATOR SECONDS; rank 0 writes the figures into the folder."""
+    from determined_ds.train.rank_process import RankProcess
+
+    folder = Path(argv[0])
+
+    def work() -> None:
+        figures = measured(argv[1], float(argv[2]))
+        if os.environ["RANK"] == "0":
+            (folder / FIGURES).write_text(json.dumps(figures))
+
+    return RankProcess(folder).run(work, exit_of=lambda _: None)
+
+
+if __name__ == "__main__":
+    from determined_ds.train.rank_process import end_process
+
+    end_process(main(sys.argv[1:]))

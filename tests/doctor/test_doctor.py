@@ -17,8 +17,9 @@ import pytest
 import yaml
 from determined.common import context
 
-from tests.doctor.programs import as_if_installed, nvidia_smi
+from tests.doctor.programs import nvidia_smi
 from tests.harness.command import DET_DS, ROOT, det_ds
+from tests.package import gpu_findings
 
 BROKEN = """\
 name: broken
@@ -83,10 +84,12 @@ def test_here_an_experiment_of_the_repository_can_run(config: str) -> None:
 def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     """A PATH without a compiler, a tiny /dev/shm, an old driver, a lock of a killed build, another torch, no S3."""
     bins, site, home = tmp_path / "bin", tmp_path / "site", tmp_path / "home"
-    nvidia_smi(bins, gpus=2, version="470.57.02", cuda="11.4")
+    nvidia_smi(bins, version="470.57.02", cuda="11.4")
     for name in ("sh", "cat"):
         (bins / name).symlink_to(shutil.which(name) or name)
-    as_if_installed(site, "torch", "2.3.0a0+40ec155e58")
+    info = site / "torch-2.3.0a0+40ec155e58.dist-info"  # found before what is really there
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.3.0a0+40ec155e58\n")
     (site / "determined").mkdir()
     (site / "determined/__init__.py").write_text("raise ImportError('no module named urllib3')\n")
     (site / "sitecustomize.py").write_text(WITHOUT_WANDB)
@@ -196,3 +199,96 @@ def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
         [*words[:3], "no/such.yaml"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr.startswith("error: ")) == (2, True), done.stderr
+
+
+# ------------------------------------------------------------------------------------- GPUs
+
+
+def gpus_seen(folder: Path, cuda: str = "12.4", **environment: str) -> dict[str, tuple[str, ...]]:
+    """state, found, needed, fix of each finding: two H100, a driver for CUDA 12.4 at most."""
+    nvidia_smi(folder)
+    return gpu_findings({"PATH": f"{folder}:/usr/bin:/bin", **environment}, cuda=cuda, gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "state", "fix"),
+    [
+        ("13.0", "missing", "install driver 580 or newer, or a torch that is built for CUDA 12"),
+        ("12.8", "warning", "a driver for CUDA 12.8"),
+        ("12.4", "ok", ""),
+        ("11.8", "ok", ""),
+    ],
+)
+def test_a_driver_runs_its_own_cuda_and_older_ones(tmp_path: Path, cuda: str, state: str, fix: str) -> None:
+    said, _, needed, remedy = gpus_seen(tmp_path, cuda)["driver"]
+    assert (said, cuda in needed, fix in remedy) == (state, True, True)
+
+
+def test_a_torch_of_cpus_sees_no_gpu_and_neither_does_one_that_is_hindered(tmp_path: Path) -> None:
+    nvidia_smi(tmp_path)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    state, found, _, fix = gpu_findings(environment)["gpus"]
+    assert (state, "torch is built for CPUs" in found, "built for CUDA" in fix) == ("missing", True, True)
+    state, found, *_ = gpu_findings(environment, cuda="12.4")["gpus"]
+    assert (state, "torch sees none" in found) == ("missing", True)
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "told"),
+    [
+        ("0,1", "ok", ""),
+        ("GPU-0a5c2f1e", "ok", ""),
+        ("MIG-6a1e", "ok", ""),
+        ("0,2", "missing", "not 2"),
+        ("GPU-ffff", "missing", "not GPU-ffff"),
+        ("MIG-6a1e,MIG-7b2f", "missing", "CUDA_VISIBLE_DEVICES=MIG-6a1e"),
+        ("", "warning", "unset CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_visible_devices_are_numbers_or_uuids_that_there_are(
+    tmp_path: Path, said: str, state: str, told: str
+) -> None:
+    found, *_, fix = gpus_seen(tmp_path, CUDA_VISIBLE_DEVICES=said)["CUDA_VISIBLE_DEVICES"]
+    assert (found, told in fix) == (state, True)
+
+
+# ------------------------------------------------------------------------------------- --measure
+
+
+def test_products_and_collectives_are_measured_between_two_ranks() -> None:
+    done = det_ds("doctor", "--measure", "--seconds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["ranks"], found["machines"], found["backend"]) == (2, 1, "gloo")
+    assert found["peaks"].keys() == {"fp32", "bf16"}
+    names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv"]
+    assert [*found["collectives"]] == names
+    for name, points in found["collectives"].items():
+        assert points[0]["bytes"] == 1024
+        assert all(0 < each["low_s"] <= each["s"] <= each["high_s"] for each in points)
+        share = {"all_reduce": 1.0, "broadcast": 1.0, "send_recv": 1.0}.get(name, 0.5)  # of two ranks
+        assert points[0]["bytes_per_s"] == pytest.approx(share * points[0]["bytes"] / points[0]["s"])
+
+
+def test_a_table_shows_them() -> None:
+    done = det_ds("doctor", "--measure", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks on 1 machine" in done.stdout
+    assert "matrix products of a rank, while all compute: fp32" in done.stdout
+    assert "gloo, float32: GB/s of bus bandwidth" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--measure", "--slots", "100000"], "--slots = 100000: this machine has"),
+        (["--measure", "experiments/gpt2/const.yaml"], "leave CONFIG out"),
+        (["--slots", "2"], "--slots is for --measure"),
+    ],
+)
+def test_mistakes_are_named_before_anything_starts(words: list[str], message: str) -> None:
+    done = det_ds("doctor", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

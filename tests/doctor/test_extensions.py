@@ -1,0 +1,222 @@
+"""What DeepSpeed compiles, by what, and what is looked for before ranks start: nvcc, and locks of killed builds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from determined_ds import ConfigError, startup
+from tests.doctor.programs import nvcc
+from tests.harness.command import ROOT
+from tests.harness.task import trial
+from tests.package import (
+    CPU,
+    CUDA,
+    NO_RESTART_HELPS,
+    before_ranks,
+    built_by,
+    decide,
+    prepared_by_run,
+    refusal,
+)
+
+ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}
+TORCHS = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}}
+LION = {"optimizer": {"type": "Lion", "params": {"lr": 0.1}}}
+NVME = {"device": "nvme", "nvme_path": "/nvme"}
+HOLDER = """
+import sys, time
+from torch.utils.file_baton import FileBaton
+assert FileBaton(sys.argv[1]).try_acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def zero(stage: int, **settings: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **settings}}
+
+
+OFFLOAD = zero(2, offload_optimizer={"device": "cpu"})
+ZEROPP = zero(3, zero_quantized_weights=True)
+
+
+@pytest.mark.parametrize(
+    ("ds", "on_cuda", "on_cpu"),
+    [
+        ({**TORCHS, **zero(1)}, {}, {}),
+        ({**ADAM, **zero(1)}, {"fused_adam": "nvcc"}, {"fused_adam": "c++"}),
+        ({**ADAM, **OFFLOAD}, {"cpu_adam": "c++"}, {"cpu_adam": "c++"}),
+        ({**TORCHS, **OFFLOAD}, {}, {}),
+        ({**LION, **zero(1)}, {"fused_lion": "nvcc"}, None),
+        ({**LION, **OFFLOAD}, {"cpu_lion": "c++"}, {"cpu_lion": "c++"}),
+        ({**TORCHS, **ZEROPP}, {"quantizer": "nvcc"}, None),
+        (
+            {**ADAM, **zero(3, offload_optimizer=NVME)},
+            {"cpu_adam": "c++", "async_io": "nvcc"},
+            {"cpu_adam": "c++", "async_io": "c++"},
+        ),
+    ],
+)
+def test_what_a_configuration_has_built_and_by_what(
+    ds: dict[str, Any], on_cuda: dict[str, str], on_cpu: dict[str, str] | None
+) -> None:
+    """None: it is refused there."""
+    assert built_by(decide(ds=ds, accelerator=CUDA)) == on_cuda
+    if on_cpu is not None:
+        assert built_by(decide(ds=ds, accelerator=CPU)) == on_cpu
+
+
+# ------------------------------------------------------------------------------------- nvcc
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch", "fits"),
+    [
+        ("13.0", "13.0", True),
+        ("13.1", "13.0", False),  # DeepSpeed lets the minors of 12 mix, and none of 13
+        ("12.6", "12.8", True),
+        ("11.8", "12.8", False),
+        ("13.0", "", True),
+    ],
+)
+def test_nvcc_is_of_the_cuda_of_torch(tmp_path: Path, cuda: str, torch: str, fits: bool) -> None:
+    home = tmp_path / "cuda"
+    nvcc(home, cuda)
+    resolved = decide(ds={**ADAM, **zero(1)}, accelerator=CUDA)
+    shared = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    by_home = {**shared, "PATH": "/usr/bin:/bin", "CUDA_HOME": str(home)}
+    by_path = {**shared, "PATH": f"{home}/bin:/usr/bin:/bin"}
+    for environment in (by_home, by_path):
+        with (
+            contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="torch is built for CUDA")
+        ):
+            assert before_ranks(resolved, environment, torch_cuda=torch) == []
+    assert before_ranks(resolved, {**by_home, "DS_SKIP_CUDA_CHECK": "1"}, torch_cuda=torch) == []
+
+
+@pytest.fixture
+def no_toolkit(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine without nvcc."""
+    if Path("/usr/local/cuda").exists():
+        pytest.skip("this machine has a CUDA toolkit where torch looks")
+    return {"PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+
+
+def test_what_is_compiled_for_gpus_is_refused_where_there_is_no_nvcc(no_toolkit: dict[str, str]) -> None:
+    """With the place of the key, before the minutes that ranks take to find out; nowhere else."""
+
+    def refused(*ds: dict[str, Any]) -> Any:
+        merged = {key: value for each in ds for key, value in each.items()}
+        resolved = decide(ds=merged, accelerator=CUDA)
+        return refusal(lambda: before_ranks(resolved, no_toolkit, torch_cuda="13.0"))
+
+    problem = refused(TORCHS, ZEROPP)
+    assert (problem.key, problem.code) == ("zero_optimization.zero_quantized_weights", "nvcc")
+    assert "compiles quantizer for it by nvcc at its first use, and there is no nvcc" in problem.message
+    assert problem.fix.startswith("set zero_quantized_weights to false; or install the CUDA toolkit 13.0")
+    assert refused(ADAM, zero(1)).key == "optimizer.type"
+    for fine in ({**TORCHS, **zero(1)}, {**ADAM, **OFFLOAD}):
+        assert before_ranks(decide(ds=fine, accelerator=CUDA), no_toolkit) == []
+    assert before_ranks(decide(ds={**ADAM, **zero(1)}, accelerator=CPU), no_toolkit) == []
+
+
+def test_so_is_a_run_and_a_task_which_is_not_started_again(
+    no_toolkit: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (*no_toolkit.items(), ("CUDA_HOME", ""), ("CUDA_PATH", "")):
+        monkeypatch.setenv(name, value)
+    run_dir = tmp_path / "run"
+    words = [str(ROOT / "experiments/gpt2/zeropp.yaml"), str(ROOT), "--run-dir", str(run_dir)]
+    done = prepared_by_run(words, CUDA)
+    assert done.exit_code == 2, done.output
+    assert "zero_quantized_weights = true" in done.stderr
+    assert "DeepSpeed compiles quantizer for it by nvcc at its first use, and there is no nvcc" in done.stderr
+    assert not run_dir.exists()
+    monkeypatch.setattr(startup, "detect_without_torch", lambda _: CUDA)
+    assert startup.refused(trial({"deepspeed_config": ZEROPP}), slots=2) == 2
+    *reasons, last = capsys.readouterr().err.splitlines()
+    assert last == NO_RESTART_HELPS
+    assert "by nvcc" in reasons[0]
+    assert reasons[0].startswith("ERROR: zero_optimization.zero_quantized_weights = true")
+    assert startup.refused(trial({"deepspeed_config": zero(3)}), slots=2) is None
+
+
+# ------------------------------------------------------------------------------------- locks
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What a build leaves that was killed yesterday."""
+    path = tmp_path / "extensions/py311_cu130/cpu_adam/lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    os.utime(path, (time.time() - 86400,) * 2)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    return path
+
+
+def look(lock: Path, *, shared: bool = False) -> list[str]:
+    environment = {"TORCH_EXTENSIONS_DIR": str(lock.parents[2])}
+    return before_ranks(decide(ds={**ADAM, **OFFLOAD}, accelerator=CPU), environment, shared=shared)
+
+
+def test_a_build_that_goes_on_keeps_its_lock_and_one_that_was_killed_loses_it(lock: Path) -> None:
+    """By torch's own lock; the next build would wait for it for ever."""
+    lock.unlink()
+    words = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert look(lock) == []
+        holder.kill()
+        holder.wait()
+    assert lock.exists()
+    (said,) = look(lock)
+    assert said.startswith(f"removed {lock}, the lock of a build that was killed")
+    assert not lock.exists()
+
+
+def test_where_others_could_build_a_lock_stays_until_nothing_was_written_for_long(lock: Path) -> None:
+    """On a file system of several machines, or in a container beside others."""
+    object_file = lock.with_name("cpu_adam.o")
+    object_file.touch()  # a compiler wrote just now
+    (said,) = look(lock, shared=True)
+    assert lock.exists()
+    assert "another machine or container may" in said
+    assert said.endswith(f"fix: if no other process builds it, rm {lock}")
+    os.utime(object_file, (time.time() - 3630,) * 2)
+    os.utime(lock, (time.time() - 3630,) * 2)
+    (removed,) = look(lock, shared=True)
+    assert "nothing was written for 6" in removed
+    assert not lock.exists()
+
+
+def test_a_run_and_a_task_that_build_remove_the_lock_and_say_so(
+    lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [str(ROOT / "experiments/gpt2/const.yaml"), str(ROOT), "--run-dir"]
+    done = prepared_by_run([*words, str(tmp_path / "a")], CPU)
+    assert (done.exit_code, lock.exists()) == (0, True), done.output
+    on_host = "hyperparameters.overwrite_deepspeed_args.optimizer.params.torch_adam=false"
+    done = prepared_by_run([*words, str(tmp_path / "b"), "--set", on_host], CPU)
+    assert (done.exit_code, lock.exists()) == (0, False), done.output
+    assert f"warning: removed {lock}, the lock of a build that was killed" in done.stderr
+    lock.touch()
+    os.utime(lock, (time.time() - 86400,) * 2)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert startup.refused(trial({"deepspeed_config": ADAM}), slots=2) is None
+    said = capsys.readouterr()
+    assert said.err.startswith(f"WARNING: removed {lock}, ")
+    assert said.out == ""  # the shell runs what is there
+    assert not lock.exists()
