@@ -49,8 +49,8 @@ def doctor(
 ) -> None:
     """Check what this machine, or this task's container, can run, and say how to get what it lacks.
 
-    GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk, clock; with CONFIG, what this
-    experiment needs of them, and its checkpoint storage, where a small object is written, read and deleted.
+    GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk; with CONFIG, what this experiment
+    needs of them, and its checkpoint storage, where a small object is written, read and deleted.
     """
     if measures:
         if config is not None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import sys
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -55,11 +53,7 @@ from determined_ds.train.group.addresses import interface_to
 
 # Docker's default of /dev/shm is 64 MiB, for all processes together; with less than 8 MiB each, ranks end at once.
 SHARED_EACH, SHARED_LEAST = 64 * MIB, 8 * MIB
-RANK_BYTES = int(0.7 * GIB)  # of torch and DeepSpeed, before a model; measured
-OPEN_FILES = 4096
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 FEW_BYTES, LEAST_BYTES = 10 * GIB, GIB  # at least logs, metrics and a checkpoint of the smallest model
-SKEW_S = 2.0
 STORAGE_S = 60.0
 # An unused address, of a block for documentation (RFC 5737): a route to it is the default route.
 ANYWHERE = "192.0.2.1"
@@ -216,7 +210,7 @@ def _network(environment: Mapping[str, str]) -> Iterator[Diagnosis]:
 
 
 def _limits(ranks: int, workers: int, run_dir: Path) -> Iterator[Diagnosis]:
-    """Shared memory, memory, open files, and the disk and the clock of the run directory."""
+    """Room in shared memory, and on the disk of the run directory."""
 
     def enough(number: int, wanted: int, least: int) -> str:
         return OK if number >= wanted else WARNING if number >= least else MISSING
@@ -235,48 +229,15 @@ def _limits(ranks: int, workers: int, run_dir: Path) -> Iterator[Diagnosis]:
         fix = "docker run --shm-size 8g, resources.shm_size on a cluster; or use fewer loader workers"
         yield Diagnosis("shared memory", state, f"{room_in(SHARED_MEMORY)} in {SHARED_MEMORY}", needed, fix)
 
-    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
-    said = f"{format_bytes(free)} are available"
-    for file in map(Path, MEMORY_LIMITS):
-        text = file.read_text().strip() if file.is_file() else ""
-        if text.isdigit() and int(text) < total:  # not "max"
-            said += f", and this container may have {format_bytes(int(text))}"
-            free = min(free, int(text))
-    needed = f"{format_bytes(RANK_BYTES * ranks)} for {count(ranks, 'rank')} before any model"
-    state = enough(free, RANK_BYTES * ranks, 0)
-    yield Diagnosis("memory", state, said, needed, "free some, or use fewer slots")
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a run raises its own as far as it may
-    most = "no hard limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
-    state = OK if hard == resource.RLIM_INFINITY else enough(hard, OPEN_FILES, 0)
-    fix = "ulimit -Hn 65536 by root, or LimitNOFILE= of the service, or docker run --ulimit nofile=65536"
-    needed = f"{OPEN_FILES}, where loaders have workers"
-    yield Diagnosis("open files", state, f"{soft}, and {most}", needed, fix)
-
     there = existing(run_dir)
     state = enough(shutil.disk_usage(there).free, FEW_BYTES, LEAST_BYTES)
     fix = "free some, name another --run-dir, or keep fewer checkpoints by fit.save_total_limit"
     needed = "room for checkpoints: 12 to 16 bytes a parameter each"
-    yield Diagnosis("disk", state, f"{room_in(there)} in {there}", needed, fix)
-
-    needed = f"the machine's time to {SKEW_S:.0f} s: file times decide which checkpoint is the newest"
-    try:
-        with tempfile.NamedTemporaryFile(dir=there, prefix=".doctor-") as probe:
-            before = time.time()
-            probe.write(b"-")
-            probe.flush()
-            skew_s = Path(probe.name).stat().st_mtime - before
-    except OSError as error:
+    said = f"{room_in(there)} in {there}"
+    if not os.access(there, os.W_OK):
+        state, said = MISSING, f"{there} cannot be written to"
         fix = "name another --run-dir, or have its owner let this user write there"
-        said = f"{there} cannot be written to: {error.strerror}"
-        yield Diagnosis("clock", MISSING, said, needed, fix)
-        return
-    said = f"the file system of {there} agrees with this machine"
-    if abs(skew_s) > SKEW_S:  # of another machine, which keeps its own time
-        side = "ahead of" if skew_s > 0 else "behind"
-        said = f"the file system of {there} is {abs(skew_s):.0f} s {side} this machine"
-    fix = "set both by NTP (chronyc, timedatectl set-ntp true)"
-    yield Diagnosis("clock", OK if abs(skew_s) <= SKEW_S else WARNING, said, needed, fix)
+    yield Diagnosis("disk", state, said, needed, fix)
 
 
 def _storage(

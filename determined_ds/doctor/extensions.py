@@ -38,19 +38,7 @@ QUIET_S = (
     3600.0  # a compiler writes more often: no build is running, even where others' processes are not seen
 )
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
-SHARED_FILE_SYSTEMS = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "9p",
-    "fuse",
-    "virtiofs",
-    "afs",
-)
+SHARED_FILE_SYSTEM = re.compile("nfs|cifs|smb|lustre|gpfs|beegfs|ceph|9p|fuse|virtiofs|afs")
 
 
 class Op(NamedTuple):
@@ -345,5 +333,5 @@ def _sees_every_holder(path: Path, device: int) -> bool:
         is_of_container = device == os.stat("/").st_dev
     except OSError:
         return False
-    is_local = bool(kind) and not kind.startswith(SHARED_FILE_SYSTEMS)
+    is_local = bool(kind) and SHARED_FILE_SYSTEM.match(kind) is None
     return is_ours and is_local and (in_first or is_of_container)

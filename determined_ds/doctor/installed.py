@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 import determined_ds
 from determined_ds.doctor.extensions import ask
@@ -41,11 +40,11 @@ found = {{}}
 for name in {IMPORTED!r}:
     try:
         module = importlib.import_module(name)
-        found[name] = {{"version": str(getattr(module, "__version__", "")), "file": getattr(module, "__file__", "")}}
+        found[name] = {{}}
         if name == "torch":
             gpus, hip = module.cuda.device_count(), getattr(module.version, "hip", None) or ""
             native = bool(hip) or gpus > 0 and module.cuda.get_device_capability(0) >= (8, 0)
-            found[name].update(cuda=module.version.cuda or "", hip=hip, gpus=gpus, native_bf16=native)
+            found[name] = dict(cuda=module.version.cuda or "", hip=hip, gpus=gpus, native_bf16=native)
     except BaseException as error:
         found[name] = {{"error": f"{{type(error).__name__}}: {{error}}"}}
 os.write(said, ({MARK!r} + json.dumps(found)).encode())
@@ -91,14 +90,11 @@ def check_versions(context_dir: Path) -> Iterator[Diagnosis]:
     The requirements are those of ``setup.cfg`` in the context directory or beside the package, else of the installed
     package's metadata.
     """
-    here = platform.python_version()
-    state = OK if SpecifierSet(">=3.10").contains(here, prereleases=True) else MISSING
-    yield Diagnosis("python", state, here, ">=3.10", "use Python 3.10 or newer")
+    yield Diagnosis("python", OK, platform.python_version())  # pip refuses one that is too old
     required: list[tuple[str, bool]] = []  # whether it is optional
-    folders = [folder for folder in (context_dir, ROOT) if _is_ours(folder / "setup.cfg")]
-    if folders:
-        setup = configparser.ConfigParser()
-        setup.read(folders[0] / "setup.cfg")
+    setup = configparser.ConfigParser()
+    folder = next((each for each in (context_dir, ROOT) if _reads_ours(each / "setup.cfg", setup)), None)
+    if folder is not None:
         required += [(line, False) for line in setup["options"]["install_requires"].splitlines()]
         models = setup.get("options.extras_require", "models", fallback="")
         required += [(line, True) for line in models.splitlines()]
@@ -112,7 +108,7 @@ def check_versions(context_dir: Path) -> Iterator[Diagnosis]:
             marker = Requirement(line).marker
             if marker is None or marker.evaluate({"extra": "models"}):
                 required.append((line, marker is not None))
-    constraints = f" -c {folders[0] / 'constraints.txt'}" if folders else ""
+    constraints = f" -c {folder / 'constraints.txt'}" if folder is not None else ""
     for line, optional in required:
         text = line.partition("#")[0].strip()
         if not text:
@@ -137,8 +133,8 @@ def check_versions(context_dir: Path) -> Iterator[Diagnosis]:
         yield Diagnosis(name, state, found or "not installed", needed, fix)
 
 
-def _is_ours(file: Path) -> bool:
-    setup = configparser.ConfigParser()
+def _reads_ours(file: Path, setup: configparser.ConfigParser) -> bool:
+    setup.clear()
     setup.read(file)
     return setup.get("metadata", "name", fallback="") == "determined-ds"
 
@@ -152,7 +148,7 @@ def installed_version(name: str) -> str | None:
 
 
 def check_imports(environment: Mapping[str, str], context_dir: Path) -> tuple[Torch, list[Diagnosis]]:
-    """Import what trains, in a process of its own: a finding for what does not import, or is not what is installed.
+    """Import what trains, in a process of its own: a finding for what does not import.
 
     Source: a rank starts as ``python -m`` in the context directory, so that a folder there comes before a package.
     """
@@ -164,35 +160,23 @@ def check_imports(environment: Mapping[str, str], context_dir: Path) -> tuple[To
     found: dict[str, dict[str, Any]] = json.loads(said.partition(MARK)[2])
     findings = []
     for name, seen in found.items():
-        installed = installed_version(name)
-        if installed is None:  # which its version says
-            continue
-        if "error" in seen:
+        if (
+            "error" in seen and installed_version(name) is not None
+        ):  # else its version says that it is missing
             fix = f"install {name} anew, as built for this Python and this machine"
             first = seen["error"].strip().splitlines()[0][:300]
             findings.append(Diagnosis(f"{name} import", MISSING, first, "that it imports", fix))
-        elif seen["version"] and _release(seen["version"]) != _release(installed):
-            both = f"imports {seen['version']} from {seen['file']}, and {installed} is what is installed"
-            fix = "remove the other from PYTHONPATH, or from the context directory"
-            findings.append(Diagnosis(f"{name} import", WARNING, both, "one version", fix))
     if "error" in found["torch"]:
         return Torch(error=found["torch"]["error"]), findings
-    torch = Torch(**{name: value for name, value in found["torch"].items() if name in Torch._fields})
+    torch = Torch(**found["torch"])
     if not findings:
         built = f"torch for CUDA {torch.cuda}" if torch.cuda else f"torch for {torch.hip or 'CPUs'}"
         findings = [Diagnosis("imports", OK, f"{built}, {', '.join(IMPORTED[1:])}")]
     return torch, findings
 
 
-def _release(version: str) -> object:
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return version
-
-
 def check_gpus(environment: Mapping[str, str], torch: Torch) -> tuple[int, list[Diagnosis]]:
-    """Whether torch sees the GPUs that the driver has, the driver runs torch's CUDA, and the variable names devices.
+    """Whether torch sees the GPUs that the driver has, and the driver runs torch's CUDA.
 
     Returns:
         How many GPUs the driver has, and the findings.
@@ -203,29 +187,27 @@ def check_gpus(environment: Mapping[str, str], torch: Torch) -> tuple[int, list[
             if torch.gpus
             else "none; training is on the CPU"
         )
-        findings = [Diagnosis("gpus", OK, seen)]
-        if VISIBLE in environment:
-            findings.append(Diagnosis(VISIBLE, OK, environment[VISIBLE] or "empty: no device"))
-        return 0, findings
-    query = "--query-gpu=name,memory.total,driver_version,uuid"
+        return 0, [Diagnosis("gpus", OK, seen)]
+    query = "--query-gpu=name,memory.total,driver_version"
     said, wrong = ask(["nvidia-smi", query, "--format=csv,noheader,nounits"], environment)
     if wrong:
         fix = "install the driver anew, or load its kernel module (a restart after an update of it)"
         return 0, [Diagnosis("gpus", MISSING, f"nvidia-smi: {wrong}", "a driver", fix)]
-    gpus = [([part.strip() for part in line.split(",")] + [""] * 4)[:4] for line in said.splitlines()]
+    gpus = [([part.strip() for part in line.split(",")] + [""] * 3)[:3] for line in said.splitlines()]
     kinds = Counter(
-        f"{name}, {format_bytes(int(size) * 2**20)}" if size.isdigit() else name for name, size, _, _ in gpus
+        f"{name}, {format_bytes(int(size) * 2**20)}" if size.isdigit() else name for name, size, _ in gpus
     )
     found = "; ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "none; training is on the CPU"
     state, fix = OK, ""
+    hidden = f"={environment[VISIBLE]}" if VISIBLE in environment else ""
     if gpus and not torch.gpus and not torch.error:
         state, found = MISSING, f"{found}, and torch sees none of them"
-        fix = f"check {VISIBLE}, and the driver below"
+        fix = f"check {VISIBLE}{hidden}, and the driver below"
         if not torch.cuda:
             found = found.replace("sees none of them", "is built for CPUs")
             fix = "install a torch that is built for CUDA: pip install --force-reinstall torch from PyPI has one"
     elif torch.gpus and torch.gpus != len(gpus):
-        found += f", of which torch sees {torch.gpus}"
+        found += f", of which torch sees {torch.gpus}{f' by {VISIBLE}{hidden}' if hidden else ''}"
     findings = [Diagnosis("gpus", state, found, "", fix)]
     if gpus:
         header = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", ask(["nvidia-smi"], environment)[0])
@@ -243,31 +225,4 @@ def check_gpus(environment: Mapping[str, str], torch: Torch) -> tuple[int, list[
         elif runs < built:
             state = WARNING
         findings.append(Diagnosis("driver", state, found, needed, fix))
-    if VISIBLE in environment:
-        findings.append(_visible(environment[VISIBLE], [uuid for *_, uuid in gpus]))
     return len(gpus), findings
-
-
-def _visible(value: str, uuids: list[str]) -> Diagnosis:
-    """Whether the names are those of devices: numbers, or the beginnings of UUIDs; ``nvidia-smi`` lists no MIG device.
-
-    Source: CUDA shows a process one MIG device (NVIDIA's MIG user guide, "CUDA Visible Devices").
-    """
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    migs = [name for name in names if name.startswith("MIG")]
-    absent = [
-        name
-        for name in names
-        if name not in migs
-        and not (int(name) < len(uuids) if name.isdigit() else any(uuid.startswith(name) for uuid in uuids))
-    ]
-    state, needed, fix = OK, "", ""
-    if migs and len(names) > 1:
-        state, needed = MISSING, "one MIG device: a process sees no more of them"
-        fix = f"name one, and train on one slot: {VISIBLE}={names[0]}"
-    elif absent and uuids:
-        state, needed = MISSING, "names of existing devices"
-        fix = f"name devices of nvidia-smi -L, or 0 to {len(uuids) - 1}; not {', '.join(absent)}"
-    elif uuids and not names:
-        state, needed, fix = WARNING, "the GPUs that are to train", f"unset {VISIBLE} to train on the GPUs"
-    return Diagnosis(VISIBLE, state, value or "empty: no device", needed, fix)
