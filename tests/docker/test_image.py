@@ -46,17 +46,16 @@ def test_it_is_linted() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout
 
 
-def test_it_installs_as_the_makefile_does_with_the_pins_of_constraints_txt() -> None:
-    """But for what an image has no use of: an editable install, and pip's cache."""
-    makefile = (ROOT / "Makefile").read_text()
-    (pip,) = re.findall(r"^PIP := (.*)$", makefile, re.MULTILINE)
-    (arguments,) = re.findall(r"\$\(PIP\) (install .*?);", makefile)
-    (extras,) = re.findall(r"^\t@extras=(\S+) stamps=.installed;", makefile, re.MULTILINE)
-    makes = shlex.split(pip.replace("$(BIN)", f"{PREFIX}/bin") + " " + arguments.replace("$$extras", extras))
+def test_it_installs_what_the_makefile_does_with_the_same_pins() -> None:
+    """By pip, which every base image has, and not editable."""
+    (makes,) = re.findall(
+        r"^DS_BUILD_OPS=0 .* pip install (.*);", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     image = shlex.split(install().partition("&&")[2].rpartition("&&")[0])
-    own = {"--no-cache-dir", "${TORCH_INDEX:+--extra-index-url", "${TORCH_INDEX}}"}
-    assert [word for word in image if word not in own] == [word for word in makes if word != "-e"]
-    assert "constraints.txt" in image
+    assert "DS_BUILD_OPS=0" in image
+    assert shlex.join(["-c", "constraints.txt"]) in makes
+    assert image[image.index("-c") + 1] == "constraints.txt"
+    assert image[-1] == ".[models,search]"
 
 
 def test_what_it_copies_is_let_through_and_nothing_else_is() -> None:
@@ -65,6 +64,7 @@ def test_what_it_copies_is_let_through_and_nothing_else_is() -> None:
     assert {line[1:] for line in ignore if line.startswith("!")} == copied
     assert "*" in ignore
     assert all((ROOT / name).exists() for name in copied)
+    assert {"model_defs", "experiments"} <= copied  # examples, for det-ds new --from
 
 
 @pytest.mark.long("installs packages; what it installs and copies is proved by the tests before")
@@ -104,6 +104,11 @@ def test_its_install_runs_with_what_it_copies_and_takes_determineds_harness(tmp_
     assert run("det-ds --version", **on_path).stdout == f"det-ds, version {__version__}\n"
     asked = run(f"cd {prefix}; python3 -c 'import determined_ds; print(determined_ds.__file__)'", **on_path)
     assert asked.stdout.startswith(str(prefix))
+
+    copied = run("det-ds new mine --from bert --output copy", **on_path)
+    assert (copied.returncode, (tmp_path / "copy/experiments/mine/const.yaml").is_file()) == (0, True), (
+        copied.stderr
+    )
 
     wheel = tmp_path / "harness-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
