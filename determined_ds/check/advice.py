@@ -131,7 +131,10 @@ def _of_determined(source: Source, has_trial: bool) -> Iterator[Change]:
             message = "runs as it is, by determined_ds.train; determined_ds has the same names"
             yield node, "determined-import", NOTE, message, fix
     for node in source.derived(*OTHER_TRIALS):
-        fix = "derive it from determined_ds.DataParallelTrial: build_model, loss and two loaders (docs/coming-from.md)"
+        fix = (
+            "derive it from determined_ds.DataParallelTrial: build_model, loss and two loaders "
+            "(docs/bring-your-code.md)"
+        )
         yield node, "other-trial", ERROR, f"{node.name} is trained without DeepSpeed", fix
     made = _made(source, source.calls_of(*TRAINERS))
     for call, owner in source.method_calls("fit"):

@@ -1,4 +1,4 @@
-"""What Determined's tests say of its own DeepSpeed trials, on one rank and on two; docs/coming-from.md has the table.
+"""What Determined's tests say of its own DeepSpeed trials, on one rank and on two.
 
 Source: ``harness/tests/experiment/integrations/test_deepspeed_trial.py`` of determined 0.38.1.
 """

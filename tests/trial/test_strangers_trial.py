@@ -1,16 +1,14 @@
-"""The trials of the documentation, as their reader has them: alike under every ZeRO stage.
-
-That of docs/larger-trial.md has encoder and decoder, batches as dicts, two losses, OneCycleLR, AUC over all
-predictions, lengths that differ, streams.
-"""
+"""A larger trial of an author's own (``translation.py``) trains alike under every ZeRO stage; so does one of docs/."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.harness.command import det_ds
 from tests.harness.documented import context_of
@@ -19,11 +17,33 @@ from tests.package import records
 STEPS = 8
 # fp32 on two ranks; sums in another order differ by about 1e-6.
 TOLERANCE = 1e-5
+EXPERIMENT = {
+    "name": "translation",
+    "entrypoint": "python3 -m determined_ds.train model_defs.mine.translation:TranslationTrial",
+    "resources": {"slots_per_trial": 2},
+    "hyperparameters": {
+        "global_batch_size": 16,
+        "deepspeed_config": "experiments/deepspeed/zero1.json",
+        "overwrite_deepspeed_args": {
+            "gradient_accumulation_steps": 2,
+            "scheduler": None,
+            "optimizer": None,
+        },
+        "learning_rate": 0.01,
+        "label_weight": 0.5,
+        "width": 32,
+        "fit": {"max_length": {"batches": 40}, "validation_period": {"batches": 20}},
+    },
+    "searcher": {"name": "single", "metric": "validation_auc", "smaller_is_better": False},
+}
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return context_of(tmp_path_factory.mktemp("reader"))
+    folder = context_of(tmp_path_factory.mktemp("reader"))
+    shutil.copy(Path(__file__).with_name("translation.py"), folder / "model_defs/mine")
+    (folder / "experiments/translation.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    return folder
 
 
 def run(context: Path, name: str, zero_stage: int, *options: str) -> list[dict[str, Any]]:

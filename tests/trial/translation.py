@@ -1,14 +1,14 @@
-# A larger trial
+"""A larger trial as an author writes it: encoder and decoder, two losses, streams of unequal lengths, AUC."""
 
-An encoder and a decoder that are trained on two losses, from a stream of sentences of different lengths, with a schedule of its own, and validated by AUC over all
-predictions. What each part does is explained in [Your own model](your-model.md). The model is
-plain PyTorch:
+import random
 
-```python
-# model_defs/mine/seq2seq.py
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from determined_ds import DataParallelTrial
 
 
 class Attention(nn.Module):
@@ -46,21 +46,6 @@ class Seq2Seq(nn.Module):
         decoded = self.cross(decoded, encoded, known)
         pooled = (encoded * known.transpose(1, 2)).sum(1) / known.sum(-1)
         return self.generate(decoded), self.classify(pooled).squeeze(-1)
-```
-
-The trial:
-
-```python
-# model_defs/mine/translation.py
-import random
-
-import torch
-from determined_ds import DataParallelTrial
-from sklearn.metrics import roc_auc_score
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-
-from model_defs.mine.seq2seq import Seq2Seq
 
 
 def sentences(seed, count):
@@ -87,8 +72,7 @@ def collate(samples):
 
 
 class TranslationTrial(DataParallelTrial):
-    # evaluate returns the values of a batch: their mean over samples is reported, except for
-    validation_metrics = {"validation_auc": roc_auc_score}  # which gets all labels and scores
+    validation_metrics = {"validation_auc": roc_auc_score}  # noqa: RUF012
 
     def build_model(self):
         return Seq2Seq(vocab_size=18, width=self.args.width)
@@ -108,7 +92,7 @@ class TranslationTrial(DataParallelTrial):
 
     def loss(self, model, batch):
         translation, label, _ = self.losses(model, batch)
-        loss = translation + self.args.label_weight * label  # minimized; the others are reported
+        loss = translation + self.args.label_weight * label
         return {"loss": loss, "translation": translation, "label": label}
 
     def evaluate(self, model, batch):
@@ -122,45 +106,10 @@ class TranslationTrial(DataParallelTrial):
         outputs, scores = model(batch["source"], batch["target_in"])
         lengths = (batch["target"] > 0).sum(1)
         words = [row[:length] for row, length in zip(outputs.argmax(-1), lengths, strict=True)]
-        return {"score": scores.sigmoid(), "words": words}  # a row for each sample
+        return {"score": scores.sigmoid(), "words": words}
 
     def build_training_data_loader(self):
         return self.training_loader(lambda: sentences(1, 1000), collate_fn=collate)
 
     def build_validation_data_loader(self):
         return self.validation_loader(lambda: sentences(2, 101), collate_fn=collate)
-```
-
-- **Dict batches, variable lengths.** `collate_fn` gets the samples of a micro-batch and returns what `loss` is given: tensors in a dict are moved to the device. Padding is the
-  author's, and so is leaving it out of the losses (`ignore_index`, `known`).
-- **Samples** are counted by the length of the first tensor in a batch, and means are weighted by that. Where it is something else, define `get_batch_length(batch)`.
-- **Two losses.** Their weighted sum is minimized; each is reported beside it.
-- **Streaming.** The function is called for each pass; replicas share its sentences, and a resumed run reads up to its place.
-
-```yaml
-# experiments/translation.yaml
-name: translation
-entrypoint: python3 -m determined.launch.torch_distributed python3 -m determined_ds.train model_defs.mine.translation:TranslationTrial
-resources: {slots_per_trial: 2}
-hyperparameters:
-  global_batch_size: 16
-  deepspeed_config: experiments/deepspeed/zero1.json
-  overwrite_deepspeed_args: {gradient_accumulation_steps: 2, scheduler: null, optimizer: null}
-  learning_rate: 0.01
-  label_weight: 0.5
-  width: 32
-  fit:
-    max_length: {batches: 40}
-    validation_period: {batches: 20}
-searcher: {name: single, metric: validation_auc, smaller_is_better: false}
-```
-
-The optimizer and the schedule are the trial's, so both sections of the JSON are removed. Its ZeRO stage stays, and any other trains to the same losses:
-
-```sh
-det-ds check experiments/translation.yaml
-det-ds run experiments/translation.yaml . --run-dir runs/translation
-det-ds run experiments/translation.yaml . --test --set hyperparameters.zero_stage=3
-det-ds run experiments/translation.yaml . --run-dir runs/translation --evaluate best
-det-ds run experiments/translation.yaml . --run-dir runs/translation --predict translated.jsonl
-```
