@@ -195,9 +195,8 @@ def _network(environment: Mapping[str, str]) -> Iterator[Diagnosis]:
         if value is None:
             continue
         chosen = [value] if value in up else []
-        if variable.startswith(
-            "NCCL"
-        ):  # prefixes; exact names after =; all but those after ^, as NCCL documents
+        if variable.startswith("NCCL"):
+            # Prefixes; exact names after =; all but those after ^. Source: NCCL's documentation of the variable.
             names, exact = value.lstrip("^=").split(","), "=" in value[:2]
             named = [each for each in up if each in names or (not exact and each.startswith(tuple(names)))]
             chosen = [each for each in up if each not in named] if value.startswith("^") else named
