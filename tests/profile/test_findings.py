@@ -102,6 +102,7 @@ EVEN = {"forward": 80, "backward": 120}
             "loader",
             "slow rank",
             "communication",
+            "communication under ZeRO 3",
             "two causes",
             "bubble",
             "uneven",
