@@ -47,8 +47,8 @@ def nearest(works: list[int], to: int) -> set[int]:
 
 @pytest.mark.parametrize(
     "names",
-    [{*each} for size in (1, 2, 3) for each in itertools.combinations((TOTAL, MICRO, STEPS), size)],
-    ids=str,
+    [set(each) for size in (1, 2, 3) for each in itertools.combinations((TOTAL, MICRO, STEPS), size)],
+    ids=lambda names: " ".join(sorted(names)),
 )
 @given(micro=SIZES, steps=SIZES, replicas=SIZES)
 def test_numbers_that_determine_the_rest_are_completed(
