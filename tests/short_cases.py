@@ -97,7 +97,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "checkpoints/test_warm_start.py::test_other_slots_another_strategy_and_optimizer_take_the_same_weights": (
         "1",
     ),
-    "runtime/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
+    "train/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
     "profile/test_instruments.py::test_what_a_json_switches_on_is_printed_and_changes_nothing": (
         "zero3",
         "pipeline",
