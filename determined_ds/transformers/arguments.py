@@ -21,7 +21,7 @@ from typing import Any
 
 import transformers
 
-from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, overwritten, stated_rate
+from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, leaf_paths, overwritten, stated_rate
 from determined_ds.config.params import (
     AUTO,
     LARGEST,
@@ -35,10 +35,10 @@ from determined_ds.config.params import (
     parse_hyperparameters,
 )
 from determined_ds.config.resolve import ResolvedConfig, Where, reconcile
-from determined_ds.documents.document import Document, KeyPath, unknown_key
+from determined_ds.documents.document import Document, KeyPath, get_path, unknown_key
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.here import (
     TrialHere,
@@ -326,6 +326,15 @@ class ReconciledArguments:
             accelerator=where.accelerator,
             machines=where.machines,
         )
+        if (
+            given is not None
+        ):  # what is filled beside: of Adam's implementations the one that compiles nothing
+            for path in leaf_paths(self.resolved.ds.data):
+                if get_path(given.config, path, NOT_GIVEN) is NOT_GIVEN:
+                    section = given.config
+                    for key in path[:-1]:
+                        section = section.setdefault(key, {})
+                    section[path[-1]] = self.resolved.ds.get(path)
         if is_chief() and script_run() is None:  # det-ds run has shown them
             for warning in self.resolved.warnings:
                 logger.warning("warning: %s", warning)

@@ -57,6 +57,8 @@ def test_it_is_filled_and_so_is_the_json(trial: Trial, tmp_path: Path, kind: typ
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 3)
     assert (args.max_steps, args.eval_steps, args.seed, args.use_cpu) == (9, 3, 11, True)
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_f1", False)
+    optimizer = args.hf_deepspeed_config.config["optimizer"]["params"]
+    assert optimizer["torch_adam"] is True  # DeepSpeed's own would be compiled at the first step
     params = args.hf_deepspeed_config.config["scheduler"]["params"]
     assert params == {"warmup_min_lr": 0.025, "warmup_max_lr": 0.1, "warmup_num_steps": 4}
     assert args.resolved.batch.global_batch_size == 6
