@@ -110,7 +110,7 @@ def test_a_run_that_has_not_reported_yet_is_starting(run: Path, held: int) -> No
     threading.Timer(0.7, os.close, [held]).start()
     said = watch(run, **TERMINAL)
     assert "starting " in said
-    assert "nothing is reported yet" in said
+    assert "it loads its code" in said
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(
