@@ -114,7 +114,9 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         spec = options.pipeline_trial if piped else options.trial
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
-        if options.profile or context.resolved.fit.profile is not None:  # before engines take the GPU
+        is_open = experiment is not None and experiment.is_legacy  # its engine may decide all but the length
+        # The peak is measured before engines take the GPU, where the precision is known by then.
+        if not is_open and (options.profile or context.resolved.fit.profile is not None):
             from determined_ds.profile.mfu import peak_flops
 
             peak_flops(context.device, context.resolved.strategy.precision)
@@ -122,7 +124,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         if instead is not None:
             instead(trial, context, options)
             return
-        if experiment is not None and experiment.is_legacy:  # its engine may decide all but the length
+        if experiment is not None and is_open:
             fit = parse_hyperparameters(experiment.hyperparameters).fit
         else:
             fit = context.resolved.fit

@@ -17,7 +17,6 @@ from determined_ds.rundir.records import KeptWarning, append_warning, kind_of
 
 MOST_KINDS = 200  # a message with a new name in it at every batch would fill a disk
 OTHERS = "more warnings of other kinds came, which are not kept"
-OF_PYTHON = "py.warnings"  # the logger that logging.captureWarnings(True) sends them to
 
 
 class WarningKeeper:

@@ -136,7 +136,7 @@ class Autotune:
     left: dict[str, str]
     unknown_sizes: str = ""
     found: dict[str, Measured] = field(default_factory=dict)
-    dropped: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, str] = field(default_factory=dict)  # name of a variant -> why it cannot run
     ended: str = ""
     _num_trials: int = 0
     _started_s: float = 0.0
@@ -170,7 +170,7 @@ class Autotune:
         with RunLock(bench.run_dir):
             with self.interrupts:
                 self._search()
-            for reason, count in self.dropped.items():
+            for reason, count in Counter(self.refused.values()).items():
                 bench.say(f"  left out {count:>3} that cannot run: {reason}")
             if self.found:
                 bench.write(self._rows())
@@ -218,7 +218,7 @@ class Autotune:
                         tried.add(_identity(variant))
                     why = self._why_not(variant)
                     if why:
-                        self.dropped[why] += variant.name not in self.found
+                        self.refused[variant.name] = why
                         continue
                     is_new = True
                     self._measure(variant)

@@ -221,8 +221,6 @@ def test_a_script_that_tells_a_command_too_little_is_refused(
             "from determined_ds import deepspeed as det_ds",
         ),
         ("import x y\n", (), "train.py:1 is not Python", "fix"),
-        ("import nothing_by_this_name.a\n", (), "train.py:1: imports nothing_by_this_name", "pip install"),
-        ("from helper import a\n", (), "helper.py:2: imports nothing_by_this_name", "pip install"),
         ("", ("--slots", "4096"), "slots_per_trial = 4096", "use --slots"),
     ],
 )
@@ -231,8 +229,6 @@ def test_what_cannot_run_is_refused(
 ) -> None:
     script = own_script / "train.py"
     script.write_text(line + script.read_text())
-    tried = "try:\n    import another_missing\nexcept ImportError:\n    pass\n"
-    (own_script / "helper.py").write_text(f"import json, torch\nimport nothing_by_this_name\n{tried}")
     done = CliRunner().invoke(main, [*words(own_script, "", *arguments), "--accelerator", "cpu"])
     assert done.exit_code == EXIT_CONFIG
     assert said in done.stderr

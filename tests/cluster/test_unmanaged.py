@@ -94,19 +94,9 @@ def test_our_own_launcher_reports_only_where_it_is_asked_to(master: Master, tmp_
     assert "DET_MASTER is not set" in nowhere.stderr
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "tests/cli/own_script",
-        pytest.param(
-            "tests/session/scripts", marks=pytest.mark.long("with a session; the other is bare Core API")
-        ),
-    ],
-)
-def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(
-    folder: str, master: Master, tmp_path: Path
-) -> None:
-    done = run(tmp_path / "run", master.server.url, "--report-to-master", folder=ROOT / folder)
+def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(master: Master, tmp_path: Path) -> None:
+    folder = ROOT / "tests/cli/own_script"
+    done = run(tmp_path / "run", master.server.url, "--report-to-master", folder=folder)
     assert done.returncode == 0, done.stderr
     assert "is not reported" not in done.stderr
     assert_all_is_told(master, tmp_path / "run")

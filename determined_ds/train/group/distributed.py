@@ -7,7 +7,6 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from determined import core
 from torch.distributed import distributed_c10d
@@ -182,14 +181,6 @@ class TorchDistributedContext(core.DistributedContext):
 
     def broadcast(self, stuff: Any) -> Any:
         return stuff if self.size < 2 else broadcast_object(stuff, group=self._group)
-
-    def begin_broadcast(self, numbers: torch.Tensor) -> Any:
-        """Begin to send numbers of rank 0 to all ranks, in place; they are there once what is returned was waited for.
-
-        Args:
-            numbers: On the CPU.
-        """
-        return dist.broadcast(numbers, src=0, group=self._group, async_op=True)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
         return stuff if self.local_size < 2 else self.allgather_local(stuff)[0]
