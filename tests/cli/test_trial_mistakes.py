@@ -33,7 +33,7 @@ def test_a_traceback_begins_at_the_authors_line(own_model: Path) -> None:
     assert second.strip() == "raise ArithmeticError('the loss breaks')"
     kept = context / "run" / "logs" / "traceback-rank0.txt"
     assert f"full traceback: {kept}" in shown
-    assert "determined_ds/train.py" in kept.read_text()
+    assert "determined_ds/train/rank_process.py" in kept.read_text()
 
 
 def test_a_misspelt_hyperparameter_is_answered_with_the_nearest(own_model: Path) -> None:
@@ -46,7 +46,7 @@ def test_with_debug_all_of_a_traceback_is_shown(own_model: Path) -> None:
     context = broken(own_model, "raise ArithmeticError('the loss breaks')")
     done = run(context, "--set", "debug=true")
     assert done.returncode == 1
-    assert "determined_ds/train.py" in done.stderr
+    assert "determined_ds/train/rank_process.py" in done.stderr
     assert "full traceback" not in done.stderr
 
 

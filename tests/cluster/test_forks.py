@@ -71,7 +71,7 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     got = tmp_path / "got"
     cluster.det("checkpoint", "download", last(cluster, source), "-o", got)
     files = json.loads((got / "manifest.json").read_text())["files"]
-    assert {"code/model_defs/gpt2/trial.py", "code/determined_ds/train.py"} <= files.keys()
+    assert {"code/model_defs/gpt2/trial.py", "code/determined_ds/train/__main__.py"} <= files.keys()
     assert not [name for name in files if name.startswith(("code/tests", "code/.", "code/runs"))]
     done = loaded_in(tmp_path)
     assert done.returncode == 0, done.stderr

@@ -55,6 +55,7 @@ CLUSTER_ONLY = {
     "environment.image",
     "bind_mounts",
     "checkpoint_storage",
+    "profiling.enabled",
 }
 # Command -> its words, and what it ignores beside NOWHERE.
 COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
@@ -63,7 +64,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "search": ((), CLUSTER_ONLY),
     "compare": (
         ("--strategies", "zero0"),
-        {*CLUSTER_ONLY, "resources.max_slots", "profiling.enabled", "searcher.source_checkpoint_uuid"},
+        {*CLUSTER_ONLY, "resources.max_slots", "searcher.source_checkpoint_uuid"},
     ),
 }
 

@@ -157,7 +157,7 @@ def test_the_cluster_gets_every_module_that_a_task_may_load(module: str, least: 
 def test_what_the_cluster_does_not_get(tmp_path: Path) -> None:
     """Neither tests, runs, environments and caches nor secrets, wherever they lie."""
     (tmp_path / ".detignore").write_text((ROOT / ".detignore").read_text())
-    wanted = ["determined_ds/train.py", "model_defs/mine/trial.py", "experiments/mine/const.yaml"]
+    wanted = ["determined_ds/train/__main__.py", "model_defs/mine/trial.py", "experiments/mine/const.yaml"]
     unwanted = [
         "tests/test_a.py",
         "runs/gpt2/1/metrics.jsonl",
