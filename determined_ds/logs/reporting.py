@@ -7,63 +7,74 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import logging
+import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from determined import core
+
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import TOOLS, read_loggers
+from determined_ds.config.params import LOGGING, TOOLS, read_loggers
 from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.documents.files import write_whole
 from determined_ds.experiment.decide import Task
-from determined_ds.logs.clients import MOST_METRICS, Client, load_client
-from determined_ds.logs.shown_run import COMPLETED, FAILED, STOPPED, NumbersAt, named, shown_run
-from determined_ds.logs.tensorboard import OF_TOOLS, copy_changed, upload_too
+from determined_ds.logs.clients import (
+    COMPLETED,
+    FAILED,
+    MOST_METRICS,
+    STOPPED,
+    Client,
+    NumbersAt,
+    ShownRun,
+    client_kind,
+)
+from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
 from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.records import RESTART, START, Launch, decided_fields, launch_of, read_launches
+from determined_ds.rundir.records import FORK, RESTART, START, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")
 
-# Reports that wait for a tool; more than a day of one a minute, or of an hour of two a second.
-MOST_WAITING = 10_000
+MOST_WAITING = 10_000  # reports that wait for a tool: more than a day of one a minute
 EVERY_S = 1.0  # between two deliveries: a tool takes several reports more cheaply than each of them
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # between tries, where a tool fails
+LONGEST_WAIT_S = 30.0  # between tries, where a tool fails
 LAST_TRIES = 3  # of a tool that fails, once the run has ended
 # How long the end of a run waits for its tools; that of one that failed, for which other ranks wait, is short.
 LAST_S, LAST_OF_FAILED_S = 30.0, 4.0
+UNCATEGORIZED = "Uncategorized"  # a master's project of experiments without one
+# Fields of a launch that have a place of their own in the configuration that tools show.
+APART = ("hyperparameters", "ds_config", "origins", "versions", "machine", "warnings", "time")
 
 
 class Delivery(threading.Thread):
-    """Delivers to one tool: what it fails to take is offered again, what is lost is counted.
-
-    Args:
-        name: Of the tool.
-        client: Its run.
-    """
+    """Delivers to one tool: what it fails to take is offered again, what is lost is counted."""
 
     def __init__(self, name: str, client: Client) -> None:
         super().__init__(name=name, daemon=True)
         self._client = client
-        self._waiting: deque[NumbersAt] = deque()
+        self.waiting: deque[NumbersAt] = deque()
         self._num_lost = 0
         self._ending = threading.Event()
         self._status = ""
-        self._has_warned = False
-        self._is_closed = False
+        self._is_closed = self._has_warned = False
         self.start()
 
     def put(self, report: NumbersAt) -> None:
         """Offer a report; it is lost where too many wait."""
-        if len(self._waiting) < MOST_WAITING:
-            self._waiting.append(report)
+        if len(self.waiting) < MOST_WAITING:
+            self.waiting.append(report)
         else:
             self._num_lost += 1
 
@@ -75,8 +86,7 @@ class Delivery(threading.Thread):
     def close(self, until: float) -> None:
         """Wait until the tool has closed the run, at most until this moment of :func:`time.monotonic`."""
         self.join(max(0.0, until - time.monotonic()))
-        unsent = self._num_lost + len(self._waiting)
-        if unsent:
+        if unsent := self._num_lost + len(self.waiting):
             self._warn(f"has not taken {count(unsent, 'report')} of metrics")
         elif not self._is_closed:
             self._warn("has not closed the run")
@@ -84,14 +94,12 @@ class Delivery(threading.Thread):
     def _warn(self, text: str) -> None:
         logger.warning("warning: %s %s\n  fix: %s", TOOLS[self.name].title, text, TOOLS[self.name].fix)
 
-    # ------------------------------------------------------------------------------------ in the thread
-
     def run(self) -> None:
-        """Deliver until the run has ended."""
+        """In the thread: deliver until the run has ended."""
         if not self._tried(self._begin):
             return
-        while not self._ending.wait(EVERY_S) or self._waiting:
-            if not self._tried(lambda: self._client.send(self._waiting)):
+        while not self._ending.wait(EVERY_S) or self.waiting:
+            if not self._tried(lambda: self._client.send(self.waiting)):
                 return
         self._is_closed = self._tried(lambda: self._client.end(self._status))
 
@@ -101,7 +109,7 @@ class Delivery(threading.Thread):
 
     def _tried(self, step: Callable[[], None]) -> bool:
         """Try a step until it succeeds; False where it still fails after the end of the run."""
-        wait_s, tries = FIRST_WAIT_S, LAST_TRIES
+        wait_s, tries = EVERY_S, LAST_TRIES
         while tries:
             tries -= self._ending.is_set()
             try:
@@ -113,7 +121,7 @@ class Delivery(threading.Thread):
                     self._has_warned = True
                     self._warn(f"does not take the run, which continues: {reason}; it is tried again")
             if self._ending.wait(wait_s):
-                time.sleep(FIRST_WAIT_S)
+                time.sleep(EVERY_S)
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
         return False
 
@@ -141,57 +149,39 @@ def reported_to_tools(
         resolved: Says what was decided, once training begins; None where the code has decided it.
     """
     tools = read_loggers(task.hyperparameters, [])
-    if core_context.distributed.rank != 0 or not tools:
-        yield
-        return
     kinds = {}
-    for name in tools:
+    for name in tools if core_context.distributed.rank == 0 else ():
         try:
-            kinds[name] = load_client(name)
+            kinds[name] = client_kind(name)
         except Exception as error:  # what is only shown fails no training
             what = f"{TOOLS[name].title} gets no reports: its client cannot be loaded: {error}"
             logger.warning("warning: %s\n  fix: pip install %s", what, TOOLS[name].package)
-    if run_dir is not None:
-        folder = run_dir.path
-    else:
-        folder = Path(tempfile.mkdtemp())
-        upload_too(core_context.train, folder)
-
+    if not kinds:
+        yield
+        return
+    # Clients make and remove files at any time, and Determined's upload fails where a file vanishes: so not there.
+    folder = run_dir.path if run_dir is not None else Path(tempfile.mkdtemp())
     deliveries: list[Delivery] = []
     beginning, is_stopping = threading.Lock(), threading.Event()
-    has_begun = threading.Event()
-    nested = threading.local()  # one report may be made by another, e.g. by that of any group
+    train, preempt = core_context.train, core_context.preempt
+    # All reports of a context pass through one of its methods: Determined's own through the second one.
+    is_own = type(train).report_metrics is core.TrainContext.report_metrics
+    passed = "_report_trial_metrics" if is_own else "report_metrics"
+    report = getattr(train, passed)
 
-    def send(group: str, steps_completed: int, metrics: Mapping[str, Any], *_: Any, **more: Any) -> None:
-        with beginning:
-            if not has_begun.is_set():
-                launch = _launch(task, accelerator, run_dir, info, resolved(), core_context.distributed.size)
-                about = shown_run(launch, task.exp_conf or {}, folder, info)
-                deliveries.extend(Delivery(name, kinds[name](about, tools[name])) for name in kinds)
-                has_begun.set()
+    @functools.wraps(report)
+    def reporting(group: str, steps_completed: int, metrics: Mapping[str, Any], *more: Any) -> None:
+        report(group, steps_completed, metrics, *more)
+        with beginning:  # reports of several threads may overlap
+            if not deliveries:
+                about = shown_run(task, accelerator, folder, core_context.distributed.size, info, resolved())
+                deliveries.extend(Delivery(name, kind(about, tools[name])) for name, kind in kinds.items())
         numbers, now = named(group, metrics), round(time.time(), 3)
         while some := dict(islice(numbers, MOST_METRICS)):
             for delivery in deliveries:
                 delivery.put(NumbersAt(int(steps_completed), now, some))
 
-    def sending(report: Callable[..., Any], *group: Any) -> Callable[..., Any]:
-        @functools.wraps(report)
-        def reporting(*given: Any, **options: Any) -> Any:
-            is_outer, nested.inside = not getattr(nested, "inside", False), True
-            try:
-                result = report(*given, **options)
-            finally:
-                nested.inside = not is_outer
-            if is_outer:
-                send(*(*group, *given), **options)
-            return result
-
-        return reporting
-
-    train, preempt = core_context.train, core_context.preempt
-    for group in ("training", "validation"):
-        setattr(train, f"report_{group}_metrics", sending(getattr(train, f"report_{group}_metrics"), group))
-    train.report_metrics = sending(train.report_metrics)
+    setattr(train, passed, reporting)
     should_preempt = preempt.should_preempt
 
     @functools.wraps(should_preempt)
@@ -202,7 +192,6 @@ def reported_to_tools(
         return answer
 
     preempt.should_preempt = watching
-
     status = FAILED
     try:
         yield
@@ -218,33 +207,90 @@ def reported_to_tools(
                 delivery.finish(status)
             for delivery in deliveries:
                 delivery.close(until)
-        if run_dir is None:  # a context that uploads by itself does so when it is closed
-            copy_changed(folder, Path(core_context.train.get_tensorboard_path()) / OF_TOOLS)
+        if (
+            run_dir is None
+        ):  # what is offline is uploaded with the files for TensorBoard, at the end of this start
+            with contextlib.suppress(OSError, shutil.Error):
+                target = Path(train.get_tensorboard_path()) / OF_TOOLS
+                shutil.copytree(folder, target, dirs_exist_ok=True, symlinks=False)
 
 
-def _launch(
+def shown_run(
     task: Task,
     accelerator: Accelerator,
-    run_dir: RunDir | None,
-    info: Any,
-    decided: ResolvedConfig | None,
-    size: int,
-) -> Launch:
-    """What the launcher has written of this start of the ranks; on a cluster this writes it."""
-    written = read_launches(run_dir.current(run_dir.launches)) if run_dir is not None else ()
+    folder: Path,
+    num_ranks: int,
+    info: Any = None,
+    decided: ResolvedConfig | None = None,
+) -> ShownRun:
+    """Describe a run to the tools; off a cluster, its key is kept in the run directory ``folder``."""
+    exp_conf, run_dir = task.exp_conf or {}, RunDir(folder)
+    written = read_launches(run_dir.current(run_dir.launches)) if info is None else ()
     if written:
-        by_code = not written[-1].strategy and decided is not None  # known by now
-        return replace(written[-1], **decided_fields(decided)) if by_code and decided else written[-1]
-    config = task.exp_conf or {}
-    is_again = info is not None and task.on_cluster and info.trial._trial_run_id > 1
-    return launch_of(
-        name=str(config.get("name") or ""),
-        runs=str(config.get("entrypoint") or ""),
-        hyperparameters=task.hyperparameters.data,
-        resolved=decided,
-        accelerator=accelerator,
-        slots=size,
-        trial_seed=task.seed,
-        kind=RESTART if is_again else START,
-        steps_completed=task.steps_completed if is_again else 0,
+        launch = written[-1]
+        if not launch.strategy and decided is not None:  # the code has decided it by now
+            launch = replace(launch, **decided_fields(decided))
+    else:
+        is_again = info is not None and task.on_cluster and info.trial._trial_run_id > 1
+        launch = launch_of(
+            name=str(exp_conf.get("name") or ""),
+            runs=str(exp_conf.get("entrypoint") or ""),
+            hyperparameters=task.hyperparameters.data,
+            resolved=decided,
+            accelerator=accelerator,
+            slots=num_ranks,
+            trial_seed=task.seed,
+            kind=RESTART if is_again else START,
+            steps_completed=task.steps_completed if is_again else 0,
+        )
+    if info is not None:
+        trial = info.trial
+        key = hashlib.sha256(f"{info.cluster_id}/{trial.trial_id}".encode()).hexdigest()[:32]
+        own_name, group = f"trial {trial.trial_id}", f"experiment {trial.experiment_id}"
+        kept_in = f"{uploaded_to(info)}/{OF_TOOLS}"
+        ids = {"cluster_id": info.cluster_id, "experiment_id": trial.experiment_id, "master": info.master_url}
+        ids["trial_id"] = trial.trial_id
+    else:
+        key = ""
+        if launch.kind not in (START, FORK):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                key = str(json.loads(run_dir.loggers.read_bytes())["key"])
+        if not key:
+            key = uuid.uuid4().hex
+            write_whole(run_dir.loggers, json.dumps({"key": key}) + "\n")
+        own_name, kept_in, ids = folder.name, str(folder), {"run_dir": str(folder)}
+        group = folder.parent.parent.name if folder.parent.name == "trials" else ""  # of det-ds search
+    name, project, given = launch.name or "determined_ds", exp_conf.get("project"), asdict(launch)
+    return ShownRun(
+        key=key,
+        name=f"{name} {own_name}",
+        project=str(project if project and project != UNCATEGORIZED else name),
+        group=f"{name} {group}" if group else "",
+        tags=tuple(map(str, exp_conf.get("labels") or ())),
+        notes=str(exp_conf.get("description") or ""),
+        config={
+            **{field: value for field, value in given.items() if field not in APART and value != ""},
+            "hyperparameters": {each: v for each, v in launch.hyperparameters.items() if each != LOGGING},
+            "deepspeed": given["ds_config"],
+            "origins": given["origins"],
+            "versions": given["versions"],
+            "machine": given["machine"],
+            "determined": ids,
+        },
+        folder=folder,
+        kept_in=kept_in,
     )
+
+
+def named(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Metrics by the names that they have in every tool, e.g. ``validation/accuracy/top5``; only numbers."""
+    if hasattr(value, "tolist"):  # of torch or numpy
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named(f"{name}/{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from named(f"{name}/{index}", item)
+    elif isinstance(value, (bool, int, float)):
+        yield name, int(value) if isinstance(value, bool) else value
