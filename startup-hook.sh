@@ -107,6 +107,6 @@ if not os.path.samefile(os.path.dirname(determined_ds.__file__), "determined_ds"
 PY
 
 # What ranks find in their environment; and where they would refuse the configuration, it is refused here.
-determined_ds_says=$(python3 -m determined_ds.startup) || exit $?
+determined_ds_says=$(python3 -m determined_ds.cluster.startup) || exit $?
 eval "$determined_ds_says"
 unset determined_ds_says

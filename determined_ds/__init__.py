@@ -45,7 +45,7 @@ _HOMES = {
     "measure_throughput": "determined_ds.train.loop.measure",
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
-    "report_to_tools": "determined_ds.train.master.core_context",
+    "report_to_tools": "determined_ds.train.here",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
@@ -91,13 +91,13 @@ if TYPE_CHECKING:
     from determined_ds.report.results import Results, load_results
     from determined_ds.sessions.session import Session, session
     from determined_ds.train.context import DeepSpeedTrialContext
+    from determined_ds.train.here import report_to_tools
     from determined_ds.train.load_model import (
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
     from determined_ds.train.loop.fit import Trainer
     from determined_ds.train.loop.measure import measure_throughput
-    from determined_ds.train.master.core_context import report_to_tools
     from determined_ds.train.memory import get_gpu_memory_stats
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial

@@ -23,8 +23,8 @@ from determined_ds.rundir.handed_on import LAUNCHED_BY
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import TRAINED
+from determined_ds.train.here import Measurement, ScriptRun, begin
 from determined_ds.train.rank_process import RankProcess, end_process
-from determined_ds.train.scripts.given_run import Measurement, ScriptRun, begin
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
     from determined_ds.devices import detect_accelerator
-    from determined_ds.train.group.peers import leave_peers
-    from determined_ds.train.scripts.as_on_cluster import surrounded
+    from determined_ds.train.as_on_cluster import surrounded
+    from determined_ds.train.group.watch import leave_watch
     from determined_ds.train.upstream import debugging
 
     begin(run)
@@ -104,7 +104,7 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
             if run.has_begun:  # as seen by rank 0: another launch may get further
                 TRAINED.set()
             raise
-    leave_peers()  # where it has left its contexts by an exit
+    leave_watch()  # where it has left its contexts by an exit
     if run.test and not run.trained:
         raise ConfigError(without_library(script, "--test"))
     if run.measurement is not None and not run.is_measured:

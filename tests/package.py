@@ -21,7 +21,7 @@ from determined_ds import Accelerator, ConfigError, Experiment, Problem, Resolve
 from determined_ds.check.inputs import check_files as check  # noqa: F401  the files of an experiment -> reports
 from determined_ds.check.output import Finding, Report, place  # noqa: F401
 from determined_ds.checkpoints.files import checkpoints_in, damage_of
-from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
+from determined_ds.cluster.log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
 from determined_ds.config.params import OWN_KEYS, TOOLS, FitOptions, ProfiledSteps
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.config.rules import RULES
@@ -407,7 +407,7 @@ def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int)
 def ending_of(error: BaseException, *, trained: bool = False) -> tuple[int, str]:
     """How a rank ends after an error, before its first batch or ``trained``: exit code, cause in ``result.json``."""
     from determined_ds.rundir.signals import TRAINED
-    from determined_ds.train.master.ending import cause_of, exit_code_of
+    from determined_ds.train.ending import cause_of, exit_code_of
 
     with mock.patch.object(TRAINED, "is_set", return_value=trained):
         return exit_code_of(error), cause_of(error)
@@ -520,7 +520,7 @@ def start_task(environment: Mapping[str, str]) -> tuple[int, dict[str, str], lis
     import os
     import shlex
 
-    from determined_ds import startup
+    from determined_ds.cluster import startup
 
     out, err = io.StringIO(), io.StringIO()
     container = {"PATH": os.environ["PATH"], **environment}

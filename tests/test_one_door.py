@@ -18,7 +18,10 @@ WHITE_BOX = TESTS / "white_box.txt"
 PUBLIC = {
     "determined_ds",
     *(f"determined_ds.{name}" for name in ("callbacks", "cli.main", "deepspeed", "errors", "transformers")),
-    *(f"determined_ds.{name}" for name in ("cli", "doctor", "script", "startup", "train", "train.__main__")),
+    *(
+        f"determined_ds.{name}"
+        for name in ("cli", "doctor", "script", "cluster.startup", "train", "train.__main__")
+    ),
 }
 IMPORT_IN_TEXT = re.compile(r"(?:from|import) (determined_ds(?:\.\w+)+)")
 NAME_AS_TEXT = re.compile(r"(determined_ds(?:\.[a-z_]+)+)(?::\w+)?")

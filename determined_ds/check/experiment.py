@@ -21,8 +21,8 @@ from determined_ds.check.trial import (
     stages_problem,
     trial_problems,
 )
-from determined_ds.cluster_log import ERROR as LOGGED
-from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
+from determined_ds.cluster.log import ERROR as LOGGED
+from determined_ds.cluster.log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import (

@@ -62,9 +62,9 @@ from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.metrics_file import put_on_disk
 from determined_ds.train.data.seeds import rng_state
+from determined_ds.train.ending import exit_code_of
+from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
-from determined_ds.train.master.ending import exit_code_of
-from determined_ds.train.scripts.given_run import cluster_info
 from determined_ds.trial.author import method_of
 
 logger = logging.getLogger("determined_ds")

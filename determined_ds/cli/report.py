@@ -80,7 +80,7 @@ def _trials(
     trials: tuple[int, ...], experiments: tuple[int, ...], master: str | None, taken: set[str]
 ) -> list[RunView]:
     """A cluster's trials as they are shown, under names that no other run has."""
-    from determined_ds.from_cluster import recorded_trials
+    from determined_ds.cluster.trials import recorded_trials
     from determined_ds.report.runs import RunView
 
     found = []

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from determined_ds.cluster_log import LOG_POLICIES
+from determined_ds.cluster.log import LOG_POLICIES
 from determined_ds.config.ds_schema import ZERO, known_keys
 from determined_ds.config.params import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted

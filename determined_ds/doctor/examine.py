@@ -250,7 +250,7 @@ def _storage(
         needed = "a folder of the agents' machines; `det cmd run` checks it there"
         return Diagnosis("storage", UNKNOWN, f"{place} is not on this machine", needed)
     once = {"AWS_MAX_ATTEMPTS": "1", **environment}  # a run tries longer
-    words = [sys.executable, "-m", "determined_ds.train.master.probe"]
+    words = [sys.executable, "-m", "determined_ds.doctor.probe"]
     _, wrong = ask(words, once, cwd=context_dir, stdin=json.dumps(dict(config)), timeout_s=STORAGE_S)
     said = f"{place}: {wrong or 'a small object was written, read, deleted'}"
     fix = STORAGE_FIXES.get(

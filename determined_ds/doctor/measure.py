@@ -148,7 +148,7 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
     import torch.distributed as dist
 
     from determined_ds.profile.mfu import peak_flops
-    from determined_ds.train.group.distributed import join_process_group
+    from determined_ds.train.group.process_group import join_process_group
 
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that are going to change
     distributed = join_process_group(detect_accelerator(accelerator))

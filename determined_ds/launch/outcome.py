@@ -10,17 +10,9 @@ from pathlib import Path
 
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
-from determined_ds.launch.hang import Hang
-from determined_ds.rundir.handed_on import in_words, since
 from determined_ds.rundir.records import CRASH, HANG, status_of
 from determined_ds.rundir.run_dir import RunDir
-
-MOST_STACKS = 8  # that are shown; all are in the logs
-# What often ends a process so.
-USUAL = {
-    signal.SIGKILL: "; the system kills processes when memory runs out",
-    signal.SIGBUS: "; a file in memory cannot grow where /dev/shm or a disk is full",
-}
+from determined_ds.rundir.signals import USUAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +49,25 @@ class Outcome:
     Args:
         failures: The first one first; none where all succeeded.
         signals: Those that the user sent.
-        hang: Why they were ended, where no rank made progress.
     """
 
     failures: tuple[Failure, ...] = ()
     signals: tuple[int, ...] = ()
-    hang: Hang | None = None
 
     @property
     def stopped(self) -> bool:
         """Whether the user stopped it, and nothing else went wrong."""
         by_signal = (-signal.SIGKILL, -signal.SIGTERM)
-        return bool(self.signals and not self.hang) and all(each.code in by_signal for each in self.failures)
+        return bool(self.signals) and all(each.code in by_signal for each in self.failures)
 
     @property
     def exit_code(self) -> int:
         """0, also when stopped by one signal; 2: it cannot run; 1: it failed; 128 + the number of a second signal."""
         if self.stopped:
             return 0 if len(self.signals) == 1 else 128 + self.signals[-1]
-        if not self.failures and not self.hang:
+        if not self.failures:
             return 0
-        cannot_run = not self.hang and self.failures[0].exit_code == EXIT_CONFIG
-        return EXIT_CONFIG if cannot_run else EXIT_TRAINING_FAILED
+        return EXIT_CONFIG if self.failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
 
     @property
     def status(self) -> str:
@@ -87,15 +76,11 @@ class Outcome:
 
     @property
     def cause(self) -> str | None:
-        if self.stopped or not (self.hang or self.failures):
-            return None
-        return HANG if self.hang else self.failures[0].cause
+        return None if self.stopped or not self.failures else self.failures[0].cause
 
     @property
     def reason(self) -> str | None:
-        if self.cause is None:
-            return None
-        return _reason_of_hang(self.hang) if self.hang else self.failures[0].reason
+        return None if self.cause is None else self.failures[0].reason
 
 
 def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str, *, closes: bool = False) -> None:
@@ -108,8 +93,11 @@ def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str, *, closes: b
         closes: Whether a closing block follows, which has the command.
     """
     there = RunDir(run_dir)
-    if outcome.hang:
-        _show_hang(outcome.hang, there, resume_with)
+    if outcome.cause == HANG:
+        kept = checkpoints_in(there.checkpoints)
+        last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
+        resume = [f"  fix: resume from it with: {resume_with}"] if kept else []
+        print(f"\n{outcome.failures[0].message.rstrip()}", last, *resume, sep="\n", file=sys.stderr)
     elif not outcome.stopped and outcome.failures:
         show_failure(outcome.failures[0], there)
     elif outcome.signals and not checkpoints_in(there.checkpoints):
@@ -141,27 +129,3 @@ def reason_of_code(code: int) -> str:
         number = signal.Signals(-code) if known else None
         how = f"killed by {number.name if number else f'signal {-code}'}{USUAL.get(number, '') if number else ''}"
     return f"it ended without a message: {how}"
-
-
-def _show_hang(hang: Hang, run_dir: RunDir, resume_with: str) -> None:
-    """Print which rank hangs, where, and how to resume, on stderr."""
-    if len(hang.behind) == 1:
-        stacks = f"its stack is in {run_dir.log(hang.behind[0])}, those of the others are beside it"
-    else:
-        stacks = f"their stacks are in {run_dir.logs}"
-    kept = checkpoints_in(run_dir.checkpoints)
-    others = [rank for rank in range(len(hang.stacks)) if rank not in hang.behind]
-    shown = [rank for rank in (*hang.behind, *others)[:MOST_STACKS] if hang.stacks[rank]]
-    lines = [
-        f"\n{_reason_of_hang(hang)}; {stacks}",
-        *(f"rank {rank}, innermost call first:\n{hang.stacks[rank]}" for rank in shown),
-        f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet",
-        *([f"  fix: resume from it with: {resume_with}"] if kept else []),
-        "  fix: if a step may take longer, add --hang-timeout MINUTES (0: no limit)",
-    ]
-    print("\n".join(lines), file=sys.stderr)
-
-
-def _reason_of_hang(hang: Hang) -> str:
-    who = f"rank {hang.behind[0]} hangs" if len(hang.behind) == 1 else "the ranks hang"
-    return f"{who}: nothing has moved for {in_words(hang.seconds)}, {since(hang.steps)}"

@@ -17,18 +17,17 @@ from typing import Any
 from determined_ds.checkpoints.files import VERIFIED, remove_partial, verified_here
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
-from determined_ds.launch.hang import HANG_TIMEOUT_S, HangWatch
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.outcome import Failure, Outcome, reason_of_code
 from determined_ds.rundir.handed_on import (
     ERROR_FD,
     HANG_TIMEOUT,
+    HANG_TIMEOUT_MINUTES,
     LAUNCHED_BY,
     PARENT,
     STORE,
     TERMINAL,
 )
-from determined_ds.rundir.heartbeat import HEARTBEATS, make_heartbeats
 from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.records import CRASH, KILLED
 from determined_ds.rundir.run_dir import RunDir
@@ -51,7 +50,7 @@ def run_ranks(
     run_dir: Path,
     variables: Mapping[str, str | None] | None = None,
     keep_open: Sequence[int] = (),
-    hang_timeout_s: float = HANG_TIMEOUT_S,
+    hang_timeout_s: float = 60 * HANG_TIMEOUT_MINUTES,
 ) -> Outcome:
     """Start the ranks of a run on this machine, and wait for them.
 
@@ -66,7 +65,7 @@ def run_ranks(
         run_dir: The run directory; it exists.
         variables: The user's environment variables for the ranks; None for one to remove.
         keep_open: Descriptors that the ranks inherit.
-        hang_timeout_s: They are ended where none shows a sign of life for this long; 0: no limit.
+        hang_timeout_s: They end where none shows a sign of life for this long; 0: no limit.
     """
     allow_open_files()
     there = RunDir(run_dir)
@@ -81,7 +80,6 @@ def run_ranks(
         run_dir=there,
         keep_open=keep_open,
     )
-    watch = HangWatch(ranks, hang_timeout_s)
     stops = False
 
     def pass_on_signals() -> None:
@@ -95,12 +93,12 @@ def run_ranks(
 
     message = "stopping after this batch, with a checkpoint"
     with Interrupts(message, announced=False) as interrupts, ranks:
-        failures = ranks.wait(pass_on_signals, watch.look)
+        failures = ranks.wait(pass_on_signals)
     if interrupts.at_once and sys.stdout.isatty():
         print()  # after the ^C that the terminal shows
     if failures:
         remove_partial(there.checkpoints)
-    return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals), hang=watch.hang)
+    return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals))
 
 
 def environment_of_ranks(
@@ -156,7 +154,6 @@ class Ranks:
         self._temporary = tempfile.TemporaryDirectory(prefix="det-ds-run-")
         self._shared = Path(self._temporary.name)
         try:
-            make_heartbeats(self.heartbeats, self._size)
             for number in range(self._size):
                 self._ranks.append(self._start(number))
         except BaseException:
@@ -169,8 +166,7 @@ class Ranks:
         places = {"LOCAL_WORLD_SIZE": size, "LOCAL_SIZE": size, "WORLD_SIZE": size}
         places |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
         places |= {"RANK": str(number), "LOCAL_RANK": str(number)}
-        handed_on = {STORE: str(self._shared / "store"), HEARTBEATS: str(self.heartbeats)}
-        handed_on |= {PARENT: str(os.getpid()), VERIFIED: verified_here()}
+        handed_on = {STORE: str(self._shared / "store"), PARENT: str(os.getpid()), VERIFIED: verified_here()}
         return _Rank(
             number,
             self._command,
@@ -188,11 +184,11 @@ class Ranks:
         with contextlib.suppress(OSError):
             self._temporary.cleanup()
 
-    def wait(self, *look: Callable[[], None]) -> list[Failure]:
+    def wait(self, look: Callable[[], None]) -> list[Failure]:
         """Wait for all of them; where one fails, end the others unless they end themselves.
 
         Args:
-            look: Each is called several times a second.
+            look: Called several times a second.
 
         Returns:
             The failures, the one that came first before the others.
@@ -203,26 +199,10 @@ class Ranks:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if time.monotonic() >= deadline:
                 self.kill()
-            for each in look:
-                each()
+            look()
             time.sleep(POLL_S)
         failures = [failure for rank in self._ranks if (failure := rank.failure())]
         return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
-
-    @property
-    def heartbeats(self) -> Path:
-        """The file of their signs of life."""
-        return self._shared / "heartbeats"
-
-    @property
-    def logs(self) -> list[Path]:
-        """The log of each; rank 0 writes only its stacks there, on request."""
-        return [self._run_dir.log(number) for number in range(self._size)]
-
-    @property
-    def pids(self) -> list[int]:
-        """Their process ids."""
-        return [rank.pid for rank in self._ranks]
 
     def send(self, number: signal.Signals) -> None:
         """Send all of them a signal."""
@@ -268,10 +248,6 @@ class _Rank:
         finally:
             os.close(theirs)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def poll(self) -> int | None:
         """The exit code once it has ended; reads what it has reported."""
         code = self._process.poll() if self._code is None else None
@@ -287,7 +263,7 @@ class _Rank:
         """Send it a signal, unless it has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """End it and its children."""
@@ -297,7 +273,7 @@ class _Rank:
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End it if it runs, and release what it held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from determined_ds.cluster_log import LOG_POLICIES
+from determined_ds.cluster.log import LOG_POLICIES
 from determined_ds.documents.text import as_plain, dump_yaml
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory.fitting import usable_bytes

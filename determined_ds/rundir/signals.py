@@ -20,6 +20,11 @@ from determined_ds.rundir.handed_on import LAUNCHED_BY
 STOP = threading.Event()
 # Set by the first batch that this process has trained: after a crash a restart may get further.
 TRAINED = threading.Event()
+# What often ends a process so.
+USUAL: dict[int, str] = {
+    signal.SIGKILL: "; the system kills processes when memory runs out",
+    signal.SIGBUS: "; a file in memory cannot grow where /dev/shm or a disk is full",
+}
 
 
 def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
@@ -67,6 +72,31 @@ def end_with(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def survived_by_parent() -> None:
+    """Go on as a child of this process, which says by which signal the child was killed, and ends as it ended.
+
+    For ranks of launchers that are not ours, which say at most an exit code, after a traceback of their own. To be
+    called before anything is loaded or started: a thread is not forked.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        level = "ERROR: " if os.environ.get("DET_TASK_TYPE") == "TRIAL" else ""  # as the task's log takes it
+        said = f"{level}rank {os.environ.get('RANK', '0')} was killed by {signal.Signals(-code).name}"
+        print(f"{said}{USUAL.get(-code, '')}", file=sys.stderr, flush=True)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 # ------------------------------------------------------------------------------------------- output

@@ -14,10 +14,10 @@ from determined_ds.checkpoints.settings import records_of
 from determined_ds.config.params import Length
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
 from determined_ds.train.group.collectives import all_ranks_come
+from determined_ds.train.here import ScriptRun
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Training
-from determined_ds.train.scripts.given_run import ScriptRun
 from determined_ds.trial.base import ReconciledTrial
 
 # How long a rank that reports a validation waits for the others to report theirs, where nothing else says that one is

@@ -22,11 +22,11 @@ from determined_ds.sessions.data import TrainingBatches, ValidationData, given_l
 from determined_ds.sessions.drive import Drive, ReportedValidation, ScriptState, ScriptTrial
 from determined_ds.train.adoption import MADE
 from determined_ds.train.data.loaders import has_state
+from determined_ds.train.here import ScriptRun, cluster_info, script_run
 from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.fit import completed, of_hyperparameters
 from determined_ds.train.loop.trainer import Training
 from determined_ds.train.opening import open_context
-from determined_ds.train.scripts.given_run import ScriptRun, cluster_info, script_run
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 

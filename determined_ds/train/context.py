@@ -26,8 +26,8 @@ from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
 from determined_ds.train.data.moving import Mover
+from determined_ds.train.here import cluster_info, script_run
 from determined_ds.train.loop.metrics import plain_reduced
-from determined_ds.train.scripts.given_run import cluster_info, script_run
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed

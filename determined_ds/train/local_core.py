@@ -38,10 +38,10 @@ from determined_ds.rundir.links import Links
 from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
-from determined_ds.train.scripts.given_run import ScriptRun
+from determined_ds.train.here import ScriptRun
 
 if TYPE_CHECKING:
-    from determined_ds.train.master.unmanaged import MasterReport
+    from determined_ds.cluster.unmanaged import MasterReport
 
 
 class LocalTrainContext(core.DummyTrainContext):

@@ -15,6 +15,7 @@ import determined as det
 from determined import core
 
 from determined_ds.checkpoints.storage import determineds_folder
+from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where
@@ -29,11 +30,10 @@ from determined_ds.rundir.handed_on import REPORT
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.train.group.distributed import TorchDistributedContext, join_process_group
-from determined_ds.train.group.peers import leave_peers
+from determined_ds.train.group.process_group import TorchDistributedContext, join_process_group
+from determined_ds.train.group.watch import leave_watch
+from determined_ds.train.here import cluster_info, cluster_trial, script_run, task_of
 from determined_ds.train.local_core import local_core_context
-from determined_ds.train.master.core_context import cluster_core_context
-from determined_ds.train.scripts.given_run import cluster_info, cluster_trial, script_run, task_of
 from determined_ds.train.tracebacks import show_own_errors
 
 logger = logging.getLogger("determined_ds")
@@ -100,7 +100,7 @@ def open_context(
             there = RunDir(Path(run_dir))
             report = run.report if run is not None else None
             if report is None and REPORT in os.environ and ranks.rank == 0:
-                from determined_ds.train.master.unmanaged import reported
+                from determined_ds.cluster.unmanaged import reported
 
                 report = stack.enter_context(
                     reported(there.path, task.exp_conf or {}, task.hyperparameters.data)
@@ -143,7 +143,7 @@ def open_context(
                 reported_to_tools(core_context, task, devices, resolved=lambda: context.resolved, **here)
             )
         yield context
-        leave_peers()  # a rank that fails shows signs of life to its end
+        leave_watch()  # a rank that fails shows signs of life to its end
 
 
 @contextlib.contextmanager

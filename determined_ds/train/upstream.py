@@ -15,7 +15,7 @@ import determined as det
 import torch
 from determined import common
 
-from determined_ds.cluster_log import lines_of
+from determined_ds.cluster.log import lines_of
 from determined_ds.devices import detect_accelerator
 
 STACKS_EVERY_S = 30

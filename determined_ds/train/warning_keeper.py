@@ -64,7 +64,7 @@ class WarningKeeper:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 source, level, message = "determined_ds", "WARNING", OTHERS
                 kind = kind_of(source, message)
-            now, steps = time.time(), HEART.state[0]
+            now, steps = time.time(), HEART.steps
             new = KeptWarning(
                 message=message, source=source, level=level, count=0, time=now, steps_completed=steps
             )

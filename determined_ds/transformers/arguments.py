@@ -39,7 +39,7 @@ from determined_ds.documents.document import Document, KeyPath, get_path, unknow
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
-from determined_ds.train.scripts.given_run import script_run
+from determined_ds.train.here import script_run
 from determined_ds.transformers.here import (
     TrialHere,
     accelerator_here,

@@ -23,10 +23,10 @@ from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.here import script_run
 from determined_ds.train.loop.display import Progress, make_progress, shows_panel
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
-from determined_ds.train.scripts.given_run import script_run
 from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.here import TrialHere, is_chief, num_ranks, placed, trial_here

@@ -13,6 +13,7 @@ from typing import Any
 import determined as det
 from determined import core
 
+from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
@@ -21,10 +22,9 @@ from determined_ds.experiment.decide import Task
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.logs.tensorboard import upload_files, upload_last
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.train.group.distributed import join_process_group
-from determined_ds.train.group.peers import leave_peers
-from determined_ds.train.master.core_context import cluster_core_context
-from determined_ds.train.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
+from determined_ds.train.group.process_group import join_process_group
+from determined_ds.train.group.watch import leave_watch
+from determined_ds.train.here import ScriptRun, cluster_trial, script_run, task_of
 from determined_ds.train.upstream import load_deepspeed
 
 
@@ -131,4 +131,4 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
         else:
             context = stack.enter_context(core.init(distributed=distributed))
         yield context
-        leave_peers()  # a rank that fails shows signs of life to its end
+        leave_watch()  # a rank that fails shows signs of life to its end

@@ -13,7 +13,7 @@ from tests.harness.ranks import Ranks
 def joined_as_machines() -> Any:
     """In a rank: the ranks, each on a machine of its own."""
     from determined_ds.devices import detect_accelerator
-    from determined_ds.train.group.distributed import join_process_group
+    from determined_ds.train.group.process_group import join_process_group
 
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     os.environ.update(alone, GROUP_RANK=os.environ["RANK"], GROUP_WORLD_SIZE=os.environ["WORLD_SIZE"])

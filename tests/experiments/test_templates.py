@@ -37,7 +37,7 @@ def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
 
 @pytest.mark.parametrize("path", TEMPLATES)
 def test_what_no_restart_can_help_ends_at_the_first_start_and_labels_name_it(path: str) -> None:
-    """The policies say what ``determined_ds.cluster_log`` prints, word for word."""
+    """The policies say what ``determined_ds.cluster.log`` prints, word for word."""
     config = util.safe_load_yaml_with_exceptions((ROOT / path).read_text())
     assert config["log_policies"] == list(LOG_POLICIES)
     assert config["labels"][:2] == [Path(path).parent.name, "deepspeed"]
@@ -144,7 +144,7 @@ def modules_loaded_by(module: str) -> set[Path]:
 @IGNORES_THE_MATCHER
 @pytest.mark.parametrize(
     ("module", "least"),
-    [("determined_ds.train", 50), ("determined_ds.startup", 20), ("determined_ds.doctor", 20)],
+    [("determined_ds.train", 50), ("determined_ds.cluster.startup", 20), ("determined_ds.doctor", 20)],
 )
 def test_the_cluster_gets_every_module_that_a_task_may_load(module: str, least: int) -> None:
     """Of a rank, of the start-up hook, and of a doctor that is asked there."""

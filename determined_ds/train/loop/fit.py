@@ -26,10 +26,10 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
+from determined_ds.train.here import script_run
 from determined_ds.train.loop.display import make_progress
 from determined_ds.train.loop.stopping import LENGTHS, length_of
 from determined_ds.train.loop.trainer import Training, section_of
-from determined_ds.train.scripts.given_run import script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")

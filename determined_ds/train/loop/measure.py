@@ -20,12 +20,12 @@ from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, wri
 from determined_ds.rundir.recorded_step import write_step
 from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
 from determined_ds.train.group.collectives import reduce_over_ranks
+from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.stopping import length_of
 from determined_ds.train.loop.trainer import Training
 from determined_ds.train.memory import watch
-from determined_ds.train.scripts.given_run import Measurement, ScriptRun
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
 

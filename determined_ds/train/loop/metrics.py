@@ -175,7 +175,7 @@ class MetricSums:
             if strangers:  # the names that any rank has, in the same order on all
                 names = sorted(self._values)
                 if not is_alone():
-                    gathered = allgather_objects(names, device=self._device)
+                    gathered = allgather_objects(names)
                     names = sorted({name for some in gathered for name in some})
                 self._names = names
             strangers, result, ridden = self._reduced(self._names or [], riders)

@@ -30,6 +30,7 @@ from determined_ds.train.data.samples import METHOD, DataPlace, training_data
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.collectives import all_ranks_come, as_chief
+from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched
 from determined_ds.train.loop.reporting import Reporter
@@ -37,7 +38,6 @@ from determined_ds.train.loop.steps import METHODS, Freezing, StepEnd, TrainCall
 from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
 from determined_ds.train.loop.validation import Validator
 from determined_ds.train.memory import record_estimate
-from determined_ds.train.scripts.given_run import cluster_info
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source
 from determined_ds.trial.pipeline_module import seed_layers

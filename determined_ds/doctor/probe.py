@@ -1,6 +1,6 @@
 """Write, read and delete a small object in a checkpoint storage, in a separate process that can be ended.
 
-    python3 -m determined_ds.train.master.probe < checkpoint_storage.json
+    python3 -m determined_ds.doctor.probe < checkpoint_storage.json
 
 Exit code 0 on success; else the last line of stderr names the step that failed, and why.
 """

@@ -26,7 +26,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from determined import core
@@ -34,11 +33,7 @@ from determined.common import util
 from determined.common.api import bindings, errors
 
 from determined_ds.checkpoints.retention import finite
-from determined_ds.cluster_log import warning_line
-from determined_ds.devices import detect_accelerator
-from determined_ds.logs.reporting import reported_to_tools
-from determined_ds.logs.tensorboard import upload_files, upload_last
-from determined_ds.train.scripts.given_run import cluster_info, cluster_trial
+from determined_ds.cluster.log import warning_line
 
 logger = logging.getLogger("determined_ds")
 
@@ -85,35 +80,6 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
             if distributed.rank == 0 and searcher not in NEVER_STOP:
                 context.preempt = SearcherStops(context, trial.trial_id, searcher, settle)
         yield context
-
-
-@contextlib.contextmanager
-def report_to_tools(core_context: core.Context) -> Iterator[None]:
-    """Send what a Core API script reports to the tools of ``hyperparameters.logging``, on a cluster too.
-
-    Under ``det-ds run`` that is done anyway, and this does nothing::
-
-        with det.core.init() as core_context, determined_ds.report_to_tools(core_context):
-            ...
-
-    Args:
-        core_context: From ``determined.core.init``.
-
-    Yields:
-        While the script trains.
-    """
-    task, train = cluster_trial(), core_context.train
-    if task is None:
-        yield
-        return
-    is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
-    with contextlib.ExitStack() as stack:
-        if is_manual and core_context.distributed.rank == 0:  # else Determined does, closing the context
-            stack.callback(upload_last, train, partial(upload_files, train, 0))
-        stack.enter_context(
-            reported_to_tools(core_context, task, detect_accelerator(None), info=cluster_info())
-        )
-        yield
 
 
 def _make_patient(context: Any) -> Callable[..., bool]:

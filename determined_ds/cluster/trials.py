@@ -11,6 +11,7 @@ from typing import Any
 
 from determined_ds.checkpoints.files import Checkpoint
 from determined_ds.checkpoints.retention import as_number
+from determined_ds.cluster.client import master_client
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
@@ -27,7 +28,6 @@ from determined_ds.rundir.records import (
     RunResult,
     counted,
 )
-from determined_ds.train.master.client import master_client
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 
-from determined_ds.cluster_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
+from determined_ds.cluster.log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
 from determined_ds.errors import (
     EXIT_CRASHED,
     EXIT_TRAINING_FAILED,

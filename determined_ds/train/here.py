@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from determined_ds.rundir.signals import TRAINED
 
 if TYPE_CHECKING:
     import determined as det
+    from determined import core
 
 PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first one being slower
 
@@ -169,3 +173,38 @@ def task_of(experiment: Experiment) -> Task:
     return Task(
         hyperparameters=experiment.hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed
     )
+
+
+@contextlib.contextmanager
+def report_to_tools(core_context: core.Context) -> Iterator[None]:
+    """Send what a Core API script reports to the tools of ``hyperparameters.logging``, on a cluster too.
+
+    Under ``det-ds run`` that is done anyway, and this does nothing::
+
+        with det.core.init() as core_context, determined_ds.report_to_tools(core_context):
+            ...
+
+    Args:
+        core_context: From ``determined.core.init``.
+
+    Yields:
+        While the script trains.
+    """
+    from determined import core
+
+    from determined_ds.devices import detect_accelerator
+    from determined_ds.logs.reporting import reported_to_tools
+    from determined_ds.logs.tensorboard import upload_files, upload_last
+
+    task, train = cluster_trial(), core_context.train
+    if task is None:
+        yield
+        return
+    is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
+    with contextlib.ExitStack() as stack:
+        if is_manual and core_context.distributed.rank == 0:  # else Determined does, closing the context
+            stack.callback(upload_last, train, partial(upload_files, train, 0))
+        stack.enter_context(
+            reported_to_tools(core_context, task, detect_accelerator(None), info=cluster_info())
+        )
+        yield

@@ -27,8 +27,8 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.rundir.handed_on import REPORT, STORE
+from determined_ds.train.here import ScriptRun, task_of
 from determined_ds.train.local_core import local_core_context
-from determined_ds.train.scripts.given_run import ScriptRun, task_of
 from determined_ds.train.upstream import load_deepspeed
 from determined_ds.train.warning_keeper import warned
 
@@ -89,7 +89,7 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
         for module in (core, _context):
             ending.enter_context(mock.patch.object(module, "init", core_init))
         if REPORT in os.environ and os.environ.get("RANK", "0") == "0":
-            from determined_ds.train.master.unmanaged import reported
+            from determined_ds.cluster.unmanaged import reported
 
             run.report = ending.enter_context(reported(run.run_dir, run.experiment.config, run.hparams))
         yield

@@ -1,6 +1,6 @@
 """What ``startup-hook.sh`` runs once the packages are installed: variables of the ranks, and whether to start any.
 
-    variables=$(python3 -m determined_ds.startup) || exit $?
+    variables=$(python3 -m determined_ds.cluster.startup) || exit $?
 
 Commands for the shell that sources the hook go to stdout, messages to stderr. It loads no torch; what cannot be decided
 without it, or before the ranks have started, is left to the ranks, which decide by the same code.
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from determined_ds.cluster_log import NO_RESTART_HELPS, error_lines, warning_line
+from determined_ds.cluster.log import NO_RESTART_HELPS, error_lines, warning_line
 from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.extensions import before_ranks
@@ -172,7 +172,7 @@ def _drop(error: ConfigError) -> None:
     from determined.common import util
     from determined.common.api import authentication, certs, errors
 
-    from determined_ds.train.master.core_context import RETRIES
+    from determined_ds.cluster.core_context import RETRIES
 
     for problem in error.problems:
         print(warning_line(f"this point cannot run, and is dropped: {problem}"), file=sys.stderr, flush=True)

@@ -1,0 +1,179 @@
+"""The ranks of a run: their process group, and Determined's view of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from determined import core
+from torch.distributed import distributed_c10d
+
+from determined_ds.config.layout import Accelerator
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
+from determined_ds.train.group.addresses import take_interfaces, take_own_port
+from determined_ds.train.group.watch import watch_joined
+from determined_ds.train.upstream import load_deepspeed
+
+# How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
+PATIENCE = timedelta(hours=6)
+FOR_EVER = timedelta(days=7)
+MANUAL = "DET_MANUAL_INIT_DISTRIBUTED"  # Determined's: the trial initializes the process group itself
+
+
+def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
+    """Join the process group that the environment describes; a group of one where it describes none.
+
+    Reads torchrun's variables (``RANK``, ``LOCAL_WORLD_SIZE`` ...) and the DeepSpeed launcher's (``LOCAL_SIZE``,
+    ``CROSS_RANK``, ``CROSS_SIZE``). The ranks of ``det-ds run`` meet by a file, and a single rank needs no meeting:
+    neither opens a port to other machines. Under another launcher they meet as that one says; on a cluster, at the
+    allocation's own port. From then on they are watched: a rank that hangs ends the run.
+
+    Args:
+        accelerator: Gloo for cpu, NCCL for cuda.
+
+    Raises:
+        ConfigError: the environment leaves the process group to the trial.
+    """
+    if os.environ.get(MANUAL) and not dist.is_initialized():
+        message = "the ranks join before the trial is built"
+        fix = "unset it; deepspeed.init_distributed() in the trial then changes nothing"
+        raise ConfigError(Problem(key=MANUAL, value=os.environ[MANUAL], message=message, fix=fix))
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout_s = hang_timeout_s()
+    load_deepspeed(accelerator.name)
+
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    file = os.environ.get(STORE)
+    if size == 1 or file or (LAUNCHED_BY in os.environ and os.environ["GROUP_WORLD_SIZE"] == "1"):
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+        if loopback is not None:  # gloo and NCCL listen there, unless the user names another
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
+    else:
+        take_own_port()
+        take_interfaces()
+    backend = get_accelerator().communication_backend_name()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if size == 1 and not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if attempt != "0" and not dist.is_initialized():
+        # After a restart by torchrun, whose store still has the addresses of the previous ranks.
+        # Source: ``next_rendezvous`` in torch 2.13's ``elastic/rendezvous/dynamic_rendezvous.py`` and
+        # ``static_tcp_rendezvous.py`` keeps the store, and ``_create_c10d_store`` expects a new one.
+        old, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[no-untyped-call]
+        fresh = dist.PrefixStore(f"attempt {attempt}", old)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
+    deepspeed.init_distributed(
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=f"file://{file}" if file else None,
+        rank=rank,
+        world_size=size,
+    )
+    store: Any = distributed_c10d._get_default_store()
+    _be_patient(store, timeout_s)
+    distributed = TorchDistributedContext()
+    watch_joined(distributed, store)
+    return distributed
+
+
+def _be_patient(store: Any, hang_timeout_s: float) -> None:
+    """Once all ranks are there, let them wait for one another as long as any of them may be busy.
+
+    In all process groups, including those that DeepSpeed makes without a timeout: torch's defaults are 10 minutes for
+    NCCL and 30 for gloo. A hang ends far sooner, by the watch. ``DEEPSPEED_TIMEOUT`` in the environment sets another
+    time.
+
+    Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
+    ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
+    """
+    if "DEEPSPEED_TIMEOUT" in os.environ:
+        from deepspeed.constants import default_pg_timeout as timeout
+    else:
+        timeout = PATIENCE if hang_timeout_s else FOR_EVER
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    distributed_c10d._set_pg_timeout(timeout)
+    store.set_timeout(timeout)
+
+
+def _env(*names: str, default: int) -> int:
+    return next((int(os.environ[name]) for name in names if name in os.environ), default)
+
+
+class TorchDistributedContext(core.DistributedContext):
+    """Determined's ``DistributedContext`` over torch's process group instead of separate sockets.
+
+    With one transport there are no fixed ports, so two runs can share a machine, and ranks that wait for a dead rank
+    notice it. Objects travel over gloo for every training backend, pickled as torch itself does it: whoever can connect
+    to a rank must be trusted, as torch and DeepSpeed require. Off a network of several machines, nothing but the
+    loopback interface is listened at.
+    """
+
+    def __init__(self) -> None:
+        size = dist.get_world_size()
+        local_size = _env("LOCAL_SIZE", "LOCAL_WORLD_SIZE", default=size)
+        super().__init__(
+            rank=dist.get_rank(),
+            size=size,
+            local_rank=_env("LOCAL_RANK", default=0),
+            local_size=local_size,
+            cross_rank=_env("CROSS_RANK", "GROUP_RANK", default=0),
+            cross_size=_env("CROSS_SIZE", "GROUP_WORLD_SIZE", default=max(1, size // local_size)),
+            chief_ip=os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
+        )
+
+    def _init_ipc(self, force_tcp: bool) -> None:
+        self._group: Any = None
+        self._local_group: Any = None
+        if self.size > 1:
+            self._group = dist.new_group(backend="gloo")
+            machines = self.allgather((self.cross_rank, self.rank))
+            # By its members alone: for a group of others, a rank that has bound its GPU would take part in a split of
+            # NCCL's communicator (``perform_nocolor_split`` in torch), which those of a gloo group do not make.
+            members = [rank for machine, rank in machines if machine == self.cross_rank]
+            self._local_group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        return self._all(stuff, self._group, self.size)
+
+    def allgather_local(self, stuff: Any) -> list[Any]:
+        return self._all(stuff, self._local_group, self.local_size)
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        if self.size < 2:
+            return [stuff]
+        gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(stuff, gathered, dst=0, group=self._group)
+        return gathered
+
+    def gather_local(self, stuff: Any) -> list[Any] | None:
+        gathered = self.allgather_local(stuff)
+        return gathered if self.local_rank == 0 else None
+
+    def broadcast(self, stuff: Any) -> Any:
+        if self.size < 2:
+            return stuff
+        sent = [stuff]
+        dist.broadcast_object_list(sent, src=0, group=self._group)
+        return stuff if self.rank == 0 else sent[0]
+
+    def broadcast_local(self, stuff: Any = None) -> Any:
+        return self.allgather_local(stuff)[0]
+
+    def _all(self, stuff: Any, group: Any, size: int) -> list[Any]:
+        if size < 2:
+            return [stuff]
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, stuff, group=group)
+        return gathered

@@ -1,1 +1,0 @@
-"""A script as a rank of ``det-ds run``: what its process is given, as a cluster would give it."""
