@@ -1,4 +1,4 @@
-"""What ``make docs`` does beside mkdocs: short names in docstrings, and the tables of hyperparameters.
+"""What ``make docs`` does beside mkdocs: short names in docstrings, tables of hyperparameters, and the commands' help.
 
 Docstrings refer to names as Sphinx does, ``:class:`Name```; the site shows the bare name. The tables are made from the
 models that the library reads an experiment with: a field's type, its default and its meaning.
@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import click
+
+from determined_ds.cli.main import main
 from determined_ds.config.params import LARGEST, Hyperparameters, Loggers
 
 HERE = "<!-- the tables of hyperparameters; `make docs` writes them -->"
+COMMANDS_HERE = "<!-- the help of every command; `make docs` writes it -->"
 HEAD = ("| name | value | default | meaning |", "|---|---|---|---|")
 OF_TYPE = {
     int: "integer",
@@ -27,7 +31,11 @@ OF_TYPE = {
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the tables of hyperparameters where a page wants them: one for each section of the YAML."""
+    """Put the tables of hyperparameters, one for each section of the YAML, and the commands where a page wants them."""
+    if COMMANDS_HERE in markdown:
+        return markdown.replace(
+            COMMANDS_HERE, "\n\n".join(helps_of(main, click.Context(main, info_name="det-ds")))
+        )
     if HERE not in markdown:
         return markdown
     sections: dict[str, list[str]] = {}
@@ -36,10 +44,23 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         line = line.replace("{", "`{").replace("}", "}`")  # as code
         sections.setdefault(name.rpartition(".")[0], []).append(line)
     tables = [
-        "\n".join([f"## `{name}`" if name else "## At the top", "", *HEAD, *lines])
+        "\n".join([f"### `{name}`" if name else "### At the top", "", *HEAD, *lines])
         for name, lines in sections.items()
     ]
     return markdown.replace(HERE, "\n\n".join(tables))
+
+
+def helps_of(group: click.Group, context: click.Context) -> Iterator[str]:
+    """A heading and the help of each command of a group, and of the groups below it."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        below = click.Context(
+            command, info_name=name, parent=context, max_content_width=100, terminal_width=100
+        )
+        yield f"## {below.command_path}\n\n```text\n{command.get_help(below)}\n```"
+        if isinstance(command, click.Group):
+            yield from helps_of(command, below)
 
 
 def rows_of(model: type, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
