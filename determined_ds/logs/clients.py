@@ -79,7 +79,8 @@ class WandbRun:
     """A run of Weights & Biases with the key as its id; what a resumed run logs again stays beside the earlier."""
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
-        self._about, self._given, self._run = about, options, None
+        self._about, self._given = about, options
+        self._run: Any = None
 
     def begin(self) -> str:
         """Open the run."""
@@ -116,7 +117,7 @@ class WandbRun:
 
     def send(self, reports: deque[NumbersAt]) -> None:
         """Log rows; the step is that of batches, unless the run has been further before."""
-        run: Any = self._run
+        run = self._run
         while reports:
             report = reports[0]
             row = {**report.metrics, STEP: report.step, "_timestamp": report.time}
@@ -125,7 +126,7 @@ class WandbRun:
 
     def end(self, status: str) -> None:
         """Close the run."""
-        run: Any = self._run
+        run = self._run
         run.summary["status"] = status
         if status == STOPPED:
             run.mark_preempting()
@@ -136,7 +137,8 @@ class MlflowRun:
     """A run of MLflow, found again by a tag; what a resumed run logs again stays beside the earlier."""
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
-        self._about, self._given, self._client, self._run_id = about, options, None, ""
+        self._about, self._given, self._run_id = about, options, ""
+        self._client: Any = None
 
     def begin(self) -> str:
         """Open the run; what is there already is left, so that this can be tried again."""
@@ -194,7 +196,7 @@ class MlflowRun:
         """Log metrics, as many reports at once as MLflow takes."""
         from mlflow.entities import Metric
 
-        client: Any = self._client
+        client = self._client
         while reports:
             metrics: list[Any] = []
             taken = 0
@@ -212,7 +214,7 @@ class MlflowRun:
 
     def end(self, status: str) -> None:
         """Close the run."""
-        client: Any = self._client
+        client = self._client
         client.set_tag(self._run_id, "determined_ds.status", status)
         client.set_terminated(self._run_id, MLFLOW_STATUSES[status])
 

@@ -207,12 +207,11 @@ def reported_to_tools(
                 delivery.finish(status)
             for delivery in deliveries:
                 delivery.close(until)
-        if (
-            run_dir is None
-        ):  # what is offline is uploaded with the files for TensorBoard, at the end of this start
+        if run_dir is None:  # what is offline is uploaded with the files for TensorBoard
             with contextlib.suppress(OSError, shutil.Error):
                 target = Path(train.get_tensorboard_path()) / OF_TOOLS
-                shutil.copytree(folder, target, dirs_exist_ok=True, symlinks=False)
+                # Their times are new ones: what is older than the last upload is not uploaded.
+                shutil.copytree(folder, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
 def shown_run(
