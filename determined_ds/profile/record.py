@@ -23,80 +23,40 @@ FORWARD = "determined_ds.forward"
 BACKWARD = "determined_ds.backward"
 OPTIMIZER = "determined_ds.optimizer"  # with the communication of the optimizer, which has events of its own
 COMMUNICATION = "determined_ds.communication"  # a collective that is waited for; not all are marked
-PIPELINE = (
-    "determined_ds.pipeline"  # sends to and receives from neighbouring stages, waiting for them included
-)
-MODULE = "determined_ds.module."  # and the qualified name of a module: its forward pass
+PIPELINE = "determined_ds.pipeline"  # exchange with a neighbouring stage, waiting for it included
 
 
 class CapturedStep(BaseModel, frozen=True):
-    """A step by the loop's own clock.
-
-    Args:
-        batch: Optimizer steps since the start of training, this one included.
-        seconds: From its start to its end, on the host.
-    """
+    """A step by the loop's own clock: optimizer steps so far, this one included, and its seconds on the host."""
 
     batch: int
     seconds: float
 
 
-class Load(BaseModel, frozen=True):
-    """How busy a rank's machine was while steps were recorded, as shares of all its processors' time.
-
-    Args:
-        machine: By all processes.
-        own: By the rank and its workers.
-    """
-
-    machine: float
-    own: float
-
-
 class CaptureRecord(BaseModel, frozen=True):
-    """What a rank says of its trace; keys of later versions are ignored.
-
-    Args:
-        rank: Whose trace it is.
-        ranks: How many there are.
-        host: The machine's name.
-        device: ``cpu`` or ``cuda``.
-        device_name: Of the GPU; empty on a CPU.
-        zero_stage: Of the strategy; None where no ZeRO engine trains.
-        pipe_parallel_size: Stages of the pipeline.
-        pipe_schedule: What they compute in which order.
-        pipe_chunks: Parts of the model that each of them holds.
-        pipe_stage: Which of them the rank is.
-        accumulation: Micro-batches of a rank in a step.
-        global_batch_size: Samples in a step.
-        wait: Steps that were trained before the warm-up.
-        warmup: Steps that the profiler ran for without a record.
-        steps: Those that are recorded.
-        ds_config: What DeepSpeed was given.
-        flops: Floating-point operations of the model that the rank does in a step; None where they were not counted.
-        peak_flops: The most that it does in a second, measured.
-        load: Of the processors meanwhile; None where it was not measured.
-    """
+    """What a rank says of its trace; keys of other versions are ignored."""
 
     rank: int
     ranks: int
     host: str = ""
     device: str = "cpu"
-    device_name: str = ""
+    device_name: str = ""  # of a GPU
     zero_stage: int | None = None
     pipe_parallel_size: int = 1
     pipe_schedule: str = ONE_F_ONE_B
-    pipe_chunks: int = 1
-    pipe_stage: int = 0
+    pipe_chunks: int = 1  # parts of the model that each stage holds
+    pipe_stage: int = 0  # the rank's
     accumulation: int = 1
     global_batch_size: int = 0
-    wait: int = 0
+    wait: int = 0  # steps before the warm-up of the profiler
     warmup: int = 0
     steps: tuple[CapturedStep, ...] = ()
     ds_config: dict[str, Any] | None = None
-    flops: int | None = None
-    peak_flops: float | None = None
-    load: Load | None = None
+    flops: int | None = None  # of the model, that the rank does in a step; None where they were not counted
+    peak_flops: float | None = None  # the most that it does in a second, measured
+    # Shares of the time of all processors of the machine meanwhile: by all processes, and by the rank and its workers.
+    machine_load: float | None = None
+    own_load: float | None = None
 
 
 def trace_name(rank: int, *, for_tensorboard: bool = False) -> str:
@@ -118,9 +78,6 @@ def traces_in(folder: Path) -> list[Path]:
         folder: A run directory, its ``profile``, or a folder that traces were copied to.
     """
     inner = folder / PROFILE_DIR
-    folder = inner if inner.is_dir() else folder
-    found: dict[int, Path] = {}
-    for path in sorted(folder.glob("rank*")):
-        if (rank := rank_of_trace(path)) is not None:
-            found.setdefault(rank, path)
+    paths = sorted((inner if inner.is_dir() else folder).glob("rank*"), reverse=True)
+    found = {rank: path for path in paths if (rank := rank_of_trace(path)) is not None}
     return [found[rank] for rank in sorted(found)]

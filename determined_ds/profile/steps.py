@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined_ds.profile.record import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, PIPELINE
 from determined_ds.profile.trace import Trace
@@ -40,7 +41,6 @@ PHASES = {
 CALLS = ("c10d::", "_c10d_functional::")
 BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
-TO_DEVICE = "Memcpy HtoD"
 # Where kernels of two phases run at once, the first one has the time.
 COMPUTE = ("backward", "forward", "optimizer", "data", "other")
 US_PER_S = 1e6
@@ -67,13 +67,20 @@ class StepParts:
     end_us: float
     clock_s: float
     seconds: Mapping[str, float]
-    overlapped_s: float = 0.0
+    overlapped_s: float
 
 
 def steps_of(trace: Trace) -> list[StepParts]:
     """Each step that was recorded: by the device's time where the trace has any of it, else by the host's."""
     phases = _phases(trace)
-    wholes, shares = _on_device(trace, phases) if trace.device_events else _on_host(trace, phases)
+    collectives = union(
+        (event.begin, event.end)
+        for event in trace.events
+        if (event.category == "cpu_op" and event.name.startswith(CALLS))
+        or (event.category == "user_annotation" and event.name.startswith(BACKENDS))
+    )
+    apart = _on_device if trace.device_events else _on_host
+    wholes, shares = apart(trace, phases, collectives)
     found = []
     for whole, captured in zip(wholes, trace.record.steps, strict=False):
         spans, hidden = shares(whole)
@@ -90,11 +97,16 @@ def steps_of(trace: Trace) -> list[StepParts]:
     return found
 
 
-# ------------------------------------------------------------------------------------------- on a CPU
-
-
-def _on_host(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], Shares]:
-    collectives, computing = _collectives(trace), _computing(trace)
+def _on_host(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> tuple[list[Span], Shares]:
+    # The training thread computes in operators of torch, and in others that call no further ones. Operators that wrap
+    # others do not count: in ``AccumulateGrad``'s, for one, hooks wait for collectives.
+    own = [event for event in trace.events if event.category == "cpu_op" and event.tid == trace.main_thread]
+    computing = union(
+        (event.begin, event.end)
+        for event, following in itertools.zip_longest(own, own[1:])
+        if event.name.startswith("aten::")
+        or ((following is None or following.begin >= event.end) and not event.name.startswith(CALLS))
+    )
 
     def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
         running = intersection([whole], collectives)
@@ -104,52 +116,14 @@ def _on_host(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], Sha
             ("communication", difference(running, computing)),
             *((name, phases.get(name, [])) for name in ("communication", "forward", "backward", "optimizer")),
         ]
-        spans = shared_out(whole, claims, "other")
+        spans = _shared_out(whole, claims, "other")
         hidden = difference(running, spans["communication"])
         return spans, difference(hidden, union([*spans["pipeline"], *spans["data"]]))
 
     return [(step.begin, step.end) for step in trace.steps], shares
 
 
-def _collectives(trace: Trace) -> list[Span]:
-    """When a collective is under way, on whatever thread of the host."""
-    return union(
-        (event.begin, event.end)
-        for event in trace.events
-        if (event.category == "cpu_op" and event.name.startswith(CALLS))
-        or (event.category == "user_annotation" and event.name.startswith(BACKENDS))
-    )
-
-
-def _computing(trace: Trace) -> list[Span]:
-    """When the training thread computes: in operators of torch, or in others that call no further ones.
-
-    Operators that wrap others are left out. In ``AccumulateGrad``'s, for one, hooks wait for collectives.
-    """
-    operators = [
-        event for event in trace.events if event.category == "cpu_op" and event.tid == trace.main_thread
-    ]
-    found = []
-    for event, following in itertools.zip_longest(operators, operators[1:]):
-        is_leaf = following is None or following.begin >= event.end
-        if event.name.startswith("aten::") or (is_leaf and not event.name.startswith(CALLS)):
-            found.append((event.begin, event.end))
-    return union(found)
-
-
-# ------------------------------------------------------------------------------------------- on a GPU
-
-
-class _Kernel(NamedTuple):
-    """What ran on a GPU: when, the part of a step that it computes for, when it was launched, whether it is NCCL's."""
-
-    span: Span
-    part: str
-    launched: float
-    communicates: bool
-
-
-def _on_device(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], Shares]:
+def _on_device(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> tuple[list[Span], Shares]:
     launches = {
         event.args["correlation"]: event.begin
         for event in trace.events
@@ -157,61 +131,50 @@ def _on_device(trace: Trace, phases: Mapping[str, Spans]) -> tuple[list[Span], S
     }
     pieces = sorted((begin, end, phase) for phase, spans in phases.items() for begin, end in spans)
     begins = [piece[0] for piece in pieces]
-    kernels = []
+    computing: dict[str, list[Span]] = {part: [] for part in COMPUTE}
+    sending: dict[str, list[Span]] = {"communication": [], "pipeline": []}
+    ends: list[tuple[float, float]] = []  # of each kernel: when it was launched, when it ended
     for event in trace.device_events:
+        span = event.begin, event.end
         launched = launches.get(event.args.get("correlation"), event.begin)
-        index = bisect_right(begins, launched) - 1
+        index, name = bisect_right(begins, launched) - 1, event.name.lower()
         phase = pieces[index][2] if index >= 0 and launched < pieces[index][1] else ""
-        name = event.name.lower()
-        communicates = event.category == "kernel" and ("nccl" in name or "rccl" in name)
-        part = phase if phase in COMPUTE else "data" if event.name.startswith(TO_DEVICE) else "other"
-        if communicates:
-            part = "pipeline" if phase == "pipeline" else "communication"
-        kernels.append(_Kernel((event.begin, event.end), part, launched, communicates))
-
-    def running(part: str, *, communicates: bool) -> list[Span]:
-        return union(k.span for k in kernels if k.part == part and k.communicates == communicates)
-
-    computing = {part: running(part, communicates=False) for part in COMPUTE}
-    sending = {part: running(part, communicates=True) for part in ("communication", "pipeline")}
+        if event.category == "kernel" and ("nccl" in name or "rccl" in name):
+            sending["pipeline" if phase == "pipeline" else "communication"].append(span)
+        else:
+            to_device = "data" if name.startswith("memcpy htod") else "other"
+            computing[phase if phase in COMPUTE else to_device].append(span)
+        ends.append((launched, event.end))
     waiting = {name: phases.get(name, []) for name in ("data", "pipeline")}
-    waiting["communication"] = _collectives(trace)
+    waiting["communication"] = collectives
     zero: Any = (trace.record.ds_config or {}).get("zero_optimization")
     offloaded = zero.get("offload_optimizer") if isinstance(zero, dict) else None
-    if isinstance(offloaded, dict) and offloaded.get("device") in (
-        "cpu",
-        "nvme",
-    ):  # then the host computes it
+    if isinstance(offloaded, dict) and offloaded.get("device") in ("cpu", "nvme"):  # the host computes it
         waiting["optimizer"] = phases.get("optimizer", [])
     hidden = intersection(
         union(itertools.chain(*sending.values())), union(itertools.chain(*computing.values()))
     )
+    claims = [(part, union(spans)) for part, spans in (*computing.items(), *sending.items())]
+    claims += [(part, list(spans)) for part, spans in waiting.items()]
+
+    queue = deque(sorted(ends))
+
+    def ended(launched_before: float, at: float) -> float:
+        while queue and queue[0][0] < launched_before:
+            at = max(at, queue.popleft()[1])
+        return at
+
+    # Where each step is on the device; without gaps, unless the host was at something else and the device at rest.
+    wholes, at = [], float("-inf")
+    for step in trace.steps:
+        begin = max(ended(step.begin, at), step.begin)
+        at = ended(step.end, max(begin, step.end))
+        wholes.append((begin, at))
 
     def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
-        claims = [*computing.items(), *sending.items(), *waiting.items()]
-        return shared_out(whole, claims, "idle"), intersection([whole], hidden)
+        return _shared_out(whole, claims, "idle"), intersection([whole], hidden)
 
-    return list(_wholes(trace, kernels)), shares
-
-
-def _wholes(trace: Trace, kernels: Sequence[_Kernel]) -> Iterator[Span]:
-    """Where each step is on the device; without gaps, unless the host was at something else and the device at rest."""
-    ordered = sorted(kernels, key=lambda kernel: kernel.launched)
-    index, at = 0, float("-inf")
-    for step in trace.steps:
-        while index < len(ordered) and ordered[index].launched < step.begin:  # between steps: a report, say
-            at = max(at, ordered[index].span[1])
-            index += 1
-        begin = max(at, step.begin)
-        end = max(begin, step.end)
-        while index < len(ordered) and ordered[index].launched < step.end:
-            end = max(end, ordered[index].span[1])
-            index += 1
-        yield begin, end
-        at = end
-
-
-# ------------------------------------------------------------------------------------------- what the host is at
+    return wholes, shares
 
 
 def _phases(trace: Trace) -> dict[str, list[Span]]:
@@ -261,12 +224,9 @@ def union(spans: Iterable[Span]) -> list[Span]:
     """What at least one of them covers; they may overlap, in any order."""
     found: list[Span] = []
     for begin, end in sorted(spans):
-        if end <= begin:
-            continue
         if found and begin <= found[-1][1]:
-            if end > found[-1][1]:
-                found[-1] = (found[-1][0], end)
-        else:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif begin < end:
             found.append((begin, end))
     return found
 
@@ -287,20 +247,8 @@ def intersection(left: Spans, right: Spans) -> list[Span]:
 
 def difference(left: Spans, right: Spans) -> list[Span]:
     """What ``left`` covers and ``right`` does not."""
-    found: list[Span] = []
-    j = 0
-    for begin, end in left:
-        while j < len(right) and right[j][1] <= begin:
-            j += 1
-        at, k = begin, j
-        while k < len(right) and right[k][0] < end:
-            if right[k][0] > at:
-                found.append((at, right[k][0]))
-            at = max(at, right[k][1])
-            k += 1
-        if at < end:
-            found.append((at, end))
-    return found
+    edges = [float("-inf"), *itertools.chain(*right), float("inf")]
+    return intersection(left, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(spans: Spans) -> float:
@@ -308,21 +256,11 @@ def length(spans: Spans) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def shared_out(whole: Span, claims: Iterable[tuple[str, Spans]], rest: str) -> dict[str, list[Span]]:
-    """Share a span out: each claim takes what is left of it by those before.
-
-    Args:
-        whole: What is shared out.
-        claims: Name -> spans, the strongest first; a name may come again.
-        rest: Name of what is left.
-
-    Returns:
-        Name -> spans, which are disjoint and cover ``whole``.
-    """
+def _shared_out(whole: Span, claims: Iterable[tuple[str, Spans]], rest: str) -> dict[str, list[Span]]:
+    """Share a span out: each claim takes what is left of it by those before; ``rest`` is the name of what remains."""
     left, found = union([whole]), dict[str, list[Span]]()
-    for name, spans in claims:
+    for name, spans in (*claims, (rest, [whole])):
         taken = intersection(left, spans)
         found[name] = union([*found.get(name, ()), *taken])
         left = difference(left, taken)
-    found[rest] = union([*found.get(rest, ()), *left])
     return found

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rich.bar import Bar
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,75 +25,72 @@ def profile_text(profile: Profile) -> Group:
     Args:
         profile: Of at least one step.
     """
-    several = len(profile.ranks) > 1
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("part of a step", no_wrap=True)
-    table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("", width=BAR_WIDTH, no_wrap=True)
-    if several:
-        table.add_column("least – most (rank)", no_wrap=True)
-    whole, at = profile.step_s or 1.0, 0.0
-    for part, seconds in profile.seconds.items():
-        if not seconds:
-            continue
-        bar = Bar(whole, at, at + seconds, width=BAR_WIDTH, color=PART_COLOURS[part])
-        ends = sorted((rank.seconds[part], rank.rank) for rank in profile.ranks)
-        spread = f"{_ms(ends[0][0])} ({ends[0][1]}) – {_ms(ends[-1][0])} ({ends[-1][1]})"
-        table.add_row(part, _ms(seconds), percent(seconds / whole), bar, *([spread] if several else []))
-        at += seconds
-    clocks = [rank.clock_s for rank in profile.ranks if rank.clock_s is not None]
-    by_clock = f"{_ms(sum(clocks) / len(clocks))} by the clock" if clocks else ""
-    table.add_row("step", _ms(whole), "", Text(by_clock), style="bold")
-    notes = list(_notes(profile))
-    head = [Text(line, style="bold") for line in textwrap.wrap(_headline(profile), WIDTH)]
-    below = [*notes, Text()] if notes else []
-    return Group(*head, "", table, "", *below, "\n".join(_findings(profile)))
 
+    def ms(seconds: float) -> str:
+        return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1}f}"
 
-def _headline(profile: Profile) -> str:
-    """What was recorded, and how much steps differ."""
-    ranks, run = profile.ranks, profile.record
-    steps = max(len(rank.steps) for rank in ranks)
+    ranks, run, whole = profile.ranks, profile.record, profile.step_s or 1.0
     words = [f"{count(len(ranks), 'rank')} on {run.device_name or run.device}"]
     words += [] if run.zero_stage is None else [f"ZeRO {run.zero_stage}"]
     words += [f"{run.pipe_parallel_size} pipeline stages"] if run.pipe_parallel_size > 1 else []
-    whole = [sum(step.seconds.values()) for rank in ranks for step in rank.steps]
-    spread = f", which take {seconds_text(min(whole))} to {seconds_text(max(whole))}" if steps > 1 else ""
-    return f"A step taken apart: {', '.join(words)}; mean of {count(steps, 'step')}{spread}"
+    num_steps, times = (
+        max(len(rank.steps) for rank in ranks),
+        [sum(step.seconds.values()) for rank in ranks for step in rank.steps],
+    )
+    spread = f", which take {seconds_text(min(times))} to {seconds_text(max(times))}" if num_steps > 1 else ""
+    head = f"A step taken apart: {', '.join(words)}; mean of {count(num_steps, 'step')}{spread}"
 
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("part of a step", "ms", "share", "", *(["least – most (rank)"] if len(ranks) > 1 else [])):
+        table.add_column(name, justify="right" if name in ("ms", "share") else "left", no_wrap=True)
+    at = 0.0
+    for part, seconds in profile.seconds.items():
+        if seconds:
+            ends = sorted((rank.seconds[part], rank.record.rank) for rank in ranks)
+            least, most = (f"{ms(each)} ({rank})" for each, rank in (ends[0], ends[-1]))
+            bar = Bar(whole, at, at + seconds, width=BAR_WIDTH, color=PART_COLOURS[part])
+            row: list[RenderableType] = [
+                part,
+                ms(seconds),
+                percent(seconds / whole),
+                bar,
+                f"{least} – {most}",
+            ]
+            table.add_row(*row[: len(table.columns)])
+            at += seconds
+    clocks = [rank.clock_s for rank in ranks if rank.clock_s is not None]
+    by_clock = f"{ms(sum(clocks) / len(clocks))} by the clock" if clocks else ""
+    table.add_row("step", ms(whole), "", Text(by_clock), style="bold")
 
-def _notes(profile: Profile) -> Iterator[Text]:
+    notes = []
     if profile.mfu is not None:
         done = f"{profile.tflops_per_rank:.3g} TFLOP/s a rank"
-        yield Text(f"{done}: {percent(profile.mfu)} of its measured peak (MFU).")
-    if profile.overlapped_s > HIDDEN * profile.step_s:
-        hidden, waited = profile.overlapped_s, profile.seconds["communication"]
-        share = percent(hidden / (hidden + waited))
-        yield Text(
-            f"Communication: {_ms(hidden)} ms more are hidden behind computation ({share} of all of it)."
+        notes.append(Text(f"{done}: {percent(profile.mfu)} of its measured peak (MFU)."))
+    if profile.overlapped_s > HIDDEN * whole:
+        hidden = profile.overlapped_s
+        share = percent(hidden / (hidden + profile.seconds["communication"]))
+        notes.append(
+            Text(f"Communication: {ms(hidden)} ms more are hidden behind computation ({share} of all).")
         )
     for part in ("other", "idle"):
-        if profile.seconds[part] > UNNAMED * profile.step_s:
-            yield Text(f"{part}: {PARTS[part]}.")
-    for warning in profile.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
+        if profile.seconds[part] > UNNAMED * whole:
+            notes.append(Text(f"{part}: {PARTS[part]}."))
+    notes += [Text(f"warning: {warning}", style="yellow") for warning in profile.warnings]
+    title = [Text(line, style="bold") for line in textwrap.wrap(head, WIDTH)]
+    return Group(*title, "", table, "", *notes, *([Text()] if notes else []), "\n".join(_findings(profile)))
 
 
 def _findings(profile: Profile) -> Iterator[str]:
-    """The findings, the one that could save most first."""
     if not profile.findings:
         yield "Nothing was found that costs more than 3 % of a step."
         return
     yield "What could be faster, by the time of a step that it could save at most:"
     for number, finding in enumerate(profile.findings, 1):
-        yield f"\n  {number}. {finding.code}: {seconds_text(finding.saves_s)}, {percent(finding.share)} of a step"
-        for text, first, further in (
-            (finding.seen, "     ", "     "),
-            (finding.fix, "     try: ", "          "),
-        ):
-            yield from textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=further)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1}f}"
+        saved = f"{seconds_text(finding.saves_s)}, {percent(finding.share)} of a step"
+        yield f"\n  {number}. {finding.code}: {saved}"
+        for text, first in ((finding.seen, ""), (finding.fix, "try: ")):
+            indent = " " * (5 + len(first))
+            lines = textwrap.wrap(
+                printable(text), WIDTH, initial_indent=f"     {first}", subsequent_indent=indent
+            )
+            yield from lines

@@ -7,7 +7,6 @@ for an event with a duration, ``cat`` for its kind.
     user_annotation   a range by ``record_function``; collectives of gloo, on the thread that ran them
     cuda_runtime      a call that launches something, tied to it by ``correlation``
     kernel, gpu_memcpy, gpu_memset     on a stream of a GPU (``tid``), with ``correlation``
-    gpu_user_annotation                a range as seen on a stream; not read
 """
 
 from __future__ import annotations
@@ -28,16 +27,7 @@ GZIPPED = b"\x1f\x8b"
 
 
 class Event(NamedTuple):
-    """An event with a duration.
-
-    Args:
-        name: As in the trace.
-        category: Its ``cat``.
-        begin: Microseconds, on the clock of the trace.
-        end: The same.
-        tid: The thread; of an event on a GPU its stream.
-        args: What the profiler says of it.
-    """
+    """An event: its times in microseconds on the clock of the trace, its thread (on a GPU: its stream)."""
 
     name: str
     category: str
@@ -53,7 +43,7 @@ class Trace:
 
     Args:
         record: What the rank says of it.
-        events: Those with a duration, in the order of their begin; of equal ones the longest first.
+        events: In the order of their begin; of equal ones the longest first.
         main_thread: The thread that trains; None where there is no step.
         steps: The range of each step of the record, the last one where a step has begun again.
         device_events: Those that ran on a GPU.
@@ -72,15 +62,20 @@ def read_trace(path: Path) -> Trace:
     Raises:
         ConfigError: it is not a trace of this library, or damaged.
     """
+    fix = "give a run directory, or a folder of traces that `det-ds profile` or `fit.profile` has written"
+
+    def refused(message: str) -> ConfigError:
+        return ConfigError(Problem(key="trace", value=str(path), message=message, fix=fix, code="trace"))
+
     try:
         content = path.read_bytes()
         found = json.loads(gzip.decompress(content) if content.startswith(GZIPPED) else content)
         raw, meta = found["traceEvents"], found.get(META)
         record = CaptureRecord.model_validate(meta) if meta is not None else None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused(path, f"cannot be read: {error or type(error).__name__}") from error
+        raise refused(f"cannot be read: {error or type(error).__name__}") from error
     if record is None:
-        raise _refused(path, "was not written by a training of this library: its steps are not marked")
+        raise refused("was not written by a training of this library: its steps are not marked")
     events = [
         Event(
             name=str(each.get("name", "")),
@@ -106,8 +101,3 @@ def read_trace(path: Path) -> Trace:
         steps=[steps[index] for index in sorted(steps) if index < len(record.steps)],
         device_events=[event for event in events if event.category in ON_DEVICE],
     )
-
-
-def _refused(path: Path, message: str) -> ConfigError:
-    fix = "give a run directory, or a folder of traces that `det-ds profile` or `fit.profile` has written"
-    return ConfigError(Problem(key="trace", value=str(path), message=message, fix=fix, code="trace"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import statistics
 from pathlib import Path
@@ -64,12 +63,10 @@ def train(run_dir: Path, profile: Any, zero_stage: int = 1, case: str = "") -> A
     hparams = {"global_batch_size": 16, "deepspeed_config": ds_config}
     before = patched()
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
-        trial = Mine(context)
         length = Batch(4 if case == "short" else 8)
         arguments = {"checkpoint_policy": "none", "validation_period": Batch(4), "profile": profile}
-        Trainer(trial, context).fit(max_length=length, **arguments)
-        hooks = [len(module._forward_hooks) for module in trial.engine.module[0].modules()]
-    return losses, before == patched(), hooks
+        Trainer(Mine(context), context).fit(max_length=length, **arguments)
+    return losses, before == patched()
 
 
 def profile_of(run_dir: Path) -> dict[str, Any]:
@@ -87,11 +84,10 @@ def assert_adds_up(profile: dict[str, Any]) -> None:
 
 
 def test_losses_are_those_of_a_training_that_is_not_recorded(one_rank: Ranks, tmp_path: Path) -> None:
-    [(plain, _, hooks)] = one_rank.run(train, tmp_path / "plain", None)
-    [(found, unpatched, hooks_after)] = one_rank.run(train, tmp_path / "profiled", PROFILE)
+    [(plain, _)] = one_rank.run(train, tmp_path / "plain", None)
+    [(found, unpatched)] = one_rank.run(train, tmp_path / "profiled", PROFILE)
     assert found == plain
     assert unpatched
-    assert hooks_after == hooks
     assert not (tmp_path / "plain" / "profile").exists()
     profile = profile_of(tmp_path / "profiled")
     [rank] = profile["ranks"]
@@ -101,14 +97,10 @@ def test_losses_are_those_of_a_training_that_is_not_recorded(one_rank: Ranks, tm
     assert rank["seconds"]["pipeline"] == rank["seconds"]["idle"] == 0
     assert rank["flops"] == LINEAR
     assert 0 < profile["mfu"] < 1
-    content = json.loads(gzip.decompress((tmp_path / "profiled/profile/rank0.json.gz").read_bytes()))
-    names = {event["name"] for event in content["traceEvents"]}
-    assert {"determined_ds.module.0", "determined_ds.module.7"} <= names
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_two_ranks_wait_for_their_collectives(zero_stage: int, two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(train, tmp_path, PROFILE, zero_stage)
+def test_two_ranks_wait_for_their_collectives(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(train, tmp_path, PROFILE, 3)
     profile = profile_of(tmp_path)
     assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
     assert_adds_up(profile)
@@ -169,7 +161,7 @@ def train_transformer(run_dir: Path, attention: str, dropout: float, recomputed:
 
 @pytest.mark.parametrize(
     ("attention", "dropout", "recomputed"),
-    [("eager", 0.1, False), ("sdpa", 0.0, False), ("eager", 0.0, True)],
+    [("eager", 0.1, False), ("sdpa", 0.0, True)],
 )
 def test_a_transformers_step_has_the_operations_of_the_formula(
     attention: str, dropout: float, recomputed: bool, one_rank: Ranks, tmp_path: Path

@@ -29,67 +29,73 @@ def in_us(step: dict[str, Any]) -> tuple[dict[str, int], int]:
     return {part: number for part, number in found.items() if number}, round(1e6 * step["overlapped_s"])
 
 
-def one(folder: Path, *events: list[Raw], end: float = 100, **record: object) -> tuple[dict[str, int], int]:
-    """The parts of one step from 0, and what is hidden, in microseconds."""
-    return in_us(rank_of(folder, list(events), [(0, end)], **record)["steps"][0])
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 
 
-def test_kernels_belong_to_the_phase_that_launched_them(tmp_path: Path) -> None:
-    found, _ = one(
-        tmp_path,
-        [mark("data", 0, 5), mark("forward", 5, 20), mark("backward", 20, 30), mark("optimizer", 30, 35)],
-        kernel("Memcpy HtoD (Pinned -> Device)", 2, 6, launched=1),
-        kernel("ampere_sgemm", 8, 40, launched=10),
-        kernel("ampere_sgemm", 40, 80, launched=22, tid=OTHER),  # by autograd's thread
-        kernel("multi_tensor_apply", 80, 95, launched=31),
-    )
-    # 0-2 the host was at the data; 6-8 and 95-100 it was at something else.
-    assert found == {"data": 6, "forward": 32, "backward": 40, "optimizer": 15, "idle": 7}
-
-
-def test_a_collective_is_hidden_where_kernels_compute_beside_it(tmp_path: Path) -> None:
-    found, hidden = one(
-        tmp_path,
-        [mark("backward", 0, 10), mark("optimizer", 10, 12)],
-        kernel("gemm", 0, 60, launched=1),
-        nccl("AllReduce_Sum_f32_RING_LL", 40, 90, launched=5),
-        kernel("adam", 90, 100, launched=11),
-    )
-    assert found == {"backward": 60, "communication": 30, "optimizer": 10}
-    assert hidden == 20
-
-
-def test_what_a_pipeline_sends_and_receives_is_its_waiting(tmp_path: Path) -> None:
-    found, hidden = one(
-        tmp_path,
-        [mark("forward", 0, 2), mark("pipeline", 2, 4), mark("backward", 4, 6)],
-        kernel("gemm", 0, 20, launched=1),
-        nccl("SendRecv", 20, 70, launched=3),
-        kernel("gemm", 70, 100, launched=5),
-    )
-    assert found == {"forward": 20, "pipeline": 50, "backward": 30}
-    assert hidden == 0
-
-
-def test_a_device_without_work_waits_for_what_the_host_is_at(tmp_path: Path) -> None:
-    found, _ = one(
-        tmp_path,
-        [mark("data", 0, 50), mark("forward", 50, 60)],
-        kernel("gemm", 55, 75, launched=52),
-    )
-    assert found == {"data": 50, "forward": 20, "idle": 30}
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "optimizer"), (None, "idle")])
-def test_an_offloaded_optimizer_computes_on_the_host(
-    tmp_path: Path, device: str | None, expected: str
+@pytest.mark.parametrize(
+    ("marks", "kernels", "expected", "hidden", "record"),
+    [
+        (  # 0-2 the host was at the data; 6-8 and 95-100 it was at something else
+            [mark("data", 0, 5), mark("forward", 5, 20), mark("backward", 20, 30), mark("optimizer", 30, 35)],
+            [
+                kernel("Memcpy HtoD (Pinned -> Device)", 2, 6, launched=1),
+                kernel("ampere_sgemm", 8, 40, launched=10),
+                kernel("ampere_sgemm", 40, 80, launched=22, tid=OTHER),  # by autograd's thread
+                kernel("multi_tensor_apply", 80, 95, launched=31),
+            ],
+            {"data": 6, "forward": 32, "backward": 40, "optimizer": 15, "idle": 7},
+            0,
+            {},
+        ),
+        (
+            [mark("backward", 0, 10), mark("optimizer", 10, 12)],
+            [
+                kernel("gemm", 0, 60, launched=1),
+                nccl("AllReduce_Sum_f32_RING_LL", 40, 90, launched=5),
+                kernel("adam", 90, 100, launched=11),
+            ],
+            {"backward": 60, "communication": 30, "optimizer": 10},
+            20,
+            {},
+        ),
+        (
+            [mark("forward", 0, 2), mark("pipeline", 2, 4), mark("backward", 4, 6)],
+            [
+                kernel("gemm", 0, 20, launched=1),
+                nccl("SendRecv", 20, 70, launched=3),
+                kernel("gemm", 70, 100, launched=5),
+            ],
+            {"forward": 20, "pipeline": 50, "backward": 30},
+            0,
+            {},
+        ),
+        (
+            [mark("data", 0, 50), mark("forward", 50, 60)],
+            [kernel("gemm", 55, 75, launched=52)],
+            {"data": 50, "forward": 20, "idle": 30},
+            0,
+            {},
+        ),
+        (
+            [mark("backward", 0, 20), mark("optimizer", 20, 100)],
+            [kernel("gemm", 0, 20, launched=1)],
+            {"backward": 20, "optimizer": 80},
+            0,
+            {"ds_config": OFFLOADED},
+        ),
+    ],
+    ids=["by who launched them", "a hidden collective", "of a pipeline", "waits for data", "offloaded"],
+)
+def test_kernels_are_the_parts_of_a_step(
+    marks: list[Raw],
+    kernels: list[list[Raw]],
+    expected: dict[str, int],
+    hidden: int,
+    record: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    ds_config = {
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": device} if device else None}
-    }
-    events = [mark("backward", 0, 20), mark("optimizer", 20, 100)]
-    found, _ = one(tmp_path, events, kernel("gemm", 0, 20, launched=1), ds_config=ds_config)
-    assert found == {"backward": 20, expected: 80}
+    rank = rank_of(tmp_path, [marks, *kernels], [(0, 100)], **record)
+    assert in_us(rank["steps"][0]) == (expected, hidden)
 
 
 def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(tmp_path: Path) -> None:
@@ -112,17 +118,6 @@ def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(
         {"forward": 40, "idle": 9},
     ]
     assert rank["step_s"] == pytest.approx(rank["clock_s"], rel=0.02)  # but for the 2 between them
-
-
-def test_a_slow_host_is_seen_as_idle_time_of_its_own_steps(tmp_path: Path) -> None:
-    steps = [(0.0, 50.0), (50.0, 100.0)]
-    events = [
-        [mark("forward", begin, begin + 10) for begin, _ in steps],
-        kernel("gemm", 2, 12, launched=1),
-        kernel("gemm", 52, 62, launched=51),
-    ]
-    rank = rank_of(tmp_path, events, steps)
-    assert [in_us(step)[0] for step in rank["steps"]] == [{"forward": 10, "idle": 40}] * 2
 
 
 MARKS = ["data", "forward", "backward", "optimizer", "pipeline"]

@@ -26,66 +26,66 @@ def parts(folder: Path, events: list[Raw], end: float = 100) -> tuple[dict[str, 
     return {part: number for part, number in found.items() if number}, round(1e6 * step["overlapped_s"])
 
 
-def test_ranges_are_the_parts_and_the_loss_belongs_to_the_forward_pass(tmp_path: Path) -> None:
-    events = [
-        mark("data", 0, 10),
-        mark("forward", 12, 30),
-        event("aten::cross_entropy", 30, 38),
-        mark("backward", 40, 80),
-        mark("optimizer", 85, 95),
-    ]
-    found, hidden = parts(tmp_path, events)
-    assert found == {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12}
-    assert hidden == 0
-
-
-def test_of_ranges_within_each_other_the_inner_one_counts(tmp_path: Path) -> None:
-    events = [
-        mark("backward", 0, 100),
-        mark("backward", 10, 90),
-        mark("data", 20, 30),
-        mark("pipeline", 40, 60),
-    ]
-    found, _ = parts(tmp_path, events)
-    assert found == {"backward": 70, "data": 10, "pipeline": 20}
-
-
-def test_a_collective_is_waited_for_where_nothing_is_computed(tmp_path: Path) -> None:
-    events = [
-        mark("backward", 0, 80),
-        event("aten::mm", 0, 40),
-        gloo(30, 60),  # hidden for 10, waited for 20
-        event("aten::mm", 60, 80),
-        mark("optimizer", 80, 100),
-        event("c10d::allgather_", 80, 82),  # the call itself
-        gloo(82, 90),
-    ]
-    found, hidden = parts(tmp_path, events)
-    assert found == {"backward": 60, "communication": 30, "optimizer": 10}
-    assert hidden == 10
-
-
-def test_an_operator_in_whose_hook_a_collective_is_waited_for_does_not_compute(tmp_path: Path) -> None:
-    events = [
-        mark("backward", 0, 100),
-        event("autograd::engine::evaluate_function: AccumulateGrad", 10, 90),
-        event("aten::add_", 10, 20),
-        event("c10d::allreduce_", 20, 25),
-        gloo(25, 70),
-        event("PreBackwardFunctionBackward", 92, 99),
-        event("c10d::_allgather_base_", 93, 95),
-        gloo(95, 98),
-    ]
-    found, hidden = parts(tmp_path, events)
-    assert found == {"backward": 45, "communication": 55}
-    assert hidden == 0
-
-
-def test_what_a_pipeline_waits_for_is_not_communication(tmp_path: Path) -> None:
-    events = [mark("pipeline", 10, 60), gloo(15, 60), mark("communication", 70, 80), gloo(70, 80)]
-    found, hidden = parts(tmp_path, events)
-    assert found == {"pipeline": 50, "communication": 10, "other": 40}
-    assert hidden == 0
+@pytest.mark.parametrize(
+    ("events", "expected", "hidden"),
+    [
+        (
+            [
+                mark("data", 0, 10),
+                mark("forward", 12, 30),
+                event("aten::cross_entropy", 30, 38),
+                mark("backward", 40, 80),
+                mark("optimizer", 85, 95),
+            ],
+            {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12},
+            0,
+        ),
+        (
+            [
+                mark("backward", 0, 100),
+                mark("backward", 10, 90),
+                mark("data", 20, 30),
+                mark("pipeline", 40, 60),
+            ],
+            {"backward": 70, "data": 10, "pipeline": 20},
+            0,
+        ),
+        (
+            [
+                mark("backward", 0, 80),
+                event("aten::mm", 0, 40),
+                gloo(30, 60),  # hidden for 10, waited for 20
+                event("aten::mm", 60, 80),
+                mark("optimizer", 80, 100),
+                event("c10d::allgather_", 80, 82),  # the call itself
+                gloo(82, 90),
+            ],
+            {"backward": 60, "communication": 30, "optimizer": 10},
+            10,
+        ),
+        (
+            [
+                mark("backward", 0, 100),
+                event("autograd::engine::evaluate_function: AccumulateGrad", 10, 90),
+                event("aten::add_", 10, 20),
+                event("c10d::allreduce_", 20, 25),
+                gloo(25, 70),
+            ],
+            {"backward": 50, "communication": 50},
+            0,
+        ),
+        (
+            [mark("pipeline", 10, 60), gloo(15, 60), mark("communication", 70, 80), gloo(70, 80)],
+            {"pipeline": 50, "communication": 10, "other": 40},
+            0,
+        ),
+    ],
+    ids=["the loss is forward's", "the inner range", "a collective", "in a hook", "of a pipeline"],
+)
+def test_a_step_is_taken_apart(
+    events: list[Raw], expected: dict[str, int], hidden: int, tmp_path: Path
+) -> None:
+    assert parts(tmp_path, events) == (expected, hidden)
 
 
 def test_means_over_steps_and_ranks(tmp_path: Path) -> None:
@@ -107,16 +107,6 @@ def test_missing_ranks_and_parts_that_do_not_add_up_to_the_clock_are_warned_of(t
     missing, *clocks = profile_of(tmp_path)["warnings"]
     assert missing == "the traces of 1 of 3 ranks are missing (1): means are over the others"
     assert clocks[0] == "the parts of rank 0 add up to 1.0 ms a step, and the loop's clock says 1.1 ms"
-
-
-def test_traces_are_found_in_a_run_directory_and_elsewhere_gzipped_or_not(tmp_path: Path) -> None:
-    for rank in (10, 2):
-        written(tmp_path / "run" / "profile", [], [(0, 1)], rank=rank)
-    written(tmp_path / "copied", [], [(0, 1)], plain=True)
-    for folder in (tmp_path / "run", tmp_path / "run" / "profile"):
-        assert [rank["trace"] for rank in profile_of(folder)["ranks"]] == ["rank2.json.gz", "rank10.json.gz"]
-    [rank] = profile_of(tmp_path / "copied")["ranks"]
-    assert len(rank["steps"]) == 1
 
 
 @pytest.mark.parametrize(

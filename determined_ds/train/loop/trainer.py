@@ -238,7 +238,7 @@ class Training:
 
     def _make_capture(self, steps: ProfiledSteps) -> Capture:
         from determined_ds.logs.tensorboard import uploaded_to
-        from determined_ds.profile.capture import capture_of
+        from determined_ds.profile.capture import Capture
         from determined_ds.report.results import PROFILE_DIR
 
         context, kept_in = self.context, ""
@@ -246,7 +246,7 @@ class Training:
         if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
             folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
             kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
-        return capture_of(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
+        return Capture(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
 
     def _open_data(self) -> Iterator[Any] | None:
         context, mpu = self.context, self.context._mpu
