@@ -15,7 +15,8 @@ from typing import Any
 
 from determined_ds.config.params import AUTO, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
-from determined_ds.documents.text import bound_words, fits_plainly, kind_words
+from determined_ds.documents.judging import faults
+from determined_ds.documents.text import bound_words, kind_words
 from determined_ds.errors import Problem
 
 ZERO = "zero_optimization"
@@ -55,7 +56,6 @@ ONE_BIT = words("onebitadam onebitlamb zerooneadam")  # gone from DeepSpeed 0.19
 def known_keys() -> Node:
     """The schema: ``properties`` at every depth, and beside them the names that optimizers and schedules take."""
     tree: Node = json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text())
-    del tree["$schema"]  # by which a validator's evolve() would choose its class anew, without our keywords
     return tree
 
 
@@ -66,31 +66,17 @@ def params_of(section: str, kind: Any) -> list[str] | None:
     return takes
 
 
-@functools.cache
-def _validator() -> Any:
-    from jsonschema import Draft7Validator, ValidationError, validators  # takes 50 ms
-
-    def always(_: Any, why: str, value: Any, node: Node) -> Iterator[ValidationError]:
-        yield ValidationError("")
-
-    return validators.extend(Draft7Validator, {"removed": always, "deprecated": always})(known_keys())
-
-
 def located_problems(document: Document) -> Located:
     """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
 
     Each with the path of the value at fault; () where it is the key. ``"auto"`` is of every type.
     """
     broken: dict[KeyPath, tuple[Node, list[str]]] = {}
-    if not fits_plainly(known_keys(), document.data, wildcard=AUTO):
-        for error in _validator().iter_errors(document.data):
-            value, node = error.instance, error.schema
-            if error.validator in ("type", "enum") and value == AUTO:
-                continue
-            folds = error.validator == "enum" and node.get("ignoreCase") and isinstance(value, str)
-            if folds and value.lower() in [str(item).lower() for item in node["enum"]]:
-                continue
-            broken.setdefault((*error.absolute_path,), (node, []))[1].append(error.validator)
+    for fault in faults(known_keys(), document.data, wildcard=AUTO):
+        path, keyword = fault.path, fault.keyword
+        if keyword == "unknown":
+            path, keyword = path[:-1], "additionalProperties"
+        broken.setdefault(path, (fault.schema, []))[1].append(keyword)
     found = [each for path, how in broken.items() for each in _in_words(document, path, *how)]
     return [*found, *_params_and_types(document)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -68,16 +69,11 @@ def _configurations_at(folder: Path) -> str:
     names: list[str] = []
     for pattern in ("*", "*/*", "*/*/*"):
         with contextlib.suppress(OSError):
-            for at in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT if len(names) < 4 else 0):
-                inner = at.relative_to(folder)
-                if at.suffix in {".yaml", ".yml", ".json"} and not any(
-                    part[0] == "." for part in inner.parts
-                ):
-                    names.append(str(inner))
-    names = sorted(names, key=lambda name: (name.count("/"), name))
-    if not names:
-        return "check the path"
-    return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
+            found = [
+                str(at.relative_to(folder)) for at in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
+            ]
+            names += sorted(name for name in found if re.search(r"^(?!\.)(?!.*/\.).*\.(ya?ml|json)$", name))
+    return f"in {folder} there is: {', '.join(names[:12])}" if names else "check the path"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -103,26 +99,22 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
             unless a rename itself failed.
     """
     problems: list[Problem] = []
-    for path in texts:
-        message, fix, code = "is there already", f"give {permission} to replace it, or another name", "exists"
-        try:
-            path.lstat()
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:  # too long, below a file, or a null byte in it
-            message = f"is not a writable path: {getattr(error, 'strerror', None) or error}"
-            fix, code = "give another path", "output"
-        else:
-            if path.is_dir():
-                message, fix, code = "is a folder", "name a file", "output"
-            elif overwrite:
-                continue
-        problems.append(Problem(key="", origin=str(path), message=message, fix=fix, code=code))
-    if problems:
-        raise ConfigError(problems)
     at = Path()
     with contextlib.ExitStack() as stack:
         try:
+            for at in texts:
+                message, fix, code = (
+                    "is there already",
+                    f"give {permission} to replace it, or another name",
+                    "exists",
+                )
+                if at.is_dir():
+                    message, fix, code = "is a folder", "name a file", "output"
+                elif overwrite or not os.path.lexists(at):
+                    continue
+                problems.append(Problem(key="", origin=str(at), message=message, fix=fix, code=code))
+            if problems:
+                raise ConfigError(problems)
             written = []
             for at, text in texts.items():
                 at.parent.mkdir(parents=True, exist_ok=True)
@@ -132,8 +124,8 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
                     shutil.copymode(target, written[-1][0])
             for new, target in written:
                 os.replace(new, target)
-        except OSError as error:
-            message = f"cannot be written: {error.strerror or error}"
+        except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
+            message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
             fix = "name a folder that can be written to"
             raise ConfigError(
                 Problem(key="", origin=str(at), message=message, fix=fix, code="output")
@@ -143,14 +135,9 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
 def _written_beside(path: Path, content: str | bytes, stack: contextlib.ExitStack) -> Path:
     """A new file in the folder of another, on the disk; the stack removes it, unless it has been renamed."""
     new = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    stack.callback(_remove, new)
+    stack.callback(new.unlink, missing_ok=True)
     with new.open("xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     return new
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import bisect
 import json
 import math
-import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
 
-from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated, words
+from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated
 from determined_ds.errors import ConfigError, Problem
 
 MAX_DEPTH = 100
@@ -26,7 +25,6 @@ MAX_NODES = 100_000
 MAX_BITS = 64
 IS_IT = "check that it is a configuration"
 TOO_DEEP, TOO_LARGE = f"nested deeper than {MAX_DEPTH} levels", f"over {MAX_NODES} values"
-TOO_LONG = f"an integer of more than {MAX_BITS} bits"
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -95,8 +93,8 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     unprintable = _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0)
     if unprintable:
         message = f"is not text: it holds the character U+{ord(unprintable.group()):04X}"
-        place = place_in(text, unprintable.start())
-        raise refusal(name, message, "remove it, and save the file as UTF-8 text", place)
+        fix = "remove it, and save the file as UTF-8 text"
+        raise refusal(name, message, fix, _place_of(text, unprintable.start()))
     try:
         depth = 0
         # Events are flat, so that neither depth nor size is a problem before it is known to be small.
@@ -109,24 +107,13 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         return node
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        begin = getattr(error, "context_mark", None)
     if mark is None:
         raise refusal(name, f"is not YAML: {problem}", "fix the YAML")
-    lines = text.split("\n")
-    before = "".join(lines[mark.line : mark.line + 1])[: mark.column + 1]
-    fix = "fix the YAML there"
-    if problem == "second occurrence":
-        problem, fix = "the anchor is defined twice", "give the second another name"
-    elif "\t" in before and (before.endswith("\t") or before[:-1].isspace()):
+    lines, fix = text.split("\n"), "fix the YAML there"
+    if "\t" in "".join(lines[mark.line : mark.line + 1])[: mark.column + 1]:
         fix = "indent with spaces, not tabs"
-    elif "another document" in problem:
-        fix = "keep one document: remove the `---`"
-    elif "undefined alias" in problem:
-        fix = "define the anchor (&name) before it is used, or put the value in quotes"
-    elif "mapping values are not allowed" in problem:
-        fix = "put a value that holds `: ` in quotes, or fix the indentation"
-    elif begin is not None and begin.line != mark.line:
-        problem += f", in what begins on line {begin.line + 1}"
+    elif "undefined alias" in problem or "mapping values are not allowed" in problem:
+        fix = "put a value that begins with `*` or holds `: ` in quotes, or define the anchor (&name) first"
     place = (min(mark.line + 1, len(lines)), mark.column + 1)  # the end may be behind the last line
     raise refusal(name, f"is not YAML: {problem}", fix, place)
 
@@ -184,9 +171,7 @@ class _NodeReader:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._refused(key, "a key must be a plain word", "write `key: value`")
             if key.value in first:
-                fix = "merge several by <<: [*a, *b]" if key.tag == _MERGE else "keep one of them"
-                again = (*path, key.value)
-                problems.append(repeated(self.name, again, first[key.value], _place(key), fix))
+                problems.append(repeated(self.name, (*path, key.value), first[key.value], _place(key)))
             first.setdefault(key.value, _place(key))
             if key.tag != _MERGE:
                 own[key.value] = (key, value)
@@ -209,34 +194,43 @@ class _NodeReader:
             return text
         if kind == "null":
             return None
+        if kind not in ("bool", "int", "float"):
+            message = f"the tag {node.tag!r} means nothing here"
+            raise self._refused(node, message, "write a plain value, without !")
+        plain = text.replace("_", "").lower()
+        digits = plain.lstrip("+-")
         try:
             if kind == "bool":
                 return yaml.constructor.SafeConstructor.bool_values[text.lower()]
-            if kind == "int":
-                digits = text.replace("_", "").lower().lstrip("+-")
+            if kind == "float":
+                number: float = float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+            else:
                 base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 10)
                 if base == 10 and self.octal and re.fullmatch("0[0-7]+", digits):
                     base = 8
                 number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
-                if number.bit_length() > MAX_BITS:
-                    raise self._refused(node, TOO_LONG, "write a smaller number")
-                return -number if text.startswith("-") else number
-            if kind == "float":
-                real = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-                if not math.isfinite(real):
-                    raise self._refused(node, f"{text} is not a finite number", "write a finite number")
-                return real
+                number = -number if plain.startswith("-") else number
         except (KeyError, ValueError):
-            raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
-        message = f"the tag {node.tag!r} means nothing here"
-        raise self._refused(node, message, "write a plain value, without !")
+            message = f"{text!r} is not a valid {kind}"
+            raise self._refused(node, message, "write a plain value") from None
+        if fault := _too_large(number, text):
+            raise self._refused(node, *fault)
+        return number
+
+
+def _too_large(number: Any, text: str) -> tuple[str, str] | None:
+    """Message and fix of a number that no configuration holds."""
+    if isinstance(number, float) and not math.isfinite(number):
+        return f"{text} is not a finite number", "write a finite number"
+    if isinstance(number, int) and number.bit_length() > MAX_BITS:
+        return f"an integer of more than {MAX_BITS} bits", "write a smaller number"
+    return None
 
 
 # ------------------------------------------------------------------------------------------- JSON
 
 
-def place_in(text: str, at: int) -> Place:
-    """The line and column of a position in a text."""
+def _place_of(text: str, at: int) -> Place:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
@@ -251,22 +245,18 @@ def parse_json(text: str, name: str) -> Document:
     try:
         data = json.loads(text)  # judges validity, so that messages for broken text are the usual ones
     except json.JSONDecodeError as error:
-        before, rest, at = text[: error.pos].rstrip(), text[error.pos :], error.pos
-        fix = "use double quotes" if rest.startswith("'") else "fix the JSON there"
-        if re.match(r",?\s*[}\]]", rest) and (before.endswith(",") or rest.startswith(",")):
-            # Python 3.13 points at the comma itself, older ones behind it.
-            fix, at = "remove the comma before the bracket", at if rest.startswith(",") else len(before) - 1
-        elif re.match(r"//|#|/\*", rest):
+        at, fix = error.pos, "fix the JSON there"
+        before = text[:at].rstrip()
+        if text.startswith(("//", "#", "/*"), at):
             fix = "JSON has no comments: remove it"
-        elif literal := re.match(r"True|False|None", rest):
-            fix = f"write {literal.group().lower().replace('none', 'null')}"
-        raise refusal(name, f"is not JSON: {error.msg}", fix, place_in(text, at)) from None
+        elif re.match(r",?\s*[}\]]", text[at:]) and (before.endswith(",") or text[at] == ","):
+            # Python 3.13 points at the comma itself, older ones behind it.
+            fix, at = "remove the comma before the bracket", at if text[at] == "," else len(before) - 1
+        raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, at)) from None
     except RecursionError:
         raise refusal(name, TOO_DEEP, IS_IT) from None
     except ValueError as error:  # an integer of more than 4300 digits
-        longest = max(re.finditer("[0-9]+", text), key=lambda match: match.end() - match.start())
-        place = place_in(text, longest.start())
-        raise refusal(name, f"is not JSON: {error}", "write a smaller number", place) from None
+        raise refusal(name, f"is not JSON: {error}", "write a smaller number") from None
     if not isinstance(data, dict):
         raise refusal(name, "is not a JSON object", 'start it with "{"')
 
@@ -291,13 +281,8 @@ def parse_json(text: str, name: str) -> Document:
             path = open_at.pop()
         elif word == "," and len(path) > len(open_at[-1]) and isinstance(path[-1], int):
             path = (*open_at[-1], path[-1] + 1)
-        elif not string and word != ",":
-            value = json.loads(word)
-            if isinstance(value, float) and not math.isfinite(value):
-                message = f"{word} is not {'JSON' if word.strip('-').isalpha() else 'a finite number'}"
-                raise refusal(name, message, "write a finite number", place)
-            if isinstance(value, int) and value.bit_length() > MAX_BITS:
-                raise refusal(name, TOO_LONG, "write a smaller number", place)
+        elif not string and word != "," and (fault := _too_large(json.loads(word), word)):
+            raise refusal(name, *fault, place)
         if len(open_at) > MAX_DEPTH or count > 3 * MAX_NODES:  # a key, a value and a comma each
             raise refusal(name, TOO_DEEP if len(open_at) > MAX_DEPTH else TOO_LARGE, IS_IT, place)
     if problems:
@@ -376,98 +361,3 @@ def as_plain(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [as_plain(value) for value in data]
     return str(data) if isinstance(data, os.PathLike) else data
-
-
-# ------------------------------------------------------------------------------------------- schemas
-
-
-def is_of(value: Any, names: Iterable[str]) -> bool:
-    """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
-    if isinstance(value, bool):
-        return "boolean" in names
-    if isinstance(value, (int, float)):
-        return "number" in names or ("integer" in names and (isinstance(value, int) or value.is_integer()))
-    return any(isinstance(value, JSON_TYPES[name]) for name in names)
-
-
-# Keywords that decide nothing by themselves: annotations, and what another one looks at.
-_SILENT = words("""$comment default defaultMessage description ignoreCase model then title unionKey
-    deepspeed_version optimizer_params optimizer_types scheduler_params scheduler_types""")
-_COMPARED = {"minimum": operator.ge, "maximum": operator.le,
-             "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt}  # fmt: skip
-
-
-class _NotPlain(Exception):
-    """A value, or a keyword, that takes a closer look."""
-
-
-def fits_plainly(
-    schema: Any, value: Any, *, named: Callable[[str], Any] | None = None, wildcard: str | None = None
-) -> bool:
-    """Whether a validator would find nothing; False also where that takes a closer look.
-
-    jsonschema takes 50 ms to load, a fifth of a whole ``det-ds check``, and most of what is checked is right. What does
-    not plainly fit is judged by jsonschema, which alone says what is wrong.
-
-    Args:
-        schema: Of draft 7, or with the keywords of Determined's schemas that are treated here.
-        value: What is judged.
-        named: A schema by its ``$ref``.
-        wildcard: A text that is of every type and of every enum; None where there is none.
-    """
-
-    def fits(schema: Any, value: Any) -> bool:
-        if isinstance(schema, bool):
-            return schema
-        fields, known = value if isinstance(value, dict) else {}, schema.get("properties", {})
-        for keyword, wanted in schema.items():
-            holds = True
-            if keyword in ("type", "enum", "const"):
-                if wildcard is not None and value == wildcard:
-                    continue
-                if keyword == "type":
-                    holds = is_of(value, [wanted] if isinstance(wanted, str) else wanted)
-                else:
-                    choices = wanted if keyword == "enum" else [wanted]
-                    holds = any(type(each) is type(value) and each == value for each in choices)
-                    if not holds and (schema.get("ignoreCase") or value in choices):
-                        raise _NotPlain  # 1 is not true, and is 1.0
-            elif keyword in _COMPARED:
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                holds = not is_number or _COMPARED[keyword](value, wanted)
-            elif keyword in ("required", "eventuallyRequired"):
-                if any(key in fields and fields[key] is None for key in wanted):
-                    raise _NotPlain  # null may count as absent
-                holds = not isinstance(value, dict) or all(key in fields for key in wanted)
-            elif keyword == "properties":
-                holds = all(fits(wanted[key], each) for key, each in fields.items() if key in wanted)
-            elif keyword == "additionalProperties":
-                holds = all(fits(wanted, each) for key, each in fields.items() if key not in known)
-            elif keyword == "items":
-                holds = not isinstance(value, list) or all(fits(wanted, each) for each in value)
-            elif keyword in ("$ref", "optionalRef") and named is not None:
-                holds = (keyword == "optionalRef" and value is None) or fits(named(wanted), value)
-            elif keyword in ("union", "anyOf"):
-                if not any(
-                    plainly(each, value) for each in (wanted["items"] if keyword == "union" else wanted)
-                ):
-                    raise _NotPlain
-            elif keyword in ("checks", "allOf"):
-                holds = all(fits(each, value) for each in (wanted if keyword == "allOf" else wanted.values()))
-            elif keyword == "if":
-                holds = not fits(wanted, value) or fits(schema.get("then", True), value)
-            elif keyword == "not":
-                holds = not fits(wanted, value)
-            elif keyword not in _SILENT:
-                raise _NotPlain
-            if not holds:
-                return False
-        return True
-
-    def plainly(schema: Any, value: Any) -> bool:
-        try:
-            return fits(schema, value)
-        except _NotPlain:
-            return False
-
-    return plainly(schema, value)

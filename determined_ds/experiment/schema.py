@@ -7,17 +7,17 @@ beyond them. A null counts as absent wherever a key may be absent.
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
-from determined_ds.documents.text import JSON_TYPES, bound_words, fits_plainly, kind_of, kind_words, type_fix
+from determined_ds.documents.judging import Fault, faults
+from determined_ds.documents.text import JSON_TYPES, bound_words, kind_of, kind_words, type_fix
 from determined_ds.errors import NOT_GIVEN, Problem, shown
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import invalid_spec
@@ -60,8 +60,6 @@ def schema(name: str) -> dict[str, Json]:
     """A schema by its address, or by the name of what it describes, e.g. ``searcher-grid``."""
     name = name.rpartition("/")[2].removesuffix(".json").replace("_", "-")
     found: dict[str, Json] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    for key in ("$schema", "$id"):  # by `$schema` jsonschema would change to a validator without our keywords
-        del found[key]
     for place, value in EDITS.get(name, {}).items():
         path = tuple(int(step) if step.isdigit() else step for step in place.split("."))
         get_path(found, path[:-1])[path[-1]] = value
@@ -74,21 +72,6 @@ def keys_of(*names: str) -> frozenset[str]:
 
 
 # ------------------------------------------------------------------------------------------------- judging
-
-
-class Fault(NamedTuple):
-    """What a schema refuses at one place.
-
-    Beside the keywords of schemas there are ``missing`` for a key that is required, ``unknown`` for one that is not
-    known, and ``choice`` for a value that is none of those that decide a union.
-    """
-
-    path: KeyPath  # of the value; of a key that is missing, its own
-    keyword: str
-    value: Json  # None where nothing stands there
-    schema: dict[str, Json]  # the one that has the keyword; of a key, that of its mapping
-    detail: Any  # the message of a check, the other side of a comparison, the values to choose from
-    meant: str = ""  # the key beside it that an unknown one was probably meant for
 
 
 def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
@@ -132,149 +115,16 @@ def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
         storage = {key: value for key, value in storage.items() if value is not None or key not in known}
         storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
     config = {**config, "checkpoint_storage": storage}
-    if fits_plainly(schema("experiment"), config, named=schema):
-        return {}
     first = {"unknown": 0, "missing": 1, "type": 2}
     found: dict[KeyPath, Fault] = {}
-    for error in _validator().iter_errors(config):
-        path = tuple(error.absolute_path)
-        completed = path[:1] == ("checkpoint_storage",) and error.validator_value == "eventually"
-        if completed or (path in found and first.get(found[path].keyword, 3) < first.get(error.validator, 3)):
-            continue
-        found[path] = Fault(path, error.validator, error.instance, error.schema, error.validator_value)
+    for fault in faults(schema("experiment"), config, named=schema):
+        path, keyword = fault.path, fault.keyword
+        completed = path[:1] == ("checkpoint_storage",) and fault.detail == "eventually"
+        if not completed and (
+            path not in found or first.get(found[path].keyword, 3) >= first.get(keyword, 3)
+        ):
+            found[path] = fault
     return found
-
-
-@cache
-def _validator() -> Any:
-    """Draft 7 with Determined's keywords. Source: determined 0.38.1, ``master/pkg/schemas/extensions``."""
-    from jsonschema import Draft7Validator, ValidationError  # late: it takes 50 ms to load
-    from jsonschema.validators import extend
-
-    def error(keyword: str, schema: Json, value: Json, *path: str, detail: Any = None) -> Any:
-        return ValidationError(
-            keyword, validator=keyword, path=path, instance=value, schema=schema, validator_value=detail
-        )
-
-    def ref(validator: Any, name: str, value: Json, _: Json) -> Iterator[Any]:
-        yield from validator.descend(value, schema(name))
-
-    def required(validator: Any, keys: list[str], value: Json, here: Json) -> Iterator[Any]:
-        for key in keys if isinstance(value, dict) else ():
-            takes_null = validator.evolve(schema=here.get("properties", {}).get(key, True)).is_valid(None)
-            if key not in value or (value[key] is None and not takes_null):
-                yield error("missing", here, value.get(key), key)
-
-    def eventually(_: Any, keys: list[str], value: Json, here: Json) -> Iterator[Any]:
-        """What has to be there once the cluster has filled in its defaults."""
-        for key in keys if isinstance(value, dict) else ():
-            if value.get(key) is None:
-                yield error("missing", here, None, key, detail="eventually")
-
-    def additional(validator: Any, others: Json, value: Json, here: Json) -> Iterator[Any]:
-        for key, item in value.items() if isinstance(value, dict) else ():
-            if key not in here.get("properties", {}):
-                if others is False:
-                    yield error("unknown", here, item, key)
-                else:
-                    yield from validator.descend(item, others, path=key)
-
-    def checks(validator: Any, checks: dict[str, Json], value: Json, here: Json) -> Iterator[Any]:
-        for message, check in checks.items():
-            if "compareProperties" in check:  # it names the key by itself
-                yield from validator.descend(value, check)
-            elif not validator.evolve(schema=check).is_valid(value):
-                yield error("checks", here, value, detail=message)
-
-    def disallowed(_: Any, messages: dict[str, str], value: Json, here: Json) -> Iterator[Any]:
-        for key in messages.keys() & value.keys() if isinstance(value, dict) else ():
-            yield error("checks", here, value[key], key, detail=messages[key])
-
-    def compared(validator: Any, rule: dict[str, str], value: Json, here: Json) -> Iterator[Any]:
-        if not isinstance(value, dict):
-            return
-        kind: str = rule["type"]
-        a: Any = value.get(rule["a"])
-        b: Any = value.get(rule["b"])
-        if kind != "a_is_subdir_of_b":
-            are_numbers = validator.is_type(a, "number") and validator.is_type(b, "number")
-            if are_numbers and not (a < b or (a == b and kind == "a<=b")):
-                yield error("compared", here, b, rule["b"], detail=(kind, rule["a"], a))
-        elif isinstance(a, str) and (b is None or isinstance(b, str)):
-            # As the master has it: a relative path that does not climb, or a string with the parent for its prefix.
-            # Go's filepath.Clean is normpath, but for two leading slashes, which become one.
-            path, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
-            if not (path.startswith(parent) if path.startswith("/") else not path.startswith("..")):
-                yield error("compared", here, a, rule["a"], detail=(kind, rule["b"], b))
-
-    def pattern(_: Any, pattern: str, value: Json, here: Json) -> Iterator[Any]:
-        # Go's ``$`` is the end; Python's also stands before a last newline.
-        if isinstance(value, str) and not re.search(pattern.replace("$", r"\Z"), value):
-            yield error("pattern", here, value)
-
-    def union(validator: Any, union: Json, value: Json, _: Json) -> Iterator[Any]:
-        """Nothing where an item fits; else the errors of the item that was meant, or one of the whole union."""
-        schemas = [schema(item["$ref"]) if "$ref" in item else item for item in union["items"]]
-        meant = None
-        for key, item in zip((item["unionKey"] for item in union["items"]), schemas, strict=True):
-            is_meant = _is_meant(validator, key, item, value)
-            if not is_meant and key.startswith("const:"):
-                continue  # it requires the key and its value
-            errors = list(validator.descend(value, item))
-            if not errors:
-                return
-            if is_meant and meant is None:
-                meant = errors
-        if meant is not None:  # if it is not what it is read as, what is in it need not be either
-            yield from [each for each in meant if each.validator == "checks" and not each.path] or meant
-            return
-        fields = {key: sub for item in schemas for key, sub in item.get("properties", {}).items()}
-        consts = [(key, sub["const"]) for item in schemas for key, sub in item.get("properties", {}).items()
-                  if isinstance(sub, dict) and "const" in sub]  # fmt: skip
-        texts, whole = [item["const"] for item in schemas if "const" in item], {"properties": fields}
-        unknown = [key for key in value if key not in fields] if isinstance(value, dict) else []
-        if isinstance(value, str) and texts:
-            yield error("choice", whole, value, detail=texts)
-        elif isinstance(value, dict) and consts:
-            key, choices = consts[0][0], [text for _, text in consts]
-            yield error("choice" if key in value else "missing", whole, value.get(key), key, detail=choices)
-        elif unknown:
-            yield from (error("unknown", whole, value[key], key) for key in unknown)
-        else:
-            yield error("union", whole, value)
-
-    keywords = {
-        "$ref": ref,
-        "optionalRef": lambda *args: ref(*args) if args[2] is not None else (),
-        "required": required,
-        "eventuallyRequired": eventually,
-        "additionalProperties": additional,
-        "union": union,
-        "checks": checks,
-        "disallowProperties": disallowed,
-        "compareProperties": compared,
-        "pattern": pattern,
-    }
-    return extend(Draft7Validator, keywords)(schema("experiment"))
-
-
-def _is_meant(validator: Any, key: str, item: Json, value: Json) -> bool:
-    """Whether a value was meant for an item of a union by its ``unionKey``; where that is never, by its type."""
-    kind, _, rest = key.partition(":")
-    fields = value if isinstance(value, dict) else {}
-    if kind == "not":
-        return not _is_meant(validator, rest, item, value)
-    if kind == "const":
-        name, _, wanted = rest.partition("=")
-        return bool(fields.get(name) == wanted)
-    if kind == "never":
-        consts = {name: sub["const"] for name, sub in item.get("properties", {}).items() if "const" in sub}
-        kinds = [item["type"]] if isinstance(item.get("type"), str) else item.get("type", ())
-        of_kind = any(validator.is_type(value, each) for each in kinds)
-        return of_kind and all(fields.get(name) == const for name, const in consts.items())
-    if kind == "type":
-        return bool(validator.is_type(value, rest))
-    return {"always": True, "singleproperty": list(fields) == [rest], "hasattr": rest in fields}[kind]
 
 
 # ------------------------------------------------------------------------------------------------- problems
