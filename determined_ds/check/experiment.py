@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from determined_ds.check.output import ERROR, Report, findings_of, in_order
 from determined_ds.check.search import search_problems
@@ -21,8 +18,6 @@ from determined_ds.check.trial import (
     stages_problem,
     trial_problems,
 )
-from determined_ds.cluster.log import ERROR as LOGGED
-from determined_ds.cluster.log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import (
@@ -94,19 +89,17 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
 
     # The configuration and the code
     reported = {problem.key for problem in refused}
-    own = [problem for problem in problems if not _covered(problem.key, reported)]
+    refused += [problem for problem in problems if not _covered(problem.key, reported)]
     said = reported | {problem.key for problem in warned}
-    ignored = [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, said)]
-    findings = findings_of([*refused, *own], [*warned, *ignored])
+    warned += [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, said)]
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
-        odd = lost_on_cluster(experiment.hyperparameters, variables)
+        warned += lost_on_cluster(experiment.hyperparameters, variables)
         slots = document.get(("resources", "slots_per_trial"))
-        spans = isinstance(slots, int) and slots > LARGE
-        if spans and document.get(("resources", "is_single_node")) is not True:
-            odd += filter(None, [launcher_problem(named, document.origin(("entrypoint",)))])
-        ours = experiment.states_all and "log_policies" not in reported  # of what our own trainer logs
-        findings += findings_of([], odd, _missing_policies(document) if ours else [])
+        on_one = document.get(("resources", "is_single_node")) is True
+        if isinstance(slots, int) and slots > LARGE and not on_one:
+            warned += filter(None, [launcher_problem(named, document.origin(("entrypoint",)))])
+    findings = findings_of(refused, warned)
     context_dir = options.context_dir or _context_of(experiment, Path(file))
     trials = functools.cache(lambda trial: read_trial(trial, context_dir))
     if experiment.trial or experiment.script is not None:
@@ -115,8 +108,18 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         if experiment.trial and not anywhere:
             wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
             findings += findings_of(wrong, notes=unknown)
-        elif on_cluster and not anywhere:
-            findings += findings_of([], _unsent(experiment, context_dir))
+        elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters, []):
+            file_of_script = find_code(experiment.entrypoint, context_dir)
+            if file_of_script and not Script(file=file_of_script, context_dir=context_dir).may_use_library:
+                message = (
+                    "the script does not import determined_ds: on a cluster nothing is sent to these tools"
+                )
+                fix = "train within `with determined_ds.report_to_tools(core_context):`"
+                path = (LOGGING,)
+                unsent = experiment.hyperparameters.problem(
+                    path, message, fix, "logger-script", value=NOT_GIVEN
+                )
+                findings += findings_of([], [unsent])
     errors = [finding.problem for finding in findings if finding.severity == ERROR]
     broken = {problem.key for problem in errors if f"{problem.key}.".startswith("hyperparameters.")}
 
@@ -126,20 +129,16 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         stated = experiment.hyperparameters.get(("fit",))
         stated = stated.get("max_length") if isinstance(stated, dict) else stated
         unstated = fit.max_length is None and stated is None and experiment.script is None
-        metrics = (
-            reported_metrics(trials(experiment.trial), experiment.measures) if experiment.trial else None
-        )
-        names = metrics.names if metrics and metrics.prefix is None else None
+        own = reported_metrics(trials(experiment.trial), experiment.measures) if experiment.trial else None
+        names = own.names if own and own.prefix is None else None
         wrong, odd = search_problems(experiment, fit, reported=names)
         odd += odd_exponents(experiment.document, experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
         odd += filter(None, [limit_problem(document, fit.save_total_limit)])
         findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
-    # The configuration of the points is unknown.
-    if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):
-        return Report(
-            file=file, kind="experiment", findings=in_order(findings, file), context_dir=context_dir
-        )
+    if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):  # no point is known
+        ordered = in_order(findings, file)
+        return Report(file=file, kind="experiment", findings=ordered, context_dir=context_dir)
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
@@ -211,47 +210,3 @@ def _context_of(experiment: Experiment, config: Path) -> Path:
     with_code = [folder for folder in folders if find_code(experiment.entrypoint, folder) is not None]
     whole = (folder for folder in with_code if isinstance(ds_config, str) and (folder / ds_config).is_file())
     return next(whole, with_code[0] if with_code else Path())
-
-
-def _unsent(experiment: Experiment, context_dir: Path) -> list[Problem]:
-    """A warning where a script sends nothing to the tools that its experiment names."""
-    file = find_code(experiment.entrypoint, context_dir)
-    if file is None or not read_loggers(experiment.hyperparameters, []):
-        return []
-    if Script(file=file, context_dir=context_dir).may_use_library:
-        return []
-    message = f"{file.name} does not import determined_ds: on a cluster nothing is sent to these tools"
-    fix = "train within `with determined_ds.report_to_tools(core_context):`"
-    return [experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script", value=NOT_GIVEN)]
-
-
-def _missing_policies(document: Document) -> list[Problem]:
-    """A note where a master would restart a trial that no restart can help; its fix has the lines to paste.
-
-    An experiment that states no ``max_restarts`` is left alone: it is a first draft, and costs minutes at worst.
-    """
-    allowed, stated = document.get(("max_restarts",)), document.get(("log_policies",))
-    policies = stated if isinstance(stated, list) else []
-
-    def ends_at(policy: Any, line: str) -> bool:
-        """Whether a policy cancels restarts at a log line."""
-        cancels = ("cancel_retries", {"type": "cancel_retries"})
-        if not isinstance(policy, dict) or policy.get("action") not in cancels:
-            return False
-        try:
-            return re.search(str(policy.get("pattern")), line) is not None
-        except re.error:  # Go's syntax differs from Python's
-            return False
-
-    lines = [line.removeprefix(LOGGED) for line in (NO_RESTART_HELPS, OUT_OF_MEMORY)]
-    missing = [
-        f"{{{', '.join(f'{key}: {json.dumps(value)}' for key, value in ours.items())}}}"
-        for ours, line in zip(LOG_POLICIES, lines, strict=True)
-        if not any(ends_at(policy, line) for policy in policies)
-    ]
-    if not missing or not isinstance(allowed, int) or allowed < 1:
-        return []
-    message = f"a failure that no restart can help, e.g. missing data, runs {allowed + 1} times on a cluster"
-    fix = f"add {'to it' if policies else 'log_policies'}: [{', '.join(missing)}]"
-    origin = document.origin(("log_policies" if policies else "max_restarts",))
-    return [Problem(key="log_policies", origin=origin, message=message, fix=fix, code="log-policies")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
 ERROR = "error"
 WARNING = "warning"
 NOTE = "note"  # what could not be judged, or is only good to know; counts as nothing
-MAX_FINDINGS = 50  # of a severity in a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The part of a search space that has a problem."""
 
-    num_points: int
+    count: int
     share: float  # of the space, 0 to 1
     of: int  # points that were checked
     exact: bool  # whether these are all points; else the share is that of a sample
@@ -100,8 +98,7 @@ class Report:
             if problem.value is not NOT_GIVEN:
                 each["value"] = problem.value
             if finding.share:
-                share = asdict(finding.share)
-                each["points"] = {"count": share.pop("num_points"), **share}
+                each["points"] = asdict(finding.share)
             found.append(each)
         points = {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size}
         run = {"run": self.run} if self.run else {}
@@ -124,12 +121,7 @@ def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         where, line, column = place(finding, file)
         return where != file, where, line, column, finding.severity != ERROR
 
-    kept, counts = [], Counter[str]()
-    for finding in sorted(unique.values(), key=order):
-        counts[finding.severity] += 1
-        if counts[finding.severity] <= MAX_FINDINGS:
-            kept.append(finding)
-    return tuple(kept)
+    return tuple(sorted(unique.values(), key=order))
 
 
 def place(finding: Finding, file: str) -> tuple[str, int, int]:
@@ -151,9 +143,8 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     message = f"{head}: {problem.message}" if head else problem.message
     below = [f"points: {finding.share}"] if finding.share else []
     below += [f"fix: {problem.fix}"] if problem.fix else []
-    # Keys come from a file, and may contain anything.
-    message, *below = (
+    texts = [  # keys come from a file, and may contain anything
         "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         for text in (message, *below)
-    )
-    return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below
+    ]
+    return f"{where}:{line}:{column}", finding.severity, f"{texts[0]} [{problem.code}]", texts[1:]

@@ -7,12 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from determined_ds.check.space import listed
 from determined_ds.config.params import UNITS, FitOptions
 from determined_ds.documents.document import words
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.space import HALVING, rungs
+from determined_ds.experiment.space import HALVING
 
 LARGER_IS_BETTER = words("""acc accuracy auc auroc bleu dice f1 iou map mrr ndcg precision psnr r2 recall reward rouge
     score top1 top5""")
@@ -83,22 +82,4 @@ def search_problems(
             fix += f", or fit.max_length to {{{length.unit}: {stated}}}"
         if message:
             add("max_time", message, fix, "search-length")
-    try:
-        ladder = rungs(section)
-    except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
-        return errors, warnings
-    if len(ladder) == 1:
-        message = "no trial is stopped early: there is only one rung, the last"
-        fix = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
-        add("name", message, fix, "search-rungs")
-    period = fit.validation_period or length  # without a period, at the end only
-    first = period.value if period is not None and period.unit == unit else None
-    first = min(first, default=None) if isinstance(first, tuple) else first
-    if len(ladder) > 1 and first is not None and first > ladder[0]:
-        late = [rung for rung in ladder if rung < first]
-        judged = f"trials are judged after {listed(ladder)} {unit}, and validate after {first} first"
-        fewer = "max_rungs" if searcher == "adaptive_asha" else "num_rungs"
-        fix = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
-        message = f"{judged}: {listed(late)} have no effect"
-        add("hyperparameters.fit.validation_period", message, fix, "search-validation")
     return errors, warnings

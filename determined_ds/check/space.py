@@ -1,9 +1,4 @@
-"""Every point of a search space judged, and where in the space those lie that cannot run.
-
-The way of a value::
-
-    Points -> judge_points() -> Judgement, one for all points with the same findings -> point_findings()
-"""
+"""Points -> judge_points() -> Judgements, one for all points with the same findings -> point_findings()."""
 
 from __future__ import annotations
 
@@ -29,9 +24,7 @@ class Judgement:
     problems: tuple[Problem, ...]  # why they do not run
     warnings: tuple[Problem, ...]
     points: list[int]  # their numbers
-    resolved: (
-        ResolvedConfig | None
-    )  # of the first; None where it does not run, or where its code decides that
+    resolved: ResolvedConfig | None  # of the first; None where it does not run, or its code decides that
 
 
 class _Recorder(dict[str, Any]):
@@ -129,7 +122,7 @@ def point_findings(axes: Sequence[Axis], points: Points, judged: Sequence[Judgem
     for _, (finding, members) in sorted(having.items(), key=lambda item: (item[0][0], -len(item[1][1]))):
         if len(members) < total:
             share = Share(
-                num_points=len(members),
+                count=len(members),
                 share=sum(index < points.num_drawn for index in members) / points.num_drawn,
                 of=total,
                 exact=points.exact,
@@ -147,36 +140,32 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
     every point is one of them; and there is an example.
     """
     rows = [tuple(map(repr, point)) for point in values]
-    box: dict[int, tuple[set[str], str]] = {}  # axis -> its values in that part, and in words
+    outside = {*range(len(rows))} - members
+    box: list[tuple[set[int], str]] = []  # of an axis: the points that it excludes, and its values in words
     whole: list[str] = []
     for axis, each in enumerate(axes):
         shown = dict(zip((row[axis] for row in rows), (point[axis] for point in values), strict=True))
-        failing = {rows[index][axis] for index in members}
-        running = {row[axis] for index, row in enumerate(rows) if index not in members}
-        around, is_range = failing, each.kind in ("double", "log") and len(failing) > MOST_NAMED
+        around = failing = {rows[index][axis] for index in members}
+        is_range = each.kind in ("double", "log") and len(failing) > MOST_NAMED
         if is_range:
             low, high = (pick(shown[code] for code in failing) for pick in (min, max))
             around = {code for code, value in shown.items() if low <= value <= high}
-        if len(around) < len(shown):
-            taken = [value for code, value in shown.items() if code in around]
-            ends = f"from {_shown(min(taken))} to {_shown(max(taken))}" if is_range else _in_words(taken)
-            box[axis] = around, f"{each.name} {ends}"
-        if clear := failing - running:
+        taken = [value for code, value in shown.items() if code in around]
+        ends = f"from {_shown(min(taken))} to {_shown(max(taken))}" if is_range else _in_words(taken)
+        box.append(({index for index in outside if rows[index][axis] not in around}, f"{each.name} {ends}"))
+        if clear := failing - {rows[index][axis] for index in outside}:
             whole.append(f"{each.name} {_in_words([shown[code] for code in shown if code in clear])}")
-
-    def num_in(part: Iterable[int]) -> int:
-        return sum(all(row[axis] in box[axis][0] for axis in part) for row in rows)
-
-    part, count, num = [*box], num_in(box), f"{len(members):,}"
-    for axis in box:  # only the axes that exclude any other point
-        fewer = [other for other in part if other != axis]
-        part = fewer if num_in(fewer) == count else part
-    if count == len(members):
-        which = "the one point" if count == 1 else f"all {num} points"
-        return f"{which} with {' and '.join(box[axis][1] for axis in part)}"
+    named = set()
+    for excluded, text in sorted(box, key=lambda each: -len(each[0])):
+        if excluded & outside:
+            named.add(text)
+            outside -= excluded
+    if not outside:
+        which = "the one point" if len(members) == 1 else f"all {len(members):,} points"
+        return f"{which} with {' and '.join(text for _, text in box if text in named)}"
     first = zip(axes, values[min(members)], strict=True)
     example = ", ".join(f"{axis.name} = {_shown(value)}" for axis, value in first)
-    return f"{num} points: {'; '.join([*(f'every one with {each}' for each in whole), f'e.g. {example}'])}"
+    return f"{len(members):,} points: {'; '.join([*(f'every one with {each}' for each in whole), f'e.g. {example}'])}"
 
 
 def _in_words(taken: list[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.checked import DEEPSPEED, Found, report_of
+from tests.harness.checked import Found, report_of
 
 IMPORTS = """
 import determined_ds, torch
@@ -114,59 +114,6 @@ def test_bases_in_other_files_are_followed(
     assert {each.code for each in found(tmp_path, source, "loss") if each.code.startswith("metric")} == {code}
 
 
-# ---------------------------------------------------------------------------------- optimizers and schedules
-
-SGD, ADAMW = "return torch.optim.SGD(model.parameters())", "return torch.optim.AdamW(model.parameters())"
-ON_ZERO = {"zero_optimization": {"stage": 2}}
-ON_CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-SCHEDULED = {**DEEPSPEED, "scheduler": {"type": "WarmupLR"}}
-STEPS = "torch.optim.lr_scheduler.StepLR(optimizer, 2)"
-
-
-def built(method: str, *body: str, base: str = "DataParallelTrial") -> str:
-    return trial(f"def {method}(self, given):", *(f"    {line}" for line in body), base=base)
-
-
-@pytest.mark.parametrize(
-    ("source", "ds", "said"),
-    [
-        (built("build_optimizer", SGD), ON_ZERO, "SGD, and ZeRO stage 2"),
-        ("from torch import optim\n" + built("build_optimizer", "return optim.SGD(given)"), ON_ZERO, "torch.optim.SGD"),
-        (built("build_optimizer", ADAMW), ON_CPU, "must be DeepSpeed's own"),
-        (built("build_optimizer", ADAMW), {**ON_CPU, "zero_force_ds_cpu_optimizer": False}, ""),
-        (built("build_optimizer", ADAMW), ON_ZERO, ""),
-        (built("build_optimizer", SGD), {**ON_ZERO, "zero_allow_untested_optimizer": True}, ""),
-        (built("build_optimizer", SGD.replace("return", "o ="), "o = f(o)", "return o"), ON_ZERO, ""),
-        (built("build_optimizer", SGD, base="DeepSpeedTrial"), ON_ZERO, ""),
-        (built("build_optimizer", SGD) + "    def initialize(self, *given): ...\n", ON_ZERO, ""),
-        ("from mine import SGD\n" + built("build_optimizer", "return SGD(given)"), ON_ZERO, ""),
-        (built("build_optimizer", "return None"), ON_ZERO, ""),
-        (built("build_scheduler", f"return {STEPS}"), SCHEDULED, "one must go"),
-        (built("build_scheduler", f"return {STEPS}"), DEEPSPEED, ""),
-        (built("build_scheduler", "return None"), SCHEDULED, ""),
-        # Which may return None.
-        (built("build_scheduler", "return self.mine(given)"), SCHEDULED, ""),
-        ("from trial import mine\n" + built("build_scheduler", "return mine(given)"), SCHEDULED, ""),
-    ],
-)  # fmt: skip
-def test_what_a_trial_builds_is_held_against_the_json(
-    tmp_path: Path, source: str, ds: dict[str, Any], said: str
-) -> None:
-    hyperparameters = {
-        "deepspeed_config": {"type": "const", "val": ds},
-        "learning_rate": 0.1 if ds in (SCHEDULED, DEEPSPEED) else None,
-    }
-    every = [
-        each
-        for each in found(tmp_path, IMPORTS + source, hyperparameters=hyperparameters)
-        if each.file.endswith(".py")
-    ]
-    assert len(every) == bool(said)
-    for each in every:
-        assert said in each.message
-        assert "(" in (tmp_path / "trial.py").read_text().splitlines()[each.line - 1]
-
-
 # -------------------------------------------------------------------------------------- stages and sequences
 
 
@@ -184,14 +131,6 @@ def test_stages_need_a_trial_that_has_them(tmp_path: Path, source: str, refused:
     for stages in (2, 1, "auto"):
         every = found(tmp_path, IMPORTS + source, hyperparameters={"pipe_parallel_size": stages})
         assert ("trial-kind" in {each.code for each in every}) == (refused and stages == 2)
-
-
-def test_autotp_cuts_no_pipeline(tmp_path: Path) -> None:
-    ds = {**DEEPSPEED, "tensor_parallel": {"autotp_size": 2}}
-    hyperparameters = {"deepspeed_config": {"type": "const", "val": ds}, "model_parallel_size": 2}
-    for base, refused in (("PipelineTrial", True), ("DataParallelTrial", False)):
-        every = found(tmp_path, IMPORTS + trial(base=base), hyperparameters=hyperparameters)
-        assert ("tensor-pipeline" in {each.code for each in every}) == refused
 
 
 @pytest.mark.parametrize(
