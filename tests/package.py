@@ -624,7 +624,7 @@ def before_ranks(
 
 def gpu_findings(environment: Mapping[str, str], **torch: Any) -> dict[str, tuple[str, ...]]:
     """What ``det-ds doctor`` says of GPUs, of a torch with this ``cuda`` that sees so many ``gpus``."""
-    from determined_ds.doctor.installed import Torch, check_gpus
+    from determined_ds.doctor.examine import Torch, check_gpus
 
     return {name: found for name, *found in check_gpus(environment, Torch(**torch))[1]}
 

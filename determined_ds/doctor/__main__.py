@@ -64,8 +64,7 @@ def doctor(
         sys.exit(measuring.measure(slots=slots, accelerator=accelerator, seconds=seconds, as_json=as_json))
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
-    from determined_ds.doctor.examine import examine
-    from determined_ds.doctor.installed import STATES
+    from determined_ds.doctor.examine import STATES, examine
     from determined_ds.report.table import terminal_width, wrapped
 
     findings = examine(config, context_dir.absolute(), run_dir, accelerator)

@@ -31,9 +31,8 @@ from determined_ds.devices import kind_of_device
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 
-NVCC, CXX, NINJA, LIBAIO = "nvcc", "c++", "ninja", "libaio"
+NVCC, CXX, NINJA = "nvcc", "c++", "ninja"
 ASK_S = 20.0  # an nvidia-smi whose driver hangs never answers
-LINKS_LIBAIO = "#include <libaio.h>\nint main() { io_context_t context; return io_setup(1, &context); }\n"
 QUIET_S = (
     3600.0  # a compiler writes more often: no build is running, even where others' processes are not seen
 )
@@ -76,7 +75,7 @@ def ops_of(c: ResolvedConfig) -> list[Op]:
     # Source: runtime/swap_tensor/*_swapper.py; ops/op_builder/async_io.py, linked with the CUDA toolkit's libraries
     if "nvme" in (offload, c.strategy.offload_param):
         key = (ZERO, "offload_optimizer" if offload == "nvme" else "offload_param", "device")
-        found.append(Op("async_io", key, (*(on_device if on_cuda else on_host), LIBAIO), "use device cpu"))
+        found.append(Op("async_io", key, on_device if on_cuda else on_host, "use device cpu"))
     return found
 
 
@@ -169,7 +168,7 @@ def find_tool(tool: str, environment: Mapping[str, str], torch_cuda: str = "") -
     """Look for a tool as what builds with it does.
 
     Args:
-        tool: ``nvcc``, ``c++``, ``ninja`` or ``libaio``.
+        tool: ``nvcc``, ``c++`` or ``ninja``.
         environment: Variables of the ranks.
         torch_cuda: The CUDA that torch is built for; "" where that is none, or not known.
 
@@ -177,13 +176,8 @@ def find_tool(tool: str, environment: Mapping[str, str], torch_cuda: str = "") -
         What there is and "", or "" and what is wrong.
 
     Source: ``get_cxx_compiler``, ``is_ninja_available`` and ``_find_cuda_home`` in torch 2.13's cpp_extension.py;
-    ``AsyncIOBuilder.is_compatible`` and ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/.
+    ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/.
     """
-    if tool == LIBAIO:
-        before, after = (shlex.split(environment.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
-        words = ["c++", "-x", "c++", *before, "-", "-o", "/dev/null", *after, "-laio"]
-        _, wrong = ask(words, environment, stdin=LINKS_LIBAIO)
-        return ("", "no libaio to link with") if wrong else ("its header and its library", "")
     if tool != NVCC:
         name = (environment.get("CXX") or tool) if tool == CXX else tool
         said, wrong = ask([*shlex.split(name), "--version"], environment)
@@ -218,7 +212,6 @@ def how_to_install(tool: str, torch_cuda: str = "") -> str:
     return {
         CXX: "apt install g++ (Debian and Ubuntu)",
         NINJA: "pip install ninja",
-        LIBAIO: "apt install libaio-dev (Debian and Ubuntu)",
         NVCC: f"{toolkit}, or use an image with it (docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
     }[tool]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from determined_ds import ConfigError, startup
+from determined_ds import ConfigError
+from determined_ds.cluster import startup
 from tests.doctor.programs import nvcc
 from tests.harness.command import ROOT
 from tests.harness.task import trial
