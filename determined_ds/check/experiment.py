@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.check.output import ERROR, Report, findings_of, in_order
@@ -51,31 +50,24 @@ LARGE = 8
 DoesNotFit = Callable[[Experiment, ResolvedConfig, Path, Document], Problem | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """What an experiment is checked against.
+def check_experiment(
+    document: Document,
+    *,
+    context_dir: Path | None = None,
+    accelerator: str = "cuda",
+    place: int = CLUSTER,
+    does_not_fit: DoesNotFit | None = None,
+) -> Report:
+    """Everything that a master would refuse, and much that it would accept.
 
     Args:
+        document: The experiment's YAML, overrides applied.
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, by the tables of keys: on a cluster, or in a search here.
         does_not_fit: Of a slot's GPU; None: whether points fit is not checked.
     """
-
-    context_dir: Path | None = None
-    accelerator: str = "cuda"
-    place: int = CLUSTER
-    does_not_fit: DoesNotFit | None = None
-
-
-def check_experiment(document: Document, options: CheckOptions) -> Report:
-    """Everything that a master would refuse, and much that it would accept.
-
-    Args:
-        document: The experiment's YAML, overrides applied.
-        options: What it is checked against.
-    """
-    file, on_cluster = document.name, options.place == CLUSTER
+    file, on_cluster = document.name, place == CLUSTER
     refused, warned = experiment_problems(document)
     unnamed, unused = variable_problems(document)
     refused, warned = [*refused, *unnamed], [*warned, *secret_problems(document), *unused]
@@ -91,7 +83,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
     reported = {problem.key for problem in refused}
     refused += [problem for problem in problems if not _covered(problem.key, reported)]
     said = reported | {problem.key for problem in warned}
-    warned += [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, said)]
+    warned += [each for each in ignored_keys_of(document, place) if not _covered(each.key, said)]
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
         warned += lost_on_cluster(experiment.hyperparameters, variables)
@@ -100,17 +92,17 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         if isinstance(slots, int) and slots > LARGE and not on_one:
             warned += filter(None, [launcher_problem(named, document.origin(("entrypoint",)))])
     findings = findings_of(refused, warned)
-    context_dir = options.context_dir or _context_of(experiment, Path(file))
-    trials = functools.cache(lambda trial: read_trial(trial, context_dir))
+    folder = context_dir or _context_of(experiment, Path(file))
+    trials = functools.cache(lambda trial: read_trial(trial, folder))
     if experiment.trial or experiment.script is not None:
-        anywhere, here = code_problems(experiment, context_dir)
+        anywhere, here = code_problems(experiment, folder)
         findings += findings_of(anywhere, here) if on_cluster else findings_of([*anywhere, *here])
         if experiment.trial and not anywhere:
             wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
             findings += findings_of(wrong, notes=unknown)
         elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters, []):
-            file_of_script = find_code(experiment.entrypoint, context_dir)
-            if file_of_script and not Script(file=file_of_script, context_dir=context_dir).may_use_library:
+            file_of_script = find_code(experiment.entrypoint, folder)
+            if file_of_script and not Script(file=file_of_script, context_dir=folder).may_use_library:
                 message = (
                     "the script does not import determined_ds: on a cluster nothing is sent to these tools"
                 )
@@ -138,15 +130,15 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):  # no point is known
         ordered = in_order(findings, file)
-        return Report(file=file, kind="experiment", findings=ordered, context_dir=context_dir)
+        return Report(file=file, kind="experiment", findings=ordered, context_dir=folder)
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
-    if options.accelerator == "cpu":
+    if accelerator == "cpu":
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
-    where = Where(context_dir=context_dir, accelerator=devices)
+    where = Where(context_dir=folder, accelerator=devices)
     reported = {finding.problem.key for finding in findings}
-    points, does_not_fit = points_of(experiment.space), options.does_not_fit
+    points = points_of(experiment.space)
     staged = experiment.pipeline_trial
 
     def check(point: Document, resolved: ResolvedConfig | None) -> tuple[list[Problem], list[Problem]]:
@@ -158,7 +150,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
             trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
             problem = next(iter(trial_problems(trained, point, resolved)), None)
         if problem is None and does_not_fit is not None:
-            problem = does_not_fit(experiment, resolved, context_dir, point)
+            problem = does_not_fit(experiment, resolved, folder, point)
         # A package that is missing here may be in the cluster's image.
         return [problem] if problem else [], missing_packages(resolved.ds)
 
@@ -189,7 +181,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         num_points=len(points.values),
         num_runnable=sum(len(each.points) for each in judged if not each.problems),
         size=experiment.space.size,
-        context_dir=context_dir,
+        context_dir=folder,
         experiment=experiment,
         resolved=runs,
     )

@@ -56,8 +56,8 @@ class Report:
         size: Points in all; None where the space is not finite.
         run: The command that runs the code, once it is changed; "" for another file.
         context_dir: Of an experiment's code; None where it does not matter.
-        experiment: What was read; None for another file, and where another library trains it.
-        resolved: What runs: of a search the point in the middle, or else one that can run. None where none can, or
+        experiment: None for another file, and where another library trains it.
+        resolved: What runs: of a search the point in the middle, or else one that can run; None where none can, or
             where code decides it.
     """
 

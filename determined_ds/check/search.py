@@ -40,16 +40,15 @@ def search_problems(
         to.append(replace(problem, value=shown))
 
     if searcher == "single" and axes:
-        names = ", ".join(axis.name for axis in axes)
-        message = f"draws one random value of {names}, so that nothing is searched"
+        message = (
+            f"draws one random value of {', '.join(axis.name for axis in axes)}, so that nothing is searched"
+        )
         add("name", message, "write values, or use random, grid or adaptive_asha", "search-single")
-    elif searcher == "grid" and not experiment.space.constants:
-        message = "a grid without hyperparameters has no points, so no trial would start"
-        add("name", message, "write the hyperparameters, or use single", "search-nothing", errors)
     elif searcher != "single" and not axes:
         message = "searches nothing: no hyperparameter is a range or a list of values"
+        no_points = searcher == "grid" and not experiment.space.constants  # so no trial would start
         fix = "write a hyperparameter as {type: ..., ...}, or use single"
-        add("name", message, fix, "search-nothing")
+        add("name", message, fix, "search-nothing", errors if no_points else warnings)
 
     metric, smaller = section.get("metric"), section.get("smaller_is_better")
     parts = set(re.split(r"[^a-z0-9]+", metric.lower())) if isinstance(metric, str) else set()
@@ -70,16 +69,16 @@ def search_problems(
         fix = f"write {length.unit if length else UNITS[0]}"
         add("time_metric", message, fix, "search-time", warnings if reported is None else errors)
     if length and isinstance(length.value, int) and type(stated) is int and stated > 0 and unit in UNITS:
-        trained, message = f"fit.max_length is {length.value} {length.unit}", ""
-        fix = f"set searcher.max_time to {length.value}"
+        message, fix = "", f"set searcher.max_time to {length.value}"
         if length.unit != unit:
-            message = f"is in {unit}, and {trained}: the two cannot be compared, so no last rung is certain"
+            message = f"max_time is in {unit}, the two cannot be compared, so no last rung is certain"
             fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
         elif stated > length.value:
-            message = f"{trained}: no trial reaches the last rung, and one that ends earlier is not replaced"
+            message = "no trial reaches the last rung, and one that ends earlier is not replaced"
         elif stated < length.value:
-            message = f"{trained}: each trial is stopped early"
+            message = "each trial is stopped early"
             fix += f", or fit.max_length to {{{length.unit}: {stated}}}"
         if message:
+            message = f"fit.max_length is {length.value} {length.unit}: {message}"
             add("max_time", message, fix, "search-length")
     return errors, warnings

@@ -34,30 +34,24 @@ class _Recorder(dict[str, Any]):
         super().__init__(data)
         self.read: set[str] = set()
 
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
     def __iter__(self) -> Iterator[str]:  # so that a copy reads each value by its key
         return super().__iter__()
 
     __hash__ = None
 
 
-def _reading_all(name: str) -> Callable[..., Any]:
+def _recorded(name: str) -> Callable[..., Any]:
     def method(self: _Recorder, *args: Any) -> Any:
-        self.read.update(self.keys())
+        self.read.update(args[:1] if name in ("__getitem__", "get") else self.keys())
         return getattr(dict, name)(self, *args)
 
     return method
 
 
-for _name in words("items values copy setdefault pop popitem __eq__ __ne__ __repr__ __or__ __ror__"):
-    setattr(_Recorder, _name, _reading_all(_name))
+for _name in words(
+    "__getitem__ get items values copy setdefault pop popitem __eq__ __ne__ __repr__ __or__ __ror__"
+):
+    setattr(_Recorder, _name, _recorded(_name))
 
 
 def judge_points(

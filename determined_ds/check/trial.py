@@ -31,8 +31,6 @@ from determined_ds.experiment.source import (
 
 METRIC = ("searcher", "metric")
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
-# What a trial reports that is measured (train/loop).
-MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "tokens_per_second", "batches")
 
 
 def check_entrypoint(experiment: Experiment, context_dir: Path, *, option: str = "") -> None:
@@ -106,8 +104,7 @@ def without_library(script: ScriptEntrypoint, option: str) -> Problem:
     fix = "train by determined_ds.session() or determined_ds.deepspeed.Trainer in it"
     if option == "--test":
         message = f"{script.name} trains by a loop of its own, which cannot be shortened to one batch"
-        fix = "train by determined_ds.deepspeed.Trainer or determined_ds.session in it; or leave --test out, and have "
-        fix += "the script train less by its arguments"
+        fix += "; or leave --test out, and have the script train less by its arguments"
     return Problem(key=option, message=message, fix=fix, code=option.removeprefix("--"))
 
 
@@ -191,11 +188,10 @@ def reported_metrics(trial: TrialClass, measures: bool = False) -> ReportedMetri
     elif trial.library == "PipelineTrial":
         known = ReportedMetrics(("validation_loss",))
     elif is_plain and (loss := trial.member("loss")) is not None:
-        keys, annotation = _returned_keys(loss.node), getattr(loss.node, "returns", None)
+        keys = tuple(PREFIX + key for key in _returned_keys(loss.node))
+        annotation = getattr(loss.node, "returns", None)
         only = annotation is not None and text_of(annotation).strip("'\"").rpartition(".")[2] == "Tensor"
-        known = ReportedMetrics(("validation_loss",), None if only else PREFIX)
-        if keys:
-            known = ReportedMetrics(tuple(PREFIX + key for key in keys))
+        known = ReportedMetrics(keys or ("validation_loss",), None if keys or only else PREFIX)
     elif is_plain:
         known = ReportedMetrics(("validation_loss",), PREFIX)
     if known is None or trial.mentions("wrap_reducer"):

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.experiment import CheckOptions, check_experiment
+from determined_ds.check.experiment import check_experiment
 from determined_ds.check.output import ERROR, Finding
 from determined_ds.check.trial import stages_problem
 from determined_ds.config.keys import SEARCH
@@ -165,8 +165,8 @@ def prepare_search(
     document = read_document(config, context_dir, slots=slots, overrides=overrides, command="search")
     found = Problems()
     devices = found.of(lambda: _devices(accelerator))
-    asked = CheckOptions(
-        context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
+    report = check_experiment(
+        document, context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
     )
 
     def is_error(finding: Finding) -> bool:
@@ -175,7 +175,7 @@ def prepare_search(
         return finding.severity == ERROR or finding.problem.code == "search-nothing" or here
 
     # A script may decide what is not stated.
-    findings = [each for each in check_experiment(document, asked).findings if each.problem.code != LEFT_OPEN]
+    findings = [each for each in report.findings if each.problem.code != LEFT_OPEN]
     warnings = [each for each in findings if not is_error(each)]
     found.warn(finding.problem for finding in warnings)
     errors = [finding.problem for finding in findings if is_error(finding)]

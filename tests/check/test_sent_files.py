@@ -9,7 +9,6 @@ from determined.common import constants, context
 
 from tests.harness.checked import Found, report_of, reports
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Determined's own
 TOKEN = "hf_" + "a" * 34
 
 
