@@ -119,52 +119,39 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
     else:
         _refuse(f"must be a command, not {kind_of(entrypoint)}")
     if TRAIN in words:
-        rest = words[words.index(TRAIN) + 1 :]
-        if not rest:
-            _refuse(f"names no trial after {TRAIN}")
-        if not CLASS.fullmatch(rest[0]):
-            _refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after {TRAIN}")
-        return TrialEntrypoint(trial=rest[0], options=tuple(rest[1:]))
+        trial, *options = words[words.index(TRAIN) + 1 :] or [""]
+        if not CLASS.fullmatch(trial):
+            _refuse(f"{trial!r} is not MODULE:CLASS, which comes right after {TRAIN}")
+        return TrialEntrypoint(trial=trial, options=tuple(options))
     if len(words) == 1 and CLASS.fullmatch(words[0]):
         if isinstance(entrypoint, list):
             _refuse("a list names a program and its arguments", fix=f"write it as a string: {words[0]}")
         return TrialEntrypoint(trial=words[0], legacy=True)
-    if not words:
-        _refuse("is empty: it says what to run")
     return _of_command(words)
 
 
 def _of_command(words: list[str]) -> Entrypoint:
     """What ``python3 [-m LAUNCHER [OPTIONS --]] ... (--trial MODULE:CLASS | FILE | -m MODULE)`` runs."""
-    program, *rest = words
+    program, *rest = words or [""]
     name = PurePath(program).name
-    if re.match(rf"{WORD}=", program) or name == "env":
-        fix = "state them in environment.environment_variables, and begin with python3"
-        _refuse("sets environment variables", fix=fix)
+    if name in STARTS_RANKS:
+        _refuse_ranks(name)
     if not PYTHON.fullmatch(name):
-        if name in STARTS_RANKS:
-            _refuse_ranks(name)
-        fix = f"write: python3 {program}" if name.endswith(".py") else f"write: {SCRIPT_FORM}"
-        _refuse(f"runs {program}, not Python", fix=fix)
+        fix = f"write: {SCRIPT_FORM}; variables are stated in environment.environment_variables"
+        _refuse(f"runs {program!r}, not Python", fix=fix)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         rest = rest[2:] if rest[0] in PYTHON_VALUES else rest[1:]
-    if not rest or rest[0] in ("-c", "-"):
-        _refuse("names no file for Python to run")
+    if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
+        _refuse("names no file or module for Python to run")
     if rest[0] != "-m":
-        if CLASS.fullmatch(rest[0]):
-            _refuse(f"{rest[0]!r} is a class, not a file")
         return ScriptEntrypoint(words=tuple(rest))
-    if len(rest) == 1:
-        _refuse("names no module after -m")
     module, *arguments = rest[1:]
     if module == WRAPPER and len(arguments) > 1:
         return _of_command([word for word in arguments[1:] if word != "--"])
     if module in (TORCH, DEEPSPEED):
         if "--" in arguments and (module == TORCH or arguments[0] == "--"):
             arguments = arguments[arguments.index("--") + 1 :]
-        if not arguments:
-            _refuse(f"names nothing to run after {module}")
-        first, equals, trial = arguments[0].partition("=")
+        first, equals, trial = (arguments or [""])[0].partition("=")
         if first.startswith("-") and first != "--trial":
             fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
             _refuse(f"{arguments[0]!r} is not an option of {module}", fix=fix)
@@ -174,19 +161,14 @@ def _of_command(words: list[str]) -> Entrypoint:
     elif module != HARNESS:
         if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
             _refuse_ranks(module)
-        guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
         if module.split(".")[0] in ("determined", "determined_ds"):
+            guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
             hint = f"did you mean {guess}? " if guess else ""
             _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
-        if arguments and CLASS.fullmatch(arguments[0]) and "." in module and guess == TRAIN:
-            _refuse(f"{module} is not {TRAIN}")
         return ScriptEntrypoint(words=tuple(rest))
-    if not arguments or not CLASS.fullmatch(arguments[0]):
-        said = f"{arguments[0]!r} is not MODULE:CLASS" if arguments else "names no trial"
-        _refuse(f"{said} after --trial", fix="write: --trial model_def:MyTrial")
-    if len(arguments) > 1:
-        message = f"has {arguments[1]!r} after --trial {arguments[0]}"
-        _refuse(message, fix="leave it out: a trial takes no arguments")
+    if len(arguments) != 1 or not CLASS.fullmatch(arguments[0]):
+        said = shlex.join(arguments) or "nothing"
+        _refuse(f"has {said!r} after --trial, not MODULE:CLASS alone", fix="write: --trial model_def:MyTrial")
     return TrialEntrypoint(trial=arguments[0], legacy=True)
 
 
@@ -211,14 +193,12 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
         entrypoint: Of an experiment that spans machines: a command, or a list of words.
         origin: Where it is stated.
     """
-    said = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
-    if not re.search(rf"(?<![\w.]){re.escape(DEEPSPEED)}(?![\w.])", said):
+    words = entrypoint if isinstance(entrypoint, list) else str(entrypoint).split()
+    if DEEPSPEED not in words:
         return None
-    return Problem(
-        key="entrypoint",
-        origin=origin,
-        message=f"on several machines {DEEPSPEED} changes environment variables that have quotes, $ or "
-        "parentheses, or fails, and logs all of them, tokens included",
-        fix=f"use {TORCH} in its place",
-        code="launcher-machines",
+    message = (
+        f"on several machines {DEEPSPEED} changes environment variables that have quotes, $ or parentheses, "
     )
+    message += "or fails, and logs all of them, tokens included"
+    fix = f"use {TORCH} in its place"
+    return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

@@ -219,9 +219,11 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     faults = {}
     for path, fault in found.items():
         of_another = len(path) == 2 and path[0] == "searcher" and path[1] in keys_of("searcher")
-        if fault.keyword == "missing" or (fault.keyword == "unknown" and of_another):
+        if (fault.keyword == "missing" and path[0] != "hyperparameters") or (
+            fault.keyword == "unknown" and of_another
+        ):
             continue  # a master alone needs it, or minds a key of another searcher
-        if path[0] != "entrypoint" and (path[0] != "hyperparameters" or len(path) == 1):  # read below
+        if path[0] != "entrypoint":  # read below
             faults[path] = fault
     problems = in_words(faults, document)
     document = meant
@@ -247,7 +249,12 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     seed = seed if 0 <= seed <= LARGEST_SEED else 0
     searcher = value(("searcher", "name"), "single")
     space, of_space = read_space(document, searcher=searcher, seed=seed)
-    problems += of_space
+    keys = [f"{problem.key}." for problem in problems]  # what the schema refuses, within it or above it
+    problems += [
+        each
+        for each in of_space
+        if not any(f"{each.key}.".startswith(key) or key.startswith(f"{each.key}.") for key in keys)
+    ]
     point = _point(document, space)
     if isinstance(entrypoint, TrialEntrypoint) and entrypoint.legacy:
         point, of_lengths = _with_fit(point, document)

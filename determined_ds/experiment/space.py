@@ -242,26 +242,19 @@ def read_space(document: Document, *, searcher: str, seed: int = 0) -> tuple[Sea
             return value
         if "type" not in value:
             return {key: read((*path, key), item) for key, item in value.items()}
-        kind = value["type"]
-        if not isinstance(kind, str) or kind not in SPEC_FIELDS:
-            problems.append(document.problem(path, *invalid_spec(value), "hyperparameter-spec"))
-            return None
-        if kind == "const" and value.keys() == {"type", "val"}:
+        message, fix = invalid_spec(value)
+        if value["type"] == "const" and value.keys() == {"type", "val"}:
             wrapped.append(path)
             return value["val"]
-        axis, count = Axis(path=path[1:], spec=value, in_grid=searcher == "grid"), value.get("count")
-        try:
-            _ = axis.middle, axis.corners
-            is_whole = isinstance(count, int) and not isinstance(count, bool) and count > 0
-            if value.keys() <= {"type", *SPEC_FIELDS[kind]} and (count is None or is_whole):
+        if value["type"] in [kind for kind in SPEC_FIELDS if kind != "const"]:
+            axis = Axis(path=path[1:], spec=value, in_grid=searcher == "grid")
+            try:
+                _ = axis.middle, axis.corners
                 axes.append(axis)
                 return None
-        except NOT_A_SPEC:
-            pass
-        form = {"const": "val: ...", "categorical": "vals: [...]"}.get(kind, "minval: ..., maxval: ...")
-        form += ", base: 10" * (kind == "log")
-        fix = f"write {{type: {kind}, {form}}}{' with minval < maxval' * ('minval' in form)}"
-        message = f"must have the fields of a {kind} hyperparameter, and no others"
+            except NOT_A_SPEC:
+                message = f"is not a complete {axis.kind} hyperparameter whose values are finite"
+                fix = f"give it {' and '.join(SPEC_FIELDS[axis.kind])}, minval below maxval"
         problems.append(document.problem(path, message, fix, "hyperparameter-spec"))
         return None
 
@@ -386,16 +379,14 @@ def odd_exponents(document: Document, space: SearchSpace | None = None) -> list[
             continue
         base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
         is_rate = bool({"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")})
-        fix = "write the exponents of the intended values: minval: -4 and maxval: -2 are 0.0001 and 0.01"
-        if base > 1 and 0 < low < high <= 1:
-            exponents = f"minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
-            fix = f"for {low:g} to {high:g} write their exponents: {exponents}"
-        elif base <= 1 or high <= 0 or not is_rate:
-            continue
-        elif low >= 1:
-            fix = f"for {base**-high:g} to {base**-low:g} write minval: {-high:g}, maxval: {-low:g}"
-        drawn = f"values from {base**low:g} to {base**high:g} are drawn"
-        message = f"minval and maxval are exponents of the base: {drawn}"
-        path = ("hyperparameters", *axis.path)
-        found.append(document.problem(path, message, fix, "log-bounds", value=dict(axis.spec)))
+        if base > 1 and (0 < low < high <= 1 or (is_rate and high > 0)):
+            fix = "write the exponents of the intended values"
+            if 0 < low < high <= 1:
+                fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
+            elif low >= 1:
+                fix += f": minval: {-high:g}, maxval: {-low:g}"
+            drawn = f"values from {base**low:g} to {base**high:g} are drawn"
+            message = f"minval and maxval are exponents of the base: {drawn}"
+            path = ("hyperparameters", *axis.path)
+            found.append(document.problem(path, message, fix, "log-bounds", value=dict(axis.spec)))
     return found

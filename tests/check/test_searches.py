@@ -85,9 +85,9 @@ def test_one_that_does_not_is_reported_at_its_key(
     ("name", "low", "high", "base", "drawn", "meant"),
     [
         ("learning_rate", 0.0001, 1, 10, "from 1.00023 to 10", "minval: -4, maxval: 0"),
-        ("weight_decay", 2, 4, 10, "from 100 to 10000", "0.0001 to 0.01 write minval: -4, maxval: -2"),
-        ("lr", 1, 3, 2, "from 2 to 8", "0.125 to 0.5 write minval: -3, maxval: -1"),
-        ("learning_rate", -4, 2, 10, "from 0.0001 to 100", "minval: -4 and maxval: -2 are 0.0001 and 0.01"),
+        ("weight_decay", 2, 4, 10, "from 100 to 10000", "minval: -4, maxval: -2"),
+        ("lr", 1, 3, 2, "from 2 to 8", "minval: -3, maxval: -1"),
+        ("learning_rate", -4, 2, 10, "from 0.0001 to 100", "exponents of the intended values"),
         ("width", 2, 4, 10, None, None),
     ],
 )

@@ -87,7 +87,7 @@ def test_an_entrypoint_names_its_script(entrypoint: Any, words: tuple[str, ...])
             "did you mean determined_ds.train",
         ),
         (["trial:Trial"], "a list names a program", "trial:Trial"),
-        ("A=1 python3 train.py", "sets environment variables", "environment.environment_variables"),
+        ("A=1 python3 train.py", "runs 'A=1'", "environment.environment_variables"),
         ("pip install x && python3 train.py", "'&&', which only a shell", "startup-hook.sh"),
         ("torchrun --nproc_per_node 2 train.py", "starts ranks by torchrun", "slots_per_trial"),
         (
@@ -95,7 +95,7 @@ def test_an_entrypoint_names_its_script(entrypoint: Any, words: tuple[str, ...])
             "starts ranks by torch.distributed.run",
             "slots_per_trial",
         ),
-        (f"{LAUNCH}deepspeed --trial trial:Trial --more", "'--more' after --trial", "leave it out"),
+        (f"{LAUNCH}deepspeed --trial trial:Trial --more", "--more' after --trial", "--trial model_def"),
         (
             f"{LAUNCH}torch_distributed --nnodes 1 python3 train.py",
             "'--nnodes' is not an option",

@@ -26,7 +26,7 @@ nam: x
 resources: {slots_per_trial: 0}
 reproducibility: {experiment_seed: -1}
 searcher: {name: asha, smaller_is_better: 1}
-hyperparameters: {lr: {type: log}}
+hyperparameters: {lr: {type: lg}}
 entrypoint: torchrun train.py
 """
     problems = refusals(lambda: experiment(text, "a.yaml"))
