@@ -24,6 +24,8 @@ import json
 import logging
 import math
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,13 +75,33 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
         tensorboard_mode=core.TensorboardMode.MANUAL,
     ) as opened:
         context: Any = opened
+        shown: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
+        sender = threading.Thread(target=_show, args=(shown,), name="shown-to-master", daemon=True)
         if context._session is not None:
             settle = _make_patient(context)
+            sender.start()
+            # Training does not wait for what is only shown: the master may be away, and is asked again for a while.
+            status, progress = context.train.set_status, context.train.report_progress
+            context.train.set_status = lambda value: shown.put((status, value))
+            context.train.report_progress = lambda value: shown.put((progress, value))
             trial = context.info.trial
             searcher = (trial._config.get("searcher") or {}).get("name") or "single"
             if distributed.rank == 0 and searcher not in NEVER_STOP:
                 context.preempt = SearcherStops(context, trial.trial_id, searcher, settle)
         yield context
+        shown.put(None)
+        if sender.is_alive():
+            sender.join(PATIENCE_S)
+
+
+def _show(values: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None]) -> None:
+    """Show values to the master, in a thread; a run does not fail for what is only shown."""
+    while (job := values.get()) is not None:
+        show, value = job
+        try:
+            show(value)
+        except NO_ANSWER as error:
+            logger.warning("not reported to the master: %r: %s", value, error)
 
 
 def _make_patient(context: Any) -> Callable[..., bool]:
@@ -101,20 +123,20 @@ def _make_patient(context: Any) -> Callable[..., bool]:
     metrics, checkpoints, train = context._metrics, context.checkpoint, context.train
     shipper = metrics._shipper
     shipper._session = checkpoints._session = session
-    post, queue, report = shipper._post_metrics, shipper._queue, checkpoints._report_checkpoint
+    post, waiting, report = shipper._post_metrics, shipper._queue, checkpoints._report_checkpoint
     best, early_exit = train.get_experiment_best_validation, train.report_early_exit
 
     def post_once(**metrics_of_step: Any) -> None:
         _until_accepted(lambda: post(**metrics_of_step), lambda error: HAS_THEM in str(error))
-        queue.task_done()
+        waiting.task_done()
 
     def settle(at_most_s: float = math.inf) -> bool:
         until_s = time.monotonic() + at_most_s
-        with queue.all_tasks_done:
-            while queue.unfinished_tasks and shipper.is_alive() and time.monotonic() < until_s:
-                queue.all_tasks_done.wait(timeout=min(1.0, at_most_s))
+        with waiting.all_tasks_done:
+            while waiting.unfinished_tasks and shipper.is_alive() and time.monotonic() < until_s:
+                waiting.all_tasks_done.wait(timeout=min(1.0, at_most_s))
         metrics._maybe_raise_exception()
-        return not queue.unfinished_tasks
+        return not waiting.unfinished_tasks
 
     def report_checkpoint(storage_id: str, *args: Any, **kwargs: Any) -> None:
         def is_there(_: Exception) -> bool:
@@ -142,25 +164,10 @@ def _make_patient(context: Any) -> Callable[..., bool]:
                 raise
             logger.warning("the master does not take the early exit: %s", error)
 
-    def forgiving(show: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A run does not fail for what is only shown."""
-
-        def tried(value: Any) -> None:
-            try:
-                show(value)
-            except (
-                errors.BadRequestException,
-                TypeError,
-            ) as error:  # TypeError: an answer whose error is a text
-                logger.warning("not reported to the master: %r: %s", value, error)
-
-        return tried
-
     shipper._post_metrics = post_once
     checkpoints._report_checkpoint = report_checkpoint
     train.get_experiment_best_validation = best_validation
     train.report_early_exit = report_early_exit
-    train.set_status, train.report_progress = forgiving(train.set_status), forgiving(train.report_progress)
     return settle
 
 

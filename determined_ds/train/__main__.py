@@ -11,7 +11,6 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code."""
     options = _parser().parse_args(argv)
     rank = RankProcess(options.run_dir)
-    files = rank.files
 
     def train() -> None:
-        with os_exit_reported(files, rank.report_exit):
+        with os_exit_reported(rank.files, rank.report_exit):
             _train(options, rank)
 
-    return rank.run(train, exit_of=lambda error: exit_of_author(error, files))
+    return rank.run(train, exit_of=lambda error: exit_of_author(error, rank.files))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,9 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ------------------------------------------------------------------------------------------- training
-
-
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
 
@@ -81,7 +76,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":
         info = None
-    experiment = None
+    experiment, config = None, {} if info is None else info.trial._config
     if info is None:
         if options.run_dir is None:
             message = "must be started by a cluster, or by `det-ds run`"
@@ -89,7 +84,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
         there = RunDir(options.run_dir)
         experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
-    config = experiment.config if experiment is not None else info.trial._config if info is not None else {}
+        config = experiment.config
     rank.debug = bool(config.get("debug"))
     if info is not None and not rank.debug:
         log_in_task(options.accelerator)
@@ -98,7 +93,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     from determined_ds.train.opening import open_context
     from determined_ds.train.upstream import debugging
 
-    instead = _instead_of_training(options)
+    resumed = options.resume if options.resume_from is None else str(options.resume_from)
+    evaluates = options.evaluate is not None or options.predict is not None
     with (
         debugging(rank.debug),
         open_context(
@@ -106,14 +102,15 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             run_dir=options.run_dir,
             accelerator=options.accelerator,
             engine=options.engine,
-            trains=instead is None,
+            trains=options.measure is None and not evaluates,
         ) as context,
     ):
         context.resets_optimizer = options.reset_optimizer
-        context.resumed_from = context.resumed_from or _resumed(options)
+        context.resumed_from = context.resumed_from or resumed
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
         spec = options.pipeline_trial if piped else options.trial
-        if info is not None and context.distributed.rank == 0:
+        is_chief = context.distributed.rank == 0
+        if info is not None and is_chief:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         is_open = experiment is not None and experiment.is_legacy  # its engine may decide all but the length
         # The peak is measured before engines take the GPU, where the precision is known by then.
@@ -122,62 +119,42 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
             peak_flops(context.device, context.resolved.strategy.precision)
         trial = load_trial(spec)(context)
-        if instead is not None:
-            instead(trial, context, options)
-            return
-        if experiment is not None and is_open:
-            fit = parse_hyperparameters(experiment.hyperparameters).fit
+        if options.measure is not None:
+            from determined_ds.train.loop.measure import measure_throughput, write_measured
+
+            row = measure_throughput(
+                trial,
+                context,
+                steps=options.measure,
+                warmup=options.warmup,
+                profiles=options.profile,
+                parts=options.parts,
+                validation_period=context.resolved.fit.validation_period,
+            )
+            if options.run_dir is not None and is_chief:
+                write_measured(row, RunDir(options.run_dir))
+        elif evaluates:
+            from determined_ds.train.loop.display import make_progress
+            from determined_ds.train.loop.predictions import Evaluation
+
+            evaluation = Evaluation(trial, context, make_progress(is_chief))
+            if options.evaluate is not None:
+                evaluation.evaluate(options.evaluate)
+            elif options.checkpoint is None:
+                message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
+                raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
+            else:
+                evaluation.predict(options.checkpoint, options.predict)
         else:
             fit = context.resolved.fit
-        Trainer(trial, context).run(
-            of_hyperparameters(fit),
-            _resumed(options) if info is None else info.latest_checkpoint or None,
-            test_mode=options.test,
-            fork=Path(options.fork) if options.fork else None,
-        )
-
-
-def _instead_of_training(
-    options: argparse.Namespace,
-) -> Callable[[Any, Any, argparse.Namespace], None] | None:
-    """What is done with the trial; None: it is trained to its end."""
-    if options.measure is not None:
-        return _measure
-    return _evaluate if options.evaluate is not None or options.predict is not None else None
-
-
-def _resumed(options: argparse.Namespace) -> str | None:
-    return options.resume if options.resume_from is None else str(options.resume_from)
-
-
-def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.train.loop.measure import measure_throughput, write_measured
-
-    row = measure_throughput(
-        trial,
-        context,
-        steps=options.measure,
-        warmup=options.warmup,
-        profiles=options.profile,
-        parts=options.parts,
-        validation_period=context.resolved.fit.validation_period,
-    )
-    if options.run_dir is not None and context.distributed.rank == 0:
-        write_measured(row, RunDir(options.run_dir))
-
-
-def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.train.loop.display import make_progress
-    from determined_ds.train.loop.predictions import Evaluation
-
-    evaluation = Evaluation(trial, context, make_progress(context.distributed.rank == 0))
-    if options.evaluate is not None:
-        evaluation.evaluate(options.evaluate)
-    elif options.checkpoint is None:
-        message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
-        raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
-    else:
-        evaluation.predict(options.checkpoint, options.predict)
+            if experiment is not None and is_open:
+                fit = parse_hyperparameters(experiment.hyperparameters).fit
+            Trainer(trial, context).run(
+                of_hyperparameters(fit),
+                resumed if info is None else info.latest_checkpoint or None,
+                test_mode=options.test,
+                fork=Path(options.fork) if options.fork else None,
+            )
 
 
 def load_trial(spec: str) -> Any:

@@ -36,18 +36,6 @@ from determined_ds.train.warning_keeper import warned
 NO_MASTER = "http://no-master.invalid:80"
 # Scripts and DeepSpeed look whether these are set; nothing listens there.
 NOMINAL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-# What a master fills in where an experiment does not state it. Source: determined 0.38.1's ``expconf/v0`` schemas.
-DEFAULTS: dict[str, Any] = {
-    "data": {},
-    "debug": False,
-    "max_restarts": 5,
-    "min_checkpoint_period": {"batches": 0},
-    "min_validation_period": {"batches": 0},
-    "perform_initial_validation": False,
-    "records_per_epoch": 0,
-    "scheduling_unit": 100,
-    "checkpoint_policy": "best",
-}
 NO_STORAGE = "checkpoint_storage of core.init() is not used here: checkpoints go to the run directory"
 NO_DISTRIBUTED = (
     "distributed=det.core.DistributedContext.from_torch_distributed(), after the process group is made"
@@ -114,11 +102,6 @@ def _core_context(
         )
     distributed = distributed or core.DummyDistributedContext()
     run.listens = True
-    stated = {"searcher": dict(run.experiment.config.get("searcher") or {})}
-    searcher: Any = None  # as on a cluster, without searcher.max_length
-    if length := core._parse_searcher_max_length(stated):
-        searcher = core.DummySearcherContext(distributed, length)
-        searcher.get_configured_units = lambda: core._parse_searcher_units(stated)
     return local_core_context(
         run.run_dir,
         distributed,
@@ -128,7 +111,6 @@ def _core_context(
         run=run,
         writes_scalars=core.TensorboardMode(tensorboard_mode) == core.TensorboardMode.AUTO,
         preempt_mode=core.PreemptMode(preempt_mode),
-        searcher=searcher,
         info=det.get_cluster_info(),
     )
 
@@ -143,7 +125,7 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
     trial_id = run.there.trial_id()
     given = run.experiment.config
     config = {
-        **DEFAULTS,
+        "data": {},
         **given,
         "hyperparameters": dict(run.hparams),
         "searcher": {
@@ -153,7 +135,6 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
             **(given.get("searcher") or {}),
         },
         "resources": {**(given.get("resources") or {}), "slots_per_trial": run.experiment.slots},
-        "profiling": {"enabled": False, **(given.get("profiling") or {})},
         "checkpoint_storage": given.get("checkpoint_storage")
         or {"type": "directory", "container_path": str(run.there.checkpoints)},
     }
@@ -175,7 +156,7 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
             config=config,
             steps_completed=max(0, checkpoint_at(resumed).steps_completed) if resumed else 0,
             trial_run_id=1,
-            debug=bool(config["debug"]),
+            debug=bool(given.get("debug")),
             inter_node_network_interface=None,
         ),
         rendezvous_info=det.RendezvousInfo(

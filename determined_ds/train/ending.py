@@ -37,8 +37,7 @@ NOT_OURS = {
 ERRNOS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ENETUNREACH, errno.EHOSTUNREACH)
 # Errors of gloo and NCCL that torch raises as RuntimeError.
 OF_OTHER_RANKS = re.compile(r"/gloo/|\bNCCL\b|closed by peer|reset by peer|connectFullMesh|Broken pipe")
-# An index that is out of range looks so on a GPU.
-ASSERTED = "device-side assert"
+ASSERTED = "device-side assert"  # an index that is out of range looks so on a GPU
 # Of torch, and of cuBLAS and its sisters, which allocate memory themselves.
 MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
 # Of the machine's memory: torch's, numpy's, C++'s, and a data loader whose worker the kernel has killed.
@@ -54,12 +53,16 @@ APART_ELSEWHERE_S = 3.0
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the accelerator's memory was too small, as it will be at the same batch of another start."""
-    return any(MEMORY.search(str(each)) is not None for each in chain(error))
+    return any(MEMORY.search(str(each)) for each in chain(error))
 
 
 def came_of_other_ranks(error: BaseException) -> bool:
     """Whether the cause of an error is that another rank, or the connection to it, was lost."""
-    return any(map(_is_of_other_rank, chain(error)))
+    return any(OF_OTHER_RANKS.search(str(each)) or "DistError" in _kinds(each) for each in chain(error))
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -68,11 +71,17 @@ def exit_code_of(error: BaseException) -> int:
     That is so for an unexpected error after a trained batch, and for one from outside this process. A diagnosed error
     is the same the next time, unless another rank's end caused it; so is an error before the first trained batch.
     """
+    of_others = came_of_other_ranks(error)
     if isinstance(error, DeterminedDSError):
-        return EXIT_CRASHED if came_of_other_ranks(error) else error.exit_code
+        return EXIT_CRASHED if of_others else error.exit_code
     if is_out_of_memory(error):
         return EXIT_TRAINING_FAILED
-    return EXIT_CRASHED if TRAINED.is_set() or any(map(_is_not_ours, chain(error))) else EXIT_TRAINING_FAILED
+    from_outside = any(
+        (isinstance(each, OSError) and each.errno in ERRNOS)
+        or (NOT_OURS & _kinds(each) and ASSERTED not in str(each))
+        for each in chain(error)
+    )
+    return EXIT_CRASHED if TRAINED.is_set() or of_others or from_outside else EXIT_TRAINING_FAILED
 
 
 def cause_of(error: BaseException) -> str:
@@ -90,23 +99,9 @@ def cause_of(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """An error in one sentence; one that is not ours begins with its type."""
     text = next(iter(str(error).strip().splitlines()), "")
-    return (
-        text if isinstance(error, DeterminedDSError) else f"{type(error).__name__}: {text}".removesuffix(": ")
-    )
-
-
-def _is_of_other_rank(error: BaseException) -> bool:
-    return "DistError" in _names(error) or OF_OTHER_RANKS.search(str(error)) is not None
-
-
-def _is_not_ours(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in ERRNOS:
-        return True
-    return (bool(NOT_OURS & _names(error)) and ASSERTED not in str(error)) or _is_of_other_rank(error)
-
-
-def _names(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, DeterminedDSError):
+        return text
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 # ------------------------------------------------------------------------------------------- last words
@@ -132,23 +127,19 @@ def say_in_task_log(message: str, exit_code: int, error: BaseException | None) -
     else:
         lines = lines_of(ERROR, message if error is None else traceback.format_exception_only(error)[-1])
     if exit_code != EXIT_CRASHED:
-        memory = error is not None and is_out_of_memory(error)
-        lines.append(OUT_OF_MEMORY if memory else NO_RESTART_HELPS)
+        lines.append(OUT_OF_MEMORY if error is not None and is_out_of_memory(error) else NO_RESTART_HELPS)
     foreseen = error is None or isinstance(error, DeterminedDSError)
     text = "\n".join(lines if foreseen else [message.rstrip(), *lines])
-    if _is_chief():
+    is_chief = os.environ.get("RANK", "0") == "0"
+    if is_chief:
         print(text, file=sys.stderr, flush=True)
-    if not _meet(lines, APART_S) and not _is_chief():
+    if not _meet(lines, APART_S) and not is_chief:
         print(text, file=sys.stderr, flush=True)
 
 
 def said_by_chief(message: str) -> bool:
     """Whether rank 0 ends for the same reason as this rank, and reports it."""
     return _meet([message], APART_ELSEWHERE_S)
-
-
-def _is_chief() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _meet(said: list[str], within_s: float) -> bool:
@@ -163,7 +154,7 @@ def _meet(said: list[str], within_s: float) -> bool:
                 return
             others = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
             own, theirs, wanted = others, f"{others}/chief", 1
-            if _is_chief():
+            if os.environ.get("RANK", "0") == "0":
                 own, theirs, wanted = theirs, others, dist.get_world_size() - 1
             if seen_in_store(own, theirs, wanted, within_s=within_s):
                 found.set()

@@ -20,20 +20,34 @@ from determined_ds.devices import detect_accelerator
 
 STACKS_EVERY_S = 30
 # A pipeline's engine and a schedule log this before their first step, in every run.
-AT_EVERY_START = ("Attempting to get learning rate from scheduler before it has started",)
+AT_EVERY_START = "Attempting to get learning rate from scheduler before it has started"
 
 
 def load_deepspeed(name: str) -> None:
     """Load DeepSpeed for an accelerator, without the code that it would compile at every start.
+
+    What DeepSpeed and torch log at every start is silenced, except at level DEBUG; other warnings and errors stay.
 
     Args:
         name: ``cpu`` or ``cuda``.
     """
     os.environ["DS_ACCELERATOR"] = name
     import deepspeed
+    from deepspeed.accelerator import cpu_accelerator, cuda_accelerator, get_accelerator, set_accelerator
 
-    _quiet_upstream()
-    _compute_on(name)
+    theirs = logging.getLogger("DeepSpeed")
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        theirs.setLevel(logging.DEBUG)
+    else:
+        if _is_news not in theirs.filters:
+            theirs.addFilter(_is_news)
+        logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
+    # It chooses one for good when it is first imported (``get_accelerator`` in deepspeed 0.19.8).
+    kinds = {"cpu": cpu_accelerator.CPU_Accelerator, "cuda": cuda_accelerator.CUDA_Accelerator}
+    if get_accelerator().device_name() != name:
+        set_accelerator(kinds[name]())
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     load_muon(name)
@@ -41,28 +55,36 @@ def load_deepspeed(name: str) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def _compute_on(name: str) -> None:
-    """Set DeepSpeed's accelerator, which it otherwise chooses for good when it is first imported.
-
-    Source: ``get_accelerator`` in deepspeed 0.19.8's ``accelerator/real_accelerator.py``.
-    """
-    from deepspeed.accelerator import cpu_accelerator, cuda_accelerator, get_accelerator, set_accelerator
-
-    kinds = {"cpu": cpu_accelerator.CPU_Accelerator, "cuda": cuda_accelerator.CUDA_Accelerator}
-    if get_accelerator().device_name() != name:
-        set_accelerator(kinds[name]())
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(AT_EVERY_START)
 
 
 def load_muon(name: str) -> None:
     """Load Muon without torch's code generator, which takes three seconds; again, this changes nothing.
 
     For any optimizer, ZeRO of deepspeed 0.19.8 loads ``runtime/zero/muon/original_muon.py``, whose functions are
-    decorated with ``torch.compile``. On a CPU they are left as they are: to compile them takes a minute and g++.
+    decorated with ``torch.compile``. On a CPU they are left as they are: to compile them takes a minute and g++. On a
+    GPU they are compiled at the first call, with sizes as constants. Else torch compiles the first shape as it is, and
+    with the second one a function of any sizes, which it calls for the first shape too from then on. That rounds
+    otherwise, so that a run would not resume bit for bit.
 
     Args:
         name: ``cpu`` or ``cuda``.
     """
     from deepspeed.runtime import compiler
+
+    def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] | None = None
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal compiled
+            if torch.compiler.is_compiling():  # it is part of another function that is compiled
+                return function(*args, **kwargs)
+            compiled = compiled or torch.compile(function, dynamic=False)
+            return compiled(*args, **kwargs)
+
+        return call
 
     own = compiler.compile
     compiler.compile = lambda: compiled_when_called if name == "cuda" else lambda function: function
@@ -70,46 +92,6 @@ def load_muon(name: str) -> None:
         import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
     finally:
         compiler.compile = own
-
-
-def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The decorator ``torch.compile``, applied at the first call.
-
-    Sizes are constants of what is compiled. Else torch compiles the first shape as it is, and with the second one a
-    function of any sizes, which it calls for the first shape too from then on. That rounds otherwise: what an update
-    is would depend on whether its process has made one before, and a run would not resume bit for bit.
-    """
-    compiled: Callable[..., Any] | None = None
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal compiled
-        if torch.compiler.is_compiling():  # it is part of another function that is compiled
-            return function(*args, **kwargs)
-        compiled = compiled or torch.compile(function, dynamic=False)
-        return compiled(*args, **kwargs)
-
-    return call
-
-
-# ------------------------------------------------------------------------------------------- logging
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(AT_EVERY_START)
-
-
-def _quiet_upstream() -> None:
-    """Silence what DeepSpeed and torch log at every start, except at level DEBUG; other warnings and errors stay."""
-    deepspeed_logger = logging.getLogger("DeepSpeed")
-    if logging.getLogger().isEnabledFor(logging.DEBUG):
-        deepspeed_logger.setLevel(logging.DEBUG)
-        return
-    if _is_news not in deepspeed_logger.filters:
-        deepspeed_logger.addFilter(_is_news)
-    logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
 
 
 @contextlib.contextmanager
@@ -156,12 +138,11 @@ def debugging(enabled: bool) -> Iterator[None]:
 
     Source: ``maybe_periodic_stacktraces`` and ``set_logger`` in determined 0.38.1's ``exec/harness.py``.
     """
-    if not enabled:
-        yield
-        return
-    common.set_logger(True)
-    faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
+    if enabled:
+        common.set_logger(True)
+        faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        if enabled:
+            faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""The names of DeepSpeed and Determined that this library replaces or overrides, and that no version promises.
+"""The names of DeepSpeed, Determined and torch that this library replaces or overrides, and that no version promises.
 
 Where one is gone, a correction would vanish silently, and a training would run on other numbers: so a start without one
 is refused.
@@ -37,8 +37,15 @@ PATCHED = (
     ("determined.pytorch.deepspeed", "DeepSpeedTrialContext", "_init_device"),
     ("determined.core._checkpoint", "CheckpointContext", "_report_checkpoint"),
     ("determined.core._metrics", "_Shipper", "_post_metrics"),
+    ("determined.core", "DistributedContext", "_init_ipc"),
+    ("determined.core._context", "", "init"),
+    ("determined._info", "", "_info"),
+    ("deepspeed.runtime.compiler", "", "compile"),
+    ("deepspeed.ops", "", "__compatible_ops__"),
+    ("torch.distributed.distributed_c10d", "", "default_pg_timeout default_pg_nccl_timeout _set_pg_timeout"),
+    ("torch.distributed.distributed_c10d", "", "_get_default_store"),
 )
-TESTED = {"deepspeed": "0.19.8", "determined": "0.38.1"}
+TESTED = {"deepspeed": "0.19.8", "determined": "0.38.1", "torch": "2.13.0"}
 
 
 @functools.cache
@@ -61,7 +68,7 @@ def check_upstream() -> None:
     problems = [
         Problem(
             key=f"{package} {version(package)}",
-            message=f"has no {', '.join(names)}, which this library corrects: it would train on other numbers",
+            message=f"has no {', '.join(names)}, which this library replaces: it would train on other numbers",
             fix=f"pip install {package}=={TESTED[package]}",
             code="upstream-names",
         )

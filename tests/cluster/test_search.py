@@ -62,20 +62,6 @@ def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
         assert [call.rank for call in cluster.calls("GET", STATE, allocation=allocation.id)] == [0]
 
 
-@pytest.mark.long("16 seconds of waiting; test_a_loser_stops_after_its_rung asks once")
-def test_a_master_that_is_away_is_asked_again(fake: FakeCluster, tmp_path: Path) -> None:
-    """Fifteen seconds later; the trial goes on meanwhile, and a warning says so once."""
-    number = a_search_of_two(fake, tmp_path)
-    # The loser's first question, after the winner's; its wait at batch 30, after 34 reports, until the next is due.
-    unanswered = fake.inject("500", "GET", STATE, skip=1)
-    waits = fake.inject("hang", "POST", f"{STATE}/progress", skip=34, seconds=16.0)
-    fake.activate(number)
-    loser = loser_of(fake, number)
-    assert (unanswered.met, waits.met) == (1, 1)
-    assert 30 <= fake.checkpoints(loser)[-1].batch < 40
-    assert fake.log(loser).count("whether the searcher has stopped this trial") == 1
-
-
 @pytest.mark.long("trials of a search; runtime/test_invalid_hp.py has the dropped point")
 def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
     """That a point is impossible may be said twice; it is started once, and that is no failure."""
