@@ -165,7 +165,7 @@ class Master:
             warm_start=self._warm_start(experiment),
         )
         self.trials[trial.id] = trial
-        self._searches[experiment.id].created(trial.id, wanted)
+        self._searches[experiment.id].created(trial.id)
 
     def _warm_start(self, experiment: Experiment) -> str | None:
         source = experiment.searcher.get("source_checkpoint_uuid")

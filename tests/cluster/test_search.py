@@ -47,7 +47,7 @@ def loser_of(cluster: Cluster, number: int) -> Trial:
     return loser
 
 
-@pytest.mark.long("a whole search; test_searchers has what is stopped, and test_follow a trial of a cluster")
+@pytest.mark.long("a whole search; test_recorded has what is stopped, and test_follow a trial of a cluster")
 def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
     """It learns so by its state alone, which the chief reads once after each validation."""
     number = a_search_of_two(cluster, tmp_path)

@@ -1,6 +1,6 @@
 """The search methods draw, stop and promote as Determined's own tests say that a master does.
 
-``cluster/test_searchers.py`` compares every decision with that of an independent searcher.
+``cluster/test_recorded.py`` compares decisions with those of a real master.
 """
 
 from __future__ import annotations
