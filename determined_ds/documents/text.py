@@ -249,6 +249,8 @@ def parse_json(text: str, name: str) -> Document:
         before = text[:at].rstrip()
         if text.startswith(("//", "#", "/*"), at):
             fix = "JSON has no comments: remove it"
+        elif literal := re.match("True|False|None", text[at:]):
+            fix = f"write {literal[0].lower().replace('none', 'null')}"
         elif re.match(r",?\s*[}\]]", text[at:]) and (before.endswith(",") or text[at] == ","):
             # Python 3.13 points at the comma itself, older ones behind it.
             fix, at = "remove the comma before the bracket", at if text[at] == "," else len(before) - 1

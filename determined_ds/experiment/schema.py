@@ -7,6 +7,7 @@ beyond them. A null counts as absent wherever a key may be absent.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -192,6 +193,7 @@ _EXAMPLES = {
     "searcher": "{name: single, metric: validation_loss}",
     "time_metric": "batches",
 }
+_SIZE = re.compile(r"(\d+\.?\d*) ?([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
 
 
@@ -221,6 +223,9 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
     if keyword == "unknown":
         return "unknown-key", "unknown key", _instead(fault)
     if keyword == "missing":
+        fit = document.get(("hyperparameters", "fit", "max_length"))
+        if key == "max_time" and isinstance(fit, dict) and fit:
+            example = f"write {key}: {next(iter(fit.values()))}"
         example = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
         is_null = document.get(path, NOT_GIVEN) is None
         return "missing-key", f"{'is null' if is_null else 'missing'}: it is required", example
@@ -236,12 +241,13 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
         if relation == "a_is_subdir_of_b":
             fix = f"write a relative path without .., or one below {other}"
             return "out-of-range", f"lies outside {other}", fix
-        most = "not be before" if relation == "a<=b" else "be more than"
-        return (
-            "out-of-range",
-            f"must {most} {other}, which is {limit:g}",
-            f"write a larger number, or a smaller {other}",
+        message = (
+            f"must {'not be before' if relation == 'a<=b' else 'be more than'} {other}, which is {limit:g}"
         )
+        fix = (
+            f"{limit:g} or more" if relation == "a<=b" else f"a number above {limit:g}, or a smaller {other}"
+        )
+        return "out-of-range", message, f"write {fix}"
     if keyword == "checks":
         if isinstance(value, dict) and ("grid search" in detail or "type" in value):
             fix = "write count: N, the number of values to try"
@@ -259,12 +265,17 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
             return "unknown-key", "unknown key in an experiment", "did you mean resources.slots_per_trial?"
         return "removed-key", "has been removed from Determined", "remove it"
     message, fix = kind_words(detail, value)
+    size = _SIZE.fullmatch(value) if key == "shm_size" and isinstance(value, str) else None
     if detail in ("string", ["string", "null"]) and isinstance(value, (int, float)):
         fix = f'put it in quotes: "{str(value).lower()}"'
+    elif key == "environment_variables" and isinstance(value, dict) and value:
+        fix = "write {}={}".format(*next(iter(value.items())))
     elif key in _EXAMPLES and not isinstance(value, str):
         fix = example
-    elif key == "shm_size" and isinstance(value, str):
-        fix = "write it in bytes, e.g. 8589934592"
+    elif size is not None:
+        fix = f"write {int(float(size[1]) * 1024 ** ' kmgt'.index(size[2].lower() or ' '))}"
+    elif fix == "write a list" and isinstance(value, (int, float, str)):
+        fix = f"write {key}: [{value}]"
     return "wrong-type", message, fix
 
 
@@ -274,6 +285,7 @@ def _elsewhere() -> dict[str, str]:
     sections = (
         "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
     )
+    as_hyperparameters = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
     in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
     return {
         **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},
@@ -283,6 +295,7 @@ def _elsewhere() -> dict[str, str]:
         **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
         "deepspeed": "hyperparameters.deepspeed_config",
         **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), in_json),
+        **dict.fromkeys(("training", "model"), as_hyperparameters),
         **{key: key for key in keys_of("experiment") if key != "name"},
     }
 

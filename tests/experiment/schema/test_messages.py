@@ -52,7 +52,7 @@ def test_a_problem_reads_as_a_compilers() -> None:
     [
         # Types and bounds
         ("name: 5", "name", 'put it in quotes: "5"'),
-        ("resources: {shm_size: 1.5 gb}", "resources.shm_size", "in bytes"),
+        ("resources: {shm_size: 1.5 gb}", "resources.shm_size", "write 1610612736"),
         ("resources: {slots_per_trial: -1}", "resources.slots_per_trial", "write 1 or more"),
         ("environment: {image: 3}", "environment.image", "write image: determinedai/"),
         (OWN_CONTAINER, OWN_IMAGE, "set environment.image"),
@@ -73,7 +73,7 @@ def test_a_problem_reads_as_a_compilers() -> None:
         (
             "searcher: {name: single, metric: a, max_trials: 3}",
             "searcher.max_trials",
-            "remove it: it is for searcher random",
+            "for searcher random",
         ),
         ("checkpoint_storage: {type: s3, host_path: /a}", "checkpoint_storage.host_path", "shared_fs"),
         # One of several forms
