@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SLOTS = 8
-SIZES = ("parameters", "layers", "hidden", "heads", "vocab")
 # Of the JSON -> its column, and its rank: where there is no room, those of the highest go first, never those of 0.
 PARTS = {
     "parameters": ("params", 2),
@@ -41,12 +40,8 @@ def memory_options(command: F) -> F:
     options: list[tuple[str, str, dict[str, Any]]] = [
         ("--memory", "The bytes that a rank needs, by strategy. Loads torch.", {"is_flag": True}),
         ("--parameters", "Of a model without a CONFIG, e.g. 7B. Loads no torch.", {"metavar": "COUNT"}),
-        ("--layers", "Its transformer blocks.", {"type": COUNT}),
-        ("--hidden", "Its width.", {"type": COUNT}),
-        ("--heads", "Its attention heads.", {"type": COUNT}),
-        ("--vocab", "Tokens in its vocabulary.  [default: 50257]", {"type": COUNT}),
         ("--hf-config", "Memory of a Hugging Face config.json, or its folder's.", {"metavar": "PATH"}),
-        ("--sequence-length", "Tokens of a sample, for --memory.", {"type": COUNT}),
+        ("--sequence-length", "Tokens of a sample, without a CONFIG.", {"type": COUNT}),
         ("--micro-batch-size", "For --memory.  [default: CONFIG's, or 1]", {"type": COUNT}),
         ("--precision", "For --memory.  [default: CONFIG's, or bf16]", {"type": PRECISION}),
         ("--activation-checkpointing", "For --memory: blocks are computed again.", {"is_flag": True}),
@@ -103,8 +98,7 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
     from determined_ds.memory.model import shape_from_sizes
     from determined_ds.memory.units import parse_count
 
-    by_sizes = [f"--{name}" for name in SIZES if asked[name] is not None]
-    given = by_sizes[:1] + ["--hf-config"] * (asked["hf_config"] is not None)
+    given = [f"--{name.replace('_', '-')}" for name in ("parameters", "hf_config") if asked[name] is not None]
     if slots is not None and slots < 1:
         message, fix = "must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}"
         raise ConfigError(Problem(key="--slots", value=slots, message=message, fix=fix))
@@ -120,14 +114,8 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
 
         shape = shape_of_huggingface(Path(asked["hf_config"]), sequence_length=length, precision=precision)
     else:
-        shape = shape_from_sizes(
-            num_parameters=None if asked["parameters"] is None else parse_count(asked["parameters"]),
-            num_layers=asked["layers"],
-            hidden_size=asked["hidden"],
-            num_heads=asked["heads"],
-            vocab_size=asked["vocab"],
-            sequence_length=length,
-        )
+        count = parse_count(asked["parameters"])
+        shape = shape_from_sizes(num_parameters=count, sequence_length=length)
     if slots is None:
         shape = replace(shape, assumptions=(*shape.assumptions, f"{DEFAULT_SLOTS} ranks (--slots)"))
     return shape, Strategy(
@@ -144,7 +132,11 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
     from determined_ds.experiment.decide import left_open
 
     experiment, resolved = report.experiment, report.resolved
-    given = [f"--{name.replace('_', '-')}" for name in (*SIZES, "hf_config") if asked[name] is not None]
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("parameters", "hf_config", "sequence_length")
+        if asked[name] is not None
+    ]
     if given:
         message = f"the model is given twice: CONFIG and {', '.join(given)}"
         raise ConfigError(Problem(key="--memory", message=message, fix="keep one of them", code="model"))
@@ -162,8 +154,6 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
     from determined_ds.train.shape import shape_of_experiment  # loads torch
 
     shape = shape_of_experiment(experiment, resolved, report.context_dir, precision=strategy.precision)
-    if asked["sequence_length"]:
-        shape = shape.at_sequence_length(asked["sequence_length"])
     return shape, strategy.checkpointed_by(shape.checkpoint_interval or asked["activation_checkpointing"])
 
 

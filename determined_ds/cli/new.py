@@ -138,9 +138,8 @@ def _new_experiment(
     from determined_ds.memory.plan_files import GPT2, GPT2_PIPELINE, default_name, experiment_yaml, notes
 
     asked = _answered({key: value for key, value in asked.items() if value is not None})
-    heads = _heads(entrypoint or GPT2, output, asked["parameters"])
     is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
-    request = read_request(**asked, num_heads=heads, is_script=is_script)
+    request = read_request(**asked, is_script=is_script)
     considered = list(candidates(request))
     try:
         plan = choose(request, considered)
@@ -202,22 +201,6 @@ def _answered(asked: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _heads(trial: str, context_dir: Path, parameters: str) -> int | None:
-    """Attention heads of the model, as :func:`read_request` has it: 1 where the trial takes whole sequences."""
-    from determined_ds.errors import ConfigError
-    from determined_ds.experiment.entrypoint import CLASS
-    from determined_ds.experiment.source import read_trial
-    from determined_ds.memory.plan_files import GPT2, HEADS, nearest_size
-    from determined_ds.memory.units import parse_count
-
-    if CLASS.fullmatch(trial) is None or not read_trial(trial, context_dir).computes_on_slices:
-        return 1
-    try:
-        return HEADS[nearest_size(parse_count(parameters))] if trial == GPT2 else None
-    except ConfigError:  # which is reported with all else
-        return 1
-
-
 def _check_names(name: str, trial: str) -> None:
     """Refuse a name that is not a valid file name, and a trial that is neither MODULE:CLASS nor a script."""
     from determined_ds.errors import ConfigError, Problem
@@ -276,11 +259,8 @@ def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *,
     from determined_ds.memory.units import format_bytes, format_count
 
     chosen = None if plan is None else next(each for each in considered if each.fits)
-    # Of the ranks that share a sequence, those of the chosen one alone.
-    sharing = (chosen or considered[-1]).strategy.sequence_parallel_size
-    rows = [each for each in considered if each.strategy.sequence_parallel_size == sharing]
     names = []
-    for row in rows:
+    for row in considered:
         more = ", recomputed" if row.strategy.activation_checkpointing else ""
         names.append(f"{strategy_label(row.strategy)}{more}{' *' if row is chosen else ''}")
     shape, gpu = request.shape, request.gpu_memory_bytes
@@ -289,14 +269,12 @@ def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *,
         f" ({format_bytes(usable_bytes(gpu))} usable), {request.global_batch_size:,} samples of"
         f" {shape.sequence_length:,} tokens a step, {request.precision}",
         "",
-        *memory_table(names, rows, gpu, as_candidates=True),
+        *memory_table(names, considered, gpu, as_candidates=True),
         "",
     ]
     if chosen is not None and plan is not None:
         strategy = plan.strategy
         lines += ["* chosen: the first that fits; those above it communicate less, or as much"]
-        if sharing > 1:
-            lines.append(f"{sharing} ranks share a sequence: fewer do not fit, or do not divide the batch")
         lines.append(
             f"{request.global_batch_size:,} samples = micro-batch {strategy.micro_batch_size} x"
             f" accumulation {strategy.accumulation} x replicas {strategy.replicas}"

@@ -54,11 +54,6 @@ def device_bytes(tensor_bytes: int) -> int:
     return int(tensor_bytes / (1 - FRAGMENTED)) + CUDA_BYTES + 1
 
 
-def fits(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int) -> bool:
-    """Whether a rank's tensors fit a device of ``gpu_memory_bytes``."""
-    return memory_per_rank(shape, strategy).total_bytes <= usable_bytes(gpu_memory_bytes)
-
-
 def largest_micro_batch(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int) -> int | None:
     """The largest micro-batch that fits, all else as in ``strategy``; None where not even one sample does.
 
@@ -66,7 +61,8 @@ def largest_micro_batch(shape: ModelShape, strategy: Strategy, gpu_memory_bytes:
     """
 
     def fits_with(samples: int) -> bool:
-        return fits(shape, replace(strategy, micro_batch_size=samples), gpu_memory_bytes)
+        needed = memory_per_rank(shape, replace(strategy, micro_batch_size=samples))
+        return needed.total_bytes <= usable_bytes(gpu_memory_bytes)
 
     if not shape.knows_activations or not fits_with(1):
         return None
@@ -150,7 +146,8 @@ def memory_problem(
         return None
     largest = largest_micro_batch(shape, strategy, size)
     one_each = [replace(other, micro_batch_size=1) for other in alternatives(strategy)]
-    fitting = next((other.name for other in one_each if fits(shape, other, size)), None)
+    bytes_of = {other.name: memory_per_rank(shape, other).total_bytes for other in one_each}
+    fitting = next((name for name, total in bytes_of.items() if total <= usable_bytes(size)), None)
     if largest is not None:
         of_replica = divisors(resolved.batch.global_batch_size // resolved.batch.replicas)
         best = max(number for number in of_replica if number <= largest)
@@ -158,9 +155,10 @@ def memory_problem(
     elif fitting is not None:
         fix = f"use {fitting}, which fits with a micro-batch of 1"
     else:
-        least, name = min((memory_per_rank(shape, other).total_bytes, other.name) for other in one_each)
-        larger = f"GPUs of {format_bytes(device_bytes(least))} ({name} with a micro-batch of 1)"
-        fix = f"use more slots, a smaller model, or {larger}"
+        least = format_bytes(device_bytes(min(bytes_of.values())))
+        fix = (
+            f"use more slots, a smaller model, or GPUs of {least} ({min(bytes_of, key=bytes_of.__getitem__)})"
+        )
     kinds = ("parameters", "gradients", "optimizer_states", "activations", "buffers")
     parts = {kind.replace("_", " "): getattr(needed, f"{kind}_bytes") for kind in kinds}
     total, gpu, usable = map(format_bytes, (needed.total_bytes, size, usable_bytes(size)))

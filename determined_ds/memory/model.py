@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.units import divisors, format_count
+from determined_ds.memory.units import format_count
 
 DEFAULT_VOCAB_SIZE = 50257  # GPT-2's tokenizer
 DEFAULT_SEQUENCE_LENGTH = 1024
@@ -136,123 +136,40 @@ class ModelShape:
         by_sizes = self.num_layers and self.hidden_size and self.sequence_length
         return self.activations is not None or bool(by_sizes)
 
-    def at_sequence_length(self, sequence_length: int) -> ModelShape:
-        """The same model trained on samples of another length; measured activations scale with it."""
-        measured, layers = self.activations, self.layers
-        if self.sequence_length:
-            longer = [
-                [n * sequence_length // self.sequence_length for n in each.per_sample] for each in layers
-            ]
-            layers = tuple(
-                replace(each, per_sample=LayerBytes(*own)) for each, own in zip(layers, longer, strict=True)
-            )
-            if measured is not None:
-                per_sample = measured.bytes_per_sample * sequence_length // self.sequence_length
-                measured = replace(measured, bytes_per_sample=max(1, per_sample))
-        return replace(self, sequence_length=sequence_length, activations=measured, layers=layers)
 
+def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None) -> ModelShape:
+    """A transformer of which only the parameters are known; all else is derived, and listed as assumptions.
 
-def transformer_parameters(
-    *, num_layers: int, hidden_size: int, vocab_size: int = 0, num_positions: int = 0
-) -> int:
-    """Parameters of a GPT-2: blocks of 12 h² + 13 h, embeddings of tokens and positions, a final norm; head tied.
-
-    Source: ``GPT2LMHeadModel`` of transformers 5; Megatron-LM, arXiv 2104.04473, equation 2, has the same terms.
-    """
-    block = 12 * hidden_size**2 + 13 * hidden_size
-    return num_layers * block + (vocab_size + num_positions) * hidden_size + 2 * hidden_size
-
-
-def shape_from_sizes(
-    *,
-    num_parameters: int | None = None,
-    num_layers: int | None = None,
-    hidden_size: int | None = None,
-    num_heads: int | None = None,
-    vocab_size: int | None = None,
-    sequence_length: int | None = None,
-) -> ModelShape:
-    """A transformer of which some sizes are known; the others are derived, and listed as assumptions.
-
-    Layers and width are derived from ``num_parameters``, or it from them; heads are of 64, or 128 from a width of 2048
-    on; the vocabulary is GPT-2's, and the sequence 1024 tokens long.
+    It is as deep as a published one of its size, and as wide as its blocks and embedding then have to be: 12 L h² + V h
+    parameters. Heads are of 64, or 128 from a width of 2048 on; samples are 1024 tokens long, if not stated.
 
     Raises:
-        ConfigError: too little is known, or the sizes do not fit together; every reason.
+        ConfigError: the parameters are too few.
     """
-    problems = []
-    if hidden_size and num_heads and hidden_size % num_heads:
-        possible = divisors(hidden_size)
-        near = [heads for heads in possible if heads < num_heads][-1:]
-        near += [heads for heads in possible if heads > num_heads][:1]
-        more = -(-hidden_size // num_heads) * num_heads
-        fix = f"use --heads {' or '.join(map(str, near))}, or --hidden {more}"
-        message = f"must be divisible by {num_heads} heads"
-        problems.append(Problem(key="--hidden", value=hidden_size, message=message, fix=fix, code="heads"))
-    missing = [flag for flag, value in (("--layers", num_layers), ("--hidden", hidden_size)) if value is None]
-    if num_parameters is None and missing:
-        are = "are" if missing[1:] else "is"
-        message = f"missing, as {are} {' and '.join(missing)}: the model has no size"
-        fix = "write e.g. --parameters 6B, or --layers 32 --hidden 4096"
-        problems.append(Problem(key="--parameters", message=message, fix=fix, code="model-size"))
-        raise ConfigError(problems)
-    vocab = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
-    length = DEFAULT_SEQUENCE_LENGTH if sequence_length is None else sequence_length
-    layers, hidden = _depth_and_width(num_parameters, num_layers, hidden_size, vocab)
-    blocks = 12 * layers * hidden**2
-    # Grouped queries and a narrow feed-forward halve a block; experts multiply it.
-    if num_parameters is not None and num_parameters < blocks // 4:
-        message = f"{layers:,} layers of width {hidden:,} alone have about {format_count(blocks)}"
-        fix = f"use --parameters {format_count(blocks)}, fewer --layers or a smaller --hidden"
-        if len(missing) == 2:
-            number = format_count(num_parameters)
-            message, fix = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
-        key, code = "--parameters", "model-size"
-        problems.append(Problem(key=key, value=num_parameters, message=message, fix=fix, code=code))
-    if problems:
-        raise ConfigError(problems)
-    assumptions = []
-    if vocab_size is None:
-        assumptions.append(f"a vocabulary of {vocab:,} (GPT-2's; --vocab)")
+    vocab, length = DEFAULT_VOCAB_SIZE, sequence_length or DEFAULT_SEQUENCE_LENGTH
+    depth = min(PUBLISHED, key=lambda row: abs(math.log(row[0] / num_parameters)))[1]
+    # Below the smallest, depth shrinks with width.
+    layers = max(1, round(depth * min(1.0, num_parameters / PUBLISHED[0][0]) ** (1 / 3)))
+    width = (math.sqrt(vocab**2 + 48 * layers * num_parameters) - vocab) / (24 * layers)
+    step = 128 if width >= 512 else 8
+    hidden = max(step, round(width / step) * step)
+    if num_parameters < 3 * layers * hidden**2:
+        number = format_count(num_parameters)
+        message, fix = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
+        problem = Problem(
+            key="--parameters", value=num_parameters, message=message, fix=fix, code="model-size"
+        )
+        raise ConfigError(problem)
+    assumptions = [f"a vocabulary of {vocab:,} (GPT-2's)", f"{layers:,} layers of width {hidden:,}"]
     if sequence_length is None:
         assumptions.append(f"samples of {length:,} tokens (--sequence-length)")
-    if missing:
-        assumptions.append(f"{layers:,} layer{'s' * (layers > 1)} of width {hidden:,} (--layers, --hidden)")
-    if num_parameters is None:
-        num_parameters = transformer_parameters(
-            num_layers=layers, hidden_size=hidden, vocab_size=vocab, num_positions=length
-        )
-        number = format_count(num_parameters)
-        assumptions.append(f"{number} parameters, as a GPT-2 of these sizes has (--parameters)")
-    if num_heads is None:
-        most = max(1, hidden // (128 if hidden >= 2048 else 64))
-        num_heads = next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
+    most = max(1, hidden // (128 if hidden >= 2048 else 64))
     return ModelShape(
         num_parameters=num_parameters,
         num_layers=layers,
         hidden_size=hidden,
-        num_heads=num_heads,
+        num_heads=next(heads for heads in range(most, 0, -1) if hidden % heads == 0),
         vocab_size=vocab,
         sequence_length=length,
         assumptions=tuple(assumptions),
     )
-
-
-def _depth_and_width(
-    num_parameters: int | None, num_layers: int | None, hidden_size: int | None, vocab_size: int
-) -> tuple[int, int]:
-    """Layers and width, those that are not stated by the parameters: 12 L h² + V h = P."""
-    if num_layers is not None and hidden_size is not None:
-        return num_layers, hidden_size
-    assert num_parameters is not None
-    if hidden_size is not None:
-        in_blocks = num_parameters - vocab_size * hidden_size
-        return max(1, round(in_blocks / (12 * hidden_size**2))), hidden_size
-    if num_layers is None:
-        depth = min(PUBLISHED, key=lambda row: abs(math.log(row[0] / num_parameters)))[1]
-        # Below the smallest, depth shrinks with width.
-        num_layers = max(1, round(depth * min(1.0, num_parameters / PUBLISHED[0][0]) ** (1 / 3)))
-    a, b = 12 * num_layers, vocab_size
-    width = (math.sqrt(b * b + 4 * a * num_parameters) - b) / (2 * a)
-    step = 128 if width >= 512 else 8
-    return num_layers, max(step, round(width / step) * step)

@@ -10,52 +10,32 @@ from functools import lru_cache
 
 from determined_ds.memory.model import LayerBytes, LayerShape
 from determined_ds.pipe.bytes_held import PartBytes
+from determined_ds.pipe.partition import BY_TYPE, UNIFORM, evenest
 
 
 @lru_cache(maxsize=256)
 def bounds(layers: tuple[LayerShape, ...], method: str, parts: int) -> tuple[int, ...]:
-    """Where each part starts, and the number of layers; as DeepSpeed cuts them.
+    """Where each part starts, and the number of layers: near where DeepSpeed cuts them.
 
-    What ``measured`` times is not known here: it is taken for ``parameters``.
+    DeepSpeed takes the cut with the least difference between its heaviest and its lightest part, and this the one whose
+    heaviest part is lightest. What ``measured`` times is not known here: it is taken for ``parameters``.
 
     Args:
         layers: Of the model.
         method: Of a ``PipelineTrial``: ``parameters``, ``uniform``, ``measured`` or ``type:REGEX``.
         parts: Of the pipeline.
-
-    Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8's runtime/pipe/module.py, and ``partition_uniform``
-    and ``partition_balanced`` in its runtime/utils.py.
     """
     method, items = method.lower(), len(layers)
     if items <= parts:
         return tuple(min(part, items) for part in range(parts + 1))
-    if method == "uniform":
+    if method == UNIFORM:
         each, more = divmod(items, parts)
         return tuple(part * each + min(part, more) for part in range(parts + 1))
     weights = [layer.num_trainable_parameters for layer in layers]
-    if method.startswith("type:"):
-        pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+    if method.startswith(BY_TYPE):
+        pattern = re.compile(method.removeprefix(BY_TYPE), re.IGNORECASE)
         weights = [int(bool(pattern.search(layer.name))) for layer in layers]
-    # The cut with the least difference between its heaviest and its lightest part; of equals, the one cut last.
-    sums = [0, *itertools.accumulate(weights)]
-    nothing = float("inf")
-    best: list[tuple[float, float, float]] = [(0, 0, nothing)] + [(nothing, nothing, nothing)] * items
-    starts: list[list[int]] = []
-    for part in range(1, parts + 1):
-        found = [(nothing, nothing, nothing)] * len(sums)
-        starts.append([0] * len(sums))
-        for end in range(part, len(sums)):
-            for start in range(end):
-                _, most, least = best[start]
-                own = sums[end] - sums[start]
-                most, least = max(most, own), min(least, own)
-                if found[end][0] >= most - least:
-                    found[end], starts[-1][end] = (most - least, most, least), start
-        best = found
-    cut = [items]
-    for chosen in reversed(starts):
-        cut.append(chosen[cut[-1]])
-    return tuple(reversed(cut))
+    return evenest(weights, parts)
 
 
 def rank_parameters(layers: Sequence[LayerShape]) -> tuple[int, int]:

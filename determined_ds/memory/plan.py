@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,8 +38,6 @@ class PlanRequest:
         nvme_path: Folder for what is offloaded to nvme, "" for none.
         pipe_parallel_size: Pipeline stages; 1: without a pipeline.
         is_script: A script is to be trained, whose engine has a schedule and a partition of its own.
-        slices: What the number of ranks that share a sequence must divide: the tokens of a sequence, and the attention
-            heads. 1: sequences are whole.
     """
 
     shape: ModelShape
@@ -52,19 +49,11 @@ class PlanRequest:
     nvme_path: str = ""
     pipe_parallel_size: int = 1
     is_script: bool = False
-    slices: int = 1
 
     @property
-    def splits(self) -> list[int]:
-        """How many ranks may share a sequence, the fewest first: so many that the replicas divide the batch.
-
-        More than one only without a pipeline, whose engine takes no such groups; empty where 1 does not divide the
-        batch, though there are as many sequences as replicas.
-        """
-        replicas = self.slots // self.pipe_parallel_size
-        most = math.gcd(self.slots, self.slices) if self.pipe_parallel_size == 1 else 1
-        found = [n for n in divisors(most) if self.global_batch_size % (replicas // n) == 0]
-        return found if 1 in found or self.slots > self.global_batch_size else []
+    def replicas(self) -> int:
+        """Copies of the model, each with its share of the batch."""
+        return self.slots // self.pipe_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +65,13 @@ class Plan:
     schedules: Sequence[ScheduleFit] = ()  # those that a pipeline could have; empty without one
 
 
-def read_request(
-    *, parameters: str, gpu_memory: str, sequence_length: int, num_heads: int | None = 1, **decided: Any
-) -> PlanRequest:
+def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **decided: Any) -> PlanRequest:
     """Check the options of ``det-ds new --experiment``.
 
     Args:
         parameters: Of the model, as typed.
         gpu_memory: Of one GPU, as typed.
         sequence_length: Tokens of a sample.
-        num_heads: Attention heads, where ranks may share a sequence; 1: they may not. None: as many as a model of the
-            size has.
         decided: The other fields of :class:`PlanRequest`.
 
     Raises:
@@ -97,9 +82,10 @@ def read_request(
     shape = found.of(
         lambda: shape_from_sizes(num_parameters=parse_count(parameters), sequence_length=sequence_length)
     )
-    shape = shape or ModelShape(num_parameters=1)  # whose problem is found
-    slices = max(1, math.gcd(num_heads or shape.num_heads or 1, sequence_length))
-    request = PlanRequest(shape=shape, gpu_memory_bytes=memory or 1, slices=slices, **decided)
+    # Of sizes that are wrong the problem is found; the others are checked all the same.
+    request = PlanRequest(
+        shape=shape or ModelShape(num_parameters=1), gpu_memory_bytes=memory or 1, **decided
+    )
 
     def wrong(key: str, value: object, message: str, fix: str, code: str) -> None:
         found.problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
@@ -121,17 +107,17 @@ def read_request(
         # Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly.
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
         wrong("--offload", offload, message, f"leave out --offload, or {key}", "offload-pipeline")
-    if 0 < shape.num_layers < stages:
-        message = f"a model of this size has about {shape.num_layers} layers, fewer than stages"
-        wrong(key, stages, message, f"use at most {shape.num_layers}", "pipeline-layers")
+    if 0 < request.shape.num_layers < stages:
+        message = f"a model of this size has about {request.shape.num_layers} layers, fewer than stages"
+        wrong(key, stages, message, f"use at most {request.shape.num_layers}", "pipeline-layers")
     if slots % stages:
         other = max(n for n in divisors(slots) if n < stages)
         fix = f"use --slots {near(slots, stages)}, or {key} {other}"
         wrong(key, stages, f"{stages} stages do not divide {slots} slots", fix, "topology")
-    elif not request.splits:
-        replicas, flag = slots // stages, "--global-batch-size"
-        fix = f"use {flag} {near(batch, replicas)}"
-        wrong(flag, batch, f"must be a multiple of the {replicas} replicas", fix, "batch")
+    elif batch % request.replicas:
+        fix = f"use --global-batch-size {near(batch, request.replicas)}"
+        message = f"must be a multiple of the {request.replicas} replicas"
+        wrong("--global-batch-size", batch, message, fix, "batch")
     found.raise_any()
     return request
 
@@ -141,47 +127,42 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
 
     For Ψ parameters, ZeRO 0, 1 and 2 send 2 Ψ elements a rank and step, ZeRO 3 sends 3 Ψ (arXiv 1910.02054,
     section 7), and 1 and 2 hold less than 0; offload sends states to the host and back beside that. Where two send
-    the same, the one that computes nothing twice comes first. Ranks share sequences where nothing fits that does not,
-    activations checkpointed or not: their attention exchanges all of its inputs and outputs. One that does not fit has
-    one sample a micro-batch, which needs least.
+    the same, the one that computes nothing twice comes first. One that does not fit has one sample a micro-batch,
+    which needs least.
     """
     stages, usable = request.pipe_parallel_size, usable_bytes(request.gpu_memory_bytes)
-    in_16_bits = request.precision != "fp32"
-    offloads = {"none": (False,), "auto": (False, True)}.get(request.offload, (True,))
-    for is_offloaded, sharing in itertools.product(offloads, request.splits):
+    samples = request.global_batch_size // request.replicas
+    # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
+    at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
+    sizes = [size for size in divisors(samples) if samples // size >= at_least]
+    for is_offloaded in {"none": (False,), "auto": (False, True)}.get(request.offload, (True,)):
         forms = [
             form
             for form in plain_forms(has_stages=stages > 1)
             if bool(form.offload_optimizer) == is_offloaded
             # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
-            and (form.zero_stage or stages == 1 or not in_16_bits)
+            and (form.zero_stage or stages == 1 or request.precision == "fp32")
             and (form.zero_stage == 3 or request.offload != "nvme")
         ]
         ways = sorted(
             itertools.product(forms, (False, True)),
             key=lambda way: (way[0].zero_stage == 3, bool(way[0].offload_param), way[1]),
         )
-        replicas = request.slots // stages // sharing
-        samples = request.global_batch_size // replicas
-        # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
-        at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
-        sizes = [size for size in divisors(samples) if samples // size >= at_least]
         for form, is_checkpointed in ways:
             plain = Strategy(
                 precision=request.precision,
                 pipe_parallel_size=stages,
-                sequence_parallel_size=sharing,
-                replicas=replicas,
+                replicas=request.replicas,
                 activation_checkpointing=is_checkpointed,
                 # Safe with many micro-batches.
                 grad_accum_dtype="fp32" if stages > 1 and request.precision == "bf16" else None,
                 overlap_comm=True if form.zero_stage >= 2 and not is_offloaded else None,
             )
             strategy = of_form(plain, form, "nvme" if request.offload == "nvme" else "cpu")
-            tried = [replace(strategy, micro_batch_size=n, accumulation=samples // n) for n in sizes]
-            of_each = ((each, memory_per_rank(request.shape, each)) for each in reversed(tried))
-            for each, memory in of_each:
-                if memory.total_bytes <= usable or each is tried[0]:
+            for size in reversed(sizes):
+                each = replace(strategy, micro_batch_size=size, accumulation=samples // size)
+                memory = memory_per_rank(request.shape, each)
+                if memory.total_bytes <= usable or size == sizes[0]:
                     yield Fit(strategy=each, memory=memory, fits=memory.total_bytes <= usable)
                     break
 
@@ -232,8 +213,9 @@ def _runs(request: PlanRequest, strategy: Strategy) -> bool:
     """Whether the rules accept a pipeline under its schedule."""
     names = ("pipe_parallel_size", "pipe_schedule", "pipe_chunks", "activation_checkpointing")
     point = {name: getattr(strategy, name) for name in names}
-    point |= {"global_batch_size": request.global_batch_size}
-    point |= {"learning_rate": 1e-4, "weight_decay": 0.0, "warmup_num_steps": 1}  # which have no say in it
+    # Which have no say in it, but for the batch.
+    point |= {"global_batch_size": request.global_batch_size, "learning_rate": 1e-4}
+    point |= {"weight_decay": 0.0, "warmup_num_steps": 1}
     stated, ds = Document(name="", data=point), Document(name="", data=deepspeed_json(request, strategy))
     try:
         reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
@@ -245,39 +227,27 @@ def _runs(request: PlanRequest, strategy: Strategy) -> bool:
 def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     """With the nearest that would fit, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    stages, batch, slots, ways = (
-        request.pipe_parallel_size,
-        request.global_batch_size,
-        request.slots,
-        list[str](),
-    )
+    stages, batch, slots = request.pipe_parallel_size, request.global_batch_size, request.slots
+    needed, gpu = least.memory.total_bytes, request.gpu_memory_bytes
 
-    def first_fit(**changes: Any) -> Fit | None:
-        return next((each for each in candidates(replace(request, **changes)) if each.fits), None)
+    def fits(**changes: Any) -> bool:
+        changed = replace(request, **changes)
+        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
 
     more = (n * stages for n in divisors(batch) if n * stages > slots)
-    ways += [f"--slots {n}" for n in itertools.islice((n for n in more if first_fit(slots=n)), 1)]
-    ways.append(f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB")
-    if request.offload == "none" and (found := first_fit(offload="auto")):
-        ways.append(
-            f"--offload cpu (which takes {format_bytes(found.memory.host_bytes)} of host memory a rank)"
-        )
-    if request.offload in ("none", "auto"):
-        for n in (n for n in divisors(slots) if stages < n <= request.shape.num_layers):
-            found = first_fit(pipe_parallel_size=n) if batch % (slots // n) == 0 else None
-            if found and found.strategy.accumulation >= n:
-                ways.append(f"--pipe-parallel-size {n}")
-                break
-    if stages > 1 and batch % slots == 0 and first_fit(pipe_parallel_size=1):
+    ways = [f"--slots {n}" for n in itertools.islice((n for n in more if fits(slots=n)), 1)]
+    ways.append(f"--gpu-memory {-(-device_bytes(needed) // GIB)}GiB")
+    if request.offload == "none" and fits(offload="auto") and stages == 1:
+        ways.append("--offload cpu")
+    if request.offload == "none" and stages > 1 and fits(pipe_parallel_size=1):
         ways.append("--pipe-parallel-size 1")
-    usable, needed = usable_bytes(request.gpu_memory_bytes), least.memory.total_bytes
     checkpointing = " and activation checkpointing" if least.strategy.activation_checkpointing else ""
     return Problem(
         key="--parameters",
         value=format_count(request.shape.num_parameters),
-        message=f"no strategy fits {slots} GPUs of {format_bytes(request.gpu_memory_bytes)}: with one sample a"
-        f" micro-batch{checkpointing}, {least.strategy.name} needs {format_bytes(needed)} of the"
-        f" {format_bytes(usable)} that CUDA and fragments leave",
+        message=f"no strategy fits {slots} GPUs of {format_bytes(gpu)}: with one sample a micro-batch{checkpointing}, "
+        f"{least.strategy.name} needs {format_bytes(needed)} of the {format_bytes(usable_bytes(gpu))} that CUDA and "
+        "fragments leave",
         fix="use " + ", or ".join(ways),
         code="nothing-fits",
     )

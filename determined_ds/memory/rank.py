@@ -2,39 +2,29 @@
 
 **Model states.** For Ψ parameters trained by Adam in mixed precision, ZeRO (arXiv 1910.02054, sections 3.1 and 5)
 counts 2 Ψ of parameters, 2 Ψ of gradients and 12 Ψ of fp32 copy, momentum and variance, of which N replicas keep
-4 Ψ + 12 Ψ/N at stage 1, 2 Ψ + 14 Ψ/N at stage 2 and 16 Ψ/N at stage 3. In bf16 and fp16 that is what deepspeed
-0.19.8 holds when the backward pass ends, and what is counted here. Where it holds something else, so does this::
+4 Ψ + 12 Ψ/N at stage 1, 2 Ψ + 14 Ψ/N at stage 2 and 16 Ψ/N at stage 3. Where deepspeed 0.19.8 holds something else
+when the backward pass ends, so does this::
 
     fp32, stages 1-2  8 Ψ + 12 Ψ/N and 4 Ψ + 16 Ψ/N: the optimizer's partition is cloned
                       (runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups); at stage 0 it is not
     fp32, stage 3     20 Ψ/N: the branch that would share the storage compares a torch.device with a string
                       (runtime/zero/stage3.py, _create_fp32_partitions)
-    grad_accum_dtype  gradients are of its width. Of bf16 parameters with fp32 gradients stage 1 keeps both widths
-                      whole, 2 Ψ + 4 Ψ (runtime/bf16_optimizer.py, fp32_groups_gradients_flat), unless
-                      bf16.immediate_grad_update; stage 2 keeps a partition in fp32
-                      (stage_1_and_2.py, _build_compact_grad_partition_buffer)
+    grad_accum_dtype  gradients are of its width; of bf16 parameters with fp32 gradients stage 1 keeps both widths
+                      whole (runtime/bf16_optimizer.py, fp32_groups_gradients_flat), unless bf16.immediate_grad_update;
+                      stage 2 keeps a partition in fp32 (stage_1_and_2.py, _build_compact_grad_partition_buffer)
     bf16 pipelines    divide the optimizer states among the replicas at stage 0 too (Strategy.uses_bf16_optimizer)
     tensor parallel   the embedding is whole on each rank; of Ψ that are cut, one of T ranks has Ψ/T
-    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks
-                      (runtime/zero/partition_parameters.py, ds_secondary_tensor)
+    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks (partition_parameters.py,
+                      ds_secondary_tensor)
     offload           the optimizer's partition, its fp32 gradient and a copy in the parameters' width are on the
                       host (stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups)
 
-Flat buffers are padded to a multiple of 2 N elements (stage_1_and_2.py, nccl_start_alignment_factor).
-
 **Activations** of a model that was built are measured (``ModelShape.activations``). Else they follow "Reducing
-Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), sections 4.1 and 4.2.1, for one block, s
-tokens, b samples, width h, elements of e bytes, of which T ranks that share each layer divide 12 e sbh::
-
-    attention     5 e sbh + sbh      its input; queries, keys, values; its output's input; a dropout mask
-    feed-forward  9 e sbh + sbh      its input, 4 h before and 4 h after the nonlinearity; a dropout mask
-    two norms     2 e sbh
-
-Its 5 a s² b for the scores of a heads is left out: torch's ``scaled_dot_product_attention`` and FlashAttention (arXiv
-2205.14135) compute them again, and keep one float a head and token. Ranks that share a sequence keep a slice of it
-each, and of attention all tokens of a part of the heads, which is as much (arXiv 2309.14509). The head keeps logits,
-their log-softmax and a gradient of that size: (e + 4 + 4) sbv. What is computed in tiles of the sequence keeps its
-input alone (arXiv 2506.13996, section 3), and one tile of one feed-forward, or of the logits, is whole at a time.
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), sections 4.1 and 4.2.1, for a block, s tokens,
+b samples, width h and elements of e bytes: (16 e + 2) sbh, of which ranks that share each layer divide 12 e sbh. Its
+5 a s² b for the scores of a heads is left out: torch's ``scaled_dot_product_attention`` computes them again, and keeps
+one float a head and token. The head keeps logits, their log-softmax and a gradient of that size: (e + 4 + 4) sbv. What
+is computed in tiles of the sequence keeps its input alone (arXiv 2506.13996, section 3), and one tile is whole.
 
 **Two peaks.** As the backward pass begins, all model states, all activations and the communication buckets are there.
 As the optimizer steps, the activations are gone, and gradients are there a second time, flattened and widened to fp32.

@@ -58,24 +58,21 @@ def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
 
 
 def _parse(text: str, units: Mapping[str, int], shown: str, key: str, fix: str) -> int:
-    def refuse(message: str) -> ConfigError:
-        return ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
-
-    found = _NUMBER.fullmatch(text.strip().lower())
-    if found is None:
-        comma = re.fullmatch(r"([0-9]+),([0-9]+)\s*([a-zA-Z]*)", text.strip())
-        if comma:  # 6,7B does not mean 67B
-            fix = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma separates thousands"
-        raise refuse("must be a number above 0, with or without a unit")
-    if found["unit"] not in units:
-        raise refuse(f"the unit {found['unit'].upper()} must be one of {shown}")
-    number = Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[found["unit"]]
-    value = round(number * Fraction(10) ** int((found["power"] or "e0")[1:]))
-    if value < 1:
-        raise refuse("must be at least 1")
-    if value > LARGEST:
-        raise refuse(f"must be less than {LARGEST:.0e}")
-    return value
+    found, message = (
+        _NUMBER.fullmatch(text.strip().lower()),
+        "must be a number above 0, with or without a unit",
+    )
+    if found is not None and found["unit"] not in units:
+        message = f"the unit {found['unit'].upper()} must be one of {shown}"
+    elif found is not None:
+        number = (
+            Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[found["unit"]]
+        )
+        value = round(number * Fraction(10) ** int((found["power"] or "e0")[1:]))
+        if 1 <= value <= LARGEST:
+            return value
+        message = f"must be at least 1, and at most {LARGEST:.0e}"
+    raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
 
 
 def format_bytes(number: int) -> str:
@@ -100,8 +97,8 @@ def _format(number: int, units: tuple[tuple[str, int], ...], smallest: str, spac
     for index, (unit, size) in enumerate(units):
         if number >= size:
             value = number / size
-            shown = f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+            shown = f"{round(value, max(0, 2 - math.floor(math.log10(value)))):g}"
             if index and float(shown) >= units[index - 1][1] / size:  # 999.9 was rounded up to the next unit
                 return f"1{space}{units[index - 1][0]}"
-            return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown}{space}{unit}"
+            return f"{shown}{space}{unit}"
     return f"{number}{space}{smallest}".rstrip()

@@ -20,7 +20,7 @@ from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.experiment import Experiment
 
-SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
+SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
 
 
 def entrypoint_problem(experiment: Experiment, message: str, fix: str, code: str = "entrypoint") -> Problem:

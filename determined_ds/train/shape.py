@@ -55,7 +55,7 @@ MODEL_TYPE = "model_type"  # in every configuration of transformers
 LENGTHS = ("sequence_length", "max_seq_length", "max_length", "block_size")
 SAY_MODEL = (
     "state it as a hyperparameter (a config.json, its folder, or a mapping with model_type) that the script builds the "
-    "model from; or give its size: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
+    "model from; or give its size: det-ds check --memory --parameters 345M"
 )
 Refuse = Callable[[str, str], ConfigError]  # of a message and its fix, with the place of the configuration
 

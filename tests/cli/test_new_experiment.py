@@ -102,18 +102,6 @@ def test_check_passes_it(flags: dict[str, str], context: Path) -> None:
     assert load_experiment(Path("experiments/it.yaml")).trial == f"model_defs.gpt2.trial:{trial}"
 
 
-def test_ranks_share_sequences_where_the_trials_source_says_that_it_takes_slices(context: Path) -> None:
-    few = {"parameters": "355M", "slots": "8", "global_batch_size": "2", "sequence_length": "1024"}
-    result = start(**few)
-    assert result.exit_code == 0, result.output
-    assert "4 ranks share a sequence" in result.stdout
-    experiment = load_experiment(Path("experiments/355m_zero0_sequence4_8gpu.yaml"))
-    assert experiment.hyperparameters.get(("sequence_parallel_size",)) == 4
-    trial = context / "model_defs" / "gpt2" / "trial.py"
-    trial.write_text(trial.read_text().replace("    sequence_parallel = True\n", ""))
-    refused(start(**few, name="whole"), "must be a multiple of the 8 replicas")
-
-
 def test_the_files_go_where_it_is_asked(context: Path) -> None:
     result = start("-o", "elsewhere", "mine", "--entrypoint", "mine_trial:Mine")
     assert result.exit_code == 0, result.output
@@ -167,7 +155,7 @@ def test_a_file_that_is_there_is_kept(context: Path) -> None:
         ({"parameters": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
         ({"name": "../up"}, "NAME = '../up': is not a valid file name"),
         ({"entrypoint": "my_trial"}, "--entrypoint = 'my_trial': is neither MODULE:CLASS nor a script"),
-        ({"output": "file"}, "experiments/6b_zero1_32gpu.yaml: is not a writable path"),
+        ({"output": "file"}, "cannot be written"),
     ],
     ids=str,
 )
