@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -234,7 +234,7 @@ def keyword(call: ast.Call, *names: str) -> ast.expr | None:
 def returned(function: ast.AST | None) -> list[ast.expr | None] | None:
     """What a function returns in all its return statements; None where it is a generator, or no function.
 
-    A variable that is assigned once stands for its value.
+    A variable that is assigned once, and used nowhere else, stands for its value.
     """
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -245,14 +245,11 @@ def returned(function: ast.AST | None) -> list[ast.expr | None] | None:
         todo.extend(ast.iter_child_nodes(node) if not isinstance(node, SCOPES) else ())
     if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
         return None
-    values = {node.targets[0]: node.value for node in function.body if isinstance(node, ast.Assign)}
-    found: list[ast.expr | None] = []
-    for value in (node.value for node in own if isinstance(node, ast.Return)):
-        uses = [each for each in own if isinstance(each, ast.Name) and each.id == getattr(value, "id", "")]
-        stores = [each for each in uses if not isinstance(each.ctx, ast.Load)]
-        only = len(stores) == 1 and len(uses) == 2  # else it may be changed in between
-        found.append(values.get(stores[0], value) if only else value)
-    return found
+    uses = Counter(node.id for node in own if isinstance(node, ast.Name))
+    assigned = [node for node in function.body if isinstance(node, ast.Assign)]
+    values = {getattr(node.targets[0], "id", ""): node.value for node in assigned}
+    found = [node.value for node in own if isinstance(node, ast.Return)]
+    return [values.get(name, each) if uses[name := getattr(each, "id", "")] == 2 else each for each in found]
 
 
 # ------------------------------------------------------------------------------------------- modules
@@ -271,9 +268,9 @@ def find_code(entrypoint: Entrypoint, context_dir: Path) -> Path | None:
         return source_of(entrypoint.trial.partition(":")[0], context_dir)
     parts = [*entrypoint.name.split("."), "__main__.py"] if entrypoint.is_module else [entrypoint.name]
     file = context_dir.joinpath(*parts)
-    return (
-        file if file.is_file() else source_of(entrypoint.name, context_dir) if entrypoint.is_module else None
-    )
+    if file.is_file():
+        return file
+    return source_of(entrypoint.name, context_dir) if entrypoint.is_module else None
 
 
 def installed(package: str) -> ModuleSpec | None:
@@ -328,22 +325,25 @@ class Script:
         return tuple(dict.fromkeys((self.file.parent, self.context_dir)))
 
     @cached_property
-    def changes_path(self) -> bool:
-        """Whether modules may be found elsewhere, too."""
-        named = ((source, node) for source in self.sources.values() for node in source.nodes)
-        return any(isinstance(node, ast.Attribute) and own.name_of(node) == "sys.path" for own, node in named)
-
-    @cached_property
     def may_use_library(self) -> bool:
         """Whether it, or a module that it imports, may import this library; code installed in place is not read."""
-        modules = {name for source in self.sources.values() for name in source.modules if "." not in name}
-        called = {name for source in self.sources.values() for _, name in source.calls}
-        by_name = called & {"importlib.import_module", "__import__", "exec"}
-        if LIBRARY in modules or by_name or self.changes_path:
-            return True
+        sources = [*self.sources.values()]
+        modules = {name for source in sources for name in source.modules if "." not in name}
+        named = {
+            source.name_of(node)
+            for source in sources
+            for node in source.nodes
+            if isinstance(node, ast.Attribute)
+        }
+        called = {name for source in sources for _, name in source.calls}
+        by_name = called & {"importlib.import_module", "__import__", "exec"} or "sys.path" in named
         others = (name for name in modules - sys.stdlib_module_names if not is_inside(name, *self.path))
         specs = filter(None, map(installed, others))
-        return any("-packages" not in f"{spec.origin} {spec.submodule_search_locations}" for spec in specs)
+        return (
+            LIBRARY in modules
+            or bool(by_name)
+            or any("-packages" not in f"{spec.origin} {spec.submodule_search_locations}" for spec in specs)
+        )
 
     def own_drivers(self) -> Iterator[Problem]:
         """Uses of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
@@ -382,7 +382,7 @@ class TrialClass:
     context_dir: Path
     extends: tuple[
         str, ...
-    ]  # classes of this library, the nearest first; UNKNOWN before them where it may be others
+    ]  # classes of this library, the nearest first; UNKNOWN before where it may be others
     members: Mapping[str, Defined]  # what its own classes bind
     is_open: bool  # whether its code may set any attribute
     sources: Mapping[Path, Source]  # of its own classes
@@ -444,11 +444,12 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
             for bound, bindings in kind.source.bindings(body).items():
                 shown = _shown(bindings[0][0], bound, body, kind.source) if len(bindings) == 1 else None
                 members.setdefault(bound, Defined(node=shown, source=kind.source))
-    assigned: set[str] = (
-        set()
-    )  # attributes that code of its classes, or beside them, sets; * where that may be any
+    assigned = set[
+        str
+    ]()  # attributes that code of its classes, or beside them, sets; * where that may be any
+    classes = {each.node.name for each in own}
     for kind in own:
-        inside, classes = {*ast.walk(kind.node)}, {each.node.name for each in own}
+        inside = {*ast.walk(kind.node)}
         for node in kind.source.nodes:
             owner, attribute = None, "*"
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds import ConfigError, Problem, load_deepspeed_config, load_experiment
 from tests.package import (
     DS_CONFIGS,
     EXPERIMENTS,
-    decide,
     ds_json,
     hyperparameters,
     refusal,
@@ -121,41 +120,6 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) ->
     path = tmp_path / "a.json"
     path.write_bytes(b'\xef\xbb\xbf{"train_batch_size": 1,\r\n"typo": 2}')
     assert refusal(lambda: load_deepspeed_config(path)).origin == f"{path}:2"
-
-
-TREES = st.recursive(
-    st.booleans() | st.integers(-9, 9) | st.lists(st.integers(0, 9), max_size=2),
-    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, min_size=1, max_size=4),
-    max_leaves=9,
-)
-PARAMS = st.dictionaries(st.sampled_from("abcd"), TREES, max_size=4)
-
-
-def leaves(data: Any, path: str) -> set[str]:
-    if isinstance(data, dict) and data:
-        return {leaf for key, value in data.items() for leaf in leaves(value, f"{path}.{key}")}
-    return {path}
-
-
-@given(PARAMS, PARAMS)
-def test_what_is_laid_over_a_json_is_merged_as_determined_merges_and_keeps_its_origin(
-    under: dict[str, Any], over: dict[str, Any]
-) -> None:
-    """Except where Determined fails: on a mapping that is laid over a value that is none."""
-    from determined.util import merge_dicts
-
-    try:
-        expected = merge_dicts(under, over)
-    except (TypeError, AttributeError):
-        assume(False)
-    hp = {"global_batch_size": 2, "overwrite_deepspeed_args": {"optimizer": {"params": over}}}
-    resolved = decide(hp, {"optimizer": {"type": "SomethingOfTomorrow", "params": under}})
-    found = resolved.ds_config["optimizer"].get("params", {})
-    assert found == expected
-    above = leaves(over, "optimizer.params")
-    for leaf in leaves(found, "optimizer.params") - {"optimizer.params"}:
-        came_from = "overwrite_deepspeed_args, hyperparameters" if leaf in above else "ds.json"
-        assert resolved.origins[leaf] == came_from
 
 
 # ------------------------------------------------------------------------------------------- what is refused

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.package import changes, experiment
+from tests.package import changes
 
 
 def config(slots: int = 2, entrypoint: str = "trial:One", **hyperparameters: Any) -> dict[str, Any]:
@@ -67,7 +67,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]
         {"idle": ("labels: not given -> ['a']", 'name: "one" -> "two"')},
     ),
     "a seed": (config(trial_seed=5), {}, {"problems": ("hyperparameters.trial_seed",)}),
-    "the seed that it had": (config(trial_seed=experiment(config()).trial_seed), {}, {}),
     "the course, by a fork of all": (
         {**config(global_batch_size=16), "reproducibility": {"experiment_seed": 7}},
         {"warm_start": "all"},
@@ -83,7 +82,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]
         {},
         {"strategy": ("slots 2 -> 4", "zero_stage 1 -> 3", ...), "effective": (...,)},
     ),
-    "a schedule that is the default": (config(pipe_schedule="1f1b", pipe_chunks=1), {}, {}),
     "another schedule": (
         config(pipe_schedule="interleaved"),
         {},
@@ -152,11 +150,3 @@ def test_a_strategy_that_cannot_change_is_refused_with_the_reason(
     told = {each.key: each.message for each in changes(config(), now, refusal=refusal)["problems"]}
     assert "deepspeed zero_optimization.stage" in told
     assert all(message.endswith(reason) for message in told.values())
-
-
-def test_an_optimizer_of_another_kind_is_begun_anew_by_a_flag_unless_forked() -> None:
-    [resumed] = changes(config(), OF_ANOTHER_KIND)["problems"]
-    [forked] = changes(config(), OF_ANOTHER_KIND, warm_start="all")["problems"]
-    assert "--reset-optimizer" in resumed.fix
-    assert "--reset-optimizer" not in forked.fix
-    assert "start anew, without it" in forked.fix

@@ -77,8 +77,6 @@ def test_of_a_large_grid_a_sample_and_the_corners_are_taken() -> None:
     assert [tuple(point.values()) for point in points(large)] == found
 
 
-# -------------------------------------------------------------------------------------------- what is drawn
-
 # Learning rates of the first five trials of a search with experiment_seed 0 on a master of Determined 0.38.1, whose
 # {type: log, base: 10, minval: -3.5, maxval: -2.0} is all that is drawn. Go's power may differ in the last digit.
 OBSERVED = [
@@ -120,57 +118,6 @@ def test_the_ends_of_a_range_are_looked_at_and_the_last_number_is_not_drawn() ->
     assert {0, np.nextafter(1.0, 0.0)} <= {*found}
     assert 1.0 not in found
     assert [point["a"] for point in points(config({"a": integer(1, 3)}, "random"))] == [1, 2, 3]
-
-
-# ------------------------------------------------------------------------------------------------- any space
-
-RANGES = st.builds(
-    lambda kind, low, width, count, base: {
-        "type": kind,
-        "minval": low,
-        "maxval": low + width,
-        "count": count,
-        **({"base": base} if kind == "log" else {}),
-    },
-    st.sampled_from(["int", "double", "log"]),
-    st.integers(-20, 20),
-    st.integers(1, 9),
-    st.integers(1, 4),
-    st.sampled_from([2, 10, 0.5]),
-)
-LISTS = st.builds(
-    lambda values: {"type": "categorical", "vals": values},
-    st.lists(st.sampled_from([1, 2.5, "a", None, True, [1], {"b": 2}]), min_size=1, max_size=3),
-)
-SPACES = st.dictionaries(st.sampled_from("abc"), RANGES | LISTS, max_size=2)
-SEARCHERS = st.sampled_from(["grid", "random", "adaptive_asha", "single"])
-
-
-def within(value: Any, spec: dict[str, Any]) -> bool:
-    if spec["type"] == "categorical":
-        return any(value is one for one in spec["vals"])
-    low, high = spec["minval"], spec["maxval"]
-    if spec["type"] == "log":
-        low, high = sorted((spec["base"] ** low, spec["base"] ** high))
-    return bool(low * (1 - 1e-12) <= value <= high * (1 + 1e-12) or low <= value <= high)
-
-
-@given(SPACES, SEARCHERS, st.integers(0, 2**32 - 1))
-def test_every_point_is_one_of_the_space(space: dict[str, Any], searcher: str, seed: int) -> None:
-    """Those of a mapping in it, too; the constants are theirs; and the space is as it was."""
-    before = copy.deepcopy(space)
-    fixed = {"constant": {"type": "const", "val": {"type": "k"}}, "list": [1]}
-    given_space = config({**fixed, "mapping": {"inner": space}}, searcher, seed)
-    found = points(given_space)
-    for point in found[:300]:
-        assert (point["constant"], point["list"]) == ({"type": "k"}, [1])
-        inner = point["mapping"]["inner"]
-        assert inner.keys() == space.keys()
-        for name, spec in space.items():
-            assert within(inner[name], spec)
-            assert spec["type"] != "int" or type(inner[name]) is int
-    assert space == before
-    assert points(given_space) == found
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,11 @@ PLACES: dict[str, tuple[dict[str, Any], str]] = {
     "one for a kind of slot": ({"environment": {"environment_variables": {"cpu": ["DB_PASSWORD=s3cret"]}}}, "cpu.0"),
     "a variable by its value": ({"environment": {"environment_variables": [f"A={GITHUB}"]}}, "0"),
     "in an address": ({"environment": {"environment_variables": ["http_proxy=http://me:s3cret@a:80"]}}, "0"),
-    "of a registry": ({"environment": {"registry_auth": {"username": "me", "password": "s3cret"}}}, "password"),
     "of a storage": (
         {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}},
         "access_key",
     ),
     "in an address of data": ({"data": {"url": "https://me:s3cret@host/data"}}, "data.url"),
-    "a key of data": ({"data": {"api_key": "s3cret"}}, "data.api_key"),
     "a private key": ({"data": {"key": PEM}}, "data.key"),
     "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, "hub.hf_token"),
     "in DeepSpeed's JSON": (

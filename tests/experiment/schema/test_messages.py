@@ -38,15 +38,6 @@ def test_an_empty_config_lacks_two_things() -> None:
     ]
 
 
-def test_a_problem_reads_as_a_compilers() -> None:
-    problem = error("name: x\nresources:\n  slots_per_trial: two\n")
-    assert str(problem) == (
-        "resources.slots_per_trial = 'two' (const.yaml:3): must be an integer, not a string\n"
-        "  fix: write an integer"
-    )
-    assert (problem.origin.file, problem.origin.line, problem.origin.column) == ("const.yaml", 3, 3)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("text", "key", "fix"),
     [
