@@ -85,6 +85,7 @@ EXPERIMENT = _table(
     ("N", "name description labels workspace project"),
     ("C", "entrypoint reproducibility hyperparameters.trial_seed"),
     ("E", "max_restarts data debug environment.environment_variables hyperparameters"),
+    ("E", "hyperparameters.fit.profiling_enabled profiling.enabled", "IHII", ON_A_CLUSTER),
     ("E", "hyperparameters.{logging fit torch_compile sdpa_kernel}"),
     ("S", "resources.slots_per_trial hyperparameters.{pipe_within_machine partition_method pipe_schedule pipe_chunks}"),
     ("S", "hyperparameters.{pipe_parallel_size model_parallel_size sequence_parallel_size expert_parallel_size}"),
@@ -108,7 +109,6 @@ EXPERIMENT = _table(
     # ---- what is kept and shown
     ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", NO_MORE, "write storage_path"),
     ("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
-    ("E", "profiling.enabled", "IHII", ON_A_CLUSTER),
     # ---- what is read for other kinds of trials
     ("N", "checkpoint_policy", "I", OF_CLASSES, f"{FIT}checkpoint_policy", "best"),
     ("N", "min_validation_period", "I", OF_CLASSES, f"{FIT}validation_period"),

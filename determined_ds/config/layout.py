@@ -16,7 +16,6 @@ from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 
 RANKS_PER_CPU_CORE = 4
-LARGEST_FACTORED = 10**12
 # Key of the DeepSpeed JSON -> its name here.
 BATCH_KEYS = {
     "train_batch_size": TOTAL,
@@ -109,7 +108,7 @@ class Topology:
 def topology_problem(
     slots: int, sizes: Mapping[str, int], replicas: int | None, origins: Mapping[str, str]
 ) -> Problem | None:
-    """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
+    """Why ``slots`` are not pipe x model x sequence x data, with the nearest numbers of slots; None where they are.
 
     ``sizes`` and ``origins`` are by the names in a configuration; ``replicas`` is the stated number, if any.
     """
@@ -123,10 +122,6 @@ def topology_problem(
         message = f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots"
         below = f"{found * per_replica} or " if found else ""
         fix = f"use {below}{(found + 1) * per_replica} slots"
-        for degree, size in sizes.items():
-            others = per_replica // size
-            if size > 1 and slots % others == 0 and (best := _nearest_divisor(slots // others, size)):
-                fix += f", or {degree} {best}"
     else:
         assert replicas is not None
         name, key, value = REPLICAS, f"hyperparameters.{REPLICAS}", replicas
@@ -142,15 +137,6 @@ def whole_sequences(name: str, size: int) -> Problem:
     key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
     fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
     return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
-
-
-def _nearest_divisor(number: int, to: int) -> int | None:
-    """The divisor of ``number`` that is nearest to ``to``, the smaller of two; None where finding it takes long."""
-    if number > LARGEST_FACTORED:
-        return None
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    divisors = [*small, *(number // divisor for divisor in small)]
-    return min(divisors, key=lambda divisor: (abs(divisor - to), divisor))
 
 
 def _with_origin(name: str, size: int, origins: Mapping[str, str]) -> str:
@@ -189,7 +175,7 @@ def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topol
 
     Raises:
         ConfigError: they state too little, the total twice, or numbers that do not divide; the fix names the nearest
-            that would do.
+            totals that would do.
     """
     stated: dict[str, int] = {}
     origins = {REPLICAS: f"{topology.slots} slots"}
@@ -226,11 +212,6 @@ def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topol
     below, above = total // product * product, (total // product + 1) * product
     near = f"{below} or {above}" if below else f"{above}"
     fix = f"use {name} {near if is_derived else product}"
-    for factor, number in given.items():  # the nearest that fits, with the rest left alone
-        others = product // number
-        if factor != REPLICAS and total % others == 0:
-            best = _nearest_divisor(total // others, number) if is_derived else total // others
-            fix += f", or {factor} {best}" if best not in (None, number) else ""
     equals = f" = {product}" if len(given) > 1 else ""
     message = f"is not {'a multiple of ' if is_derived else ''}{words}{equals}"
     raise ConfigError(document.problem((name,), message, fix, "batch"))

@@ -13,7 +13,6 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from determined_ds.documents.document import (
@@ -287,17 +286,11 @@ def _read_fit(document: Document, problems: list[Problem]) -> FitOptions:
 def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | Duration | None:
     """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
     value, name = document.get(path), str(path[-1])
-    if isinstance(value, dict) and len(value) == 1:  # at once, for the points of a search
-        ((unit, number),) = value.items()
-        if unit in UNITS and type(number) is int and 0 < number <= LARGEST:
-            return Length(unit=unit, value=number)
     by_clock = name not in ONLY_COUNTED
     units = (*UNITS, *TIME_UNITS) if by_clock else UNITS
     form = f"write {_COUNTED}{', or by the clock {minutes: N}' if by_clock else ''}"
     if not isinstance(value, dict):
-        is_count = type(value) is int and value > 0
-        fix = f"write {{batches: {value}}}" if is_count else form
-        problems.append(wrong_type(document, path, "a mapping with batches or epochs", fix))
+        problems.append(wrong_type(document, path, "a mapping with batches or epochs", form))
         return None
     if not by_clock and (clock := next((unit for unit in value if unit in TIME_UNITS), None)):
         message = f"cannot be in {clock}: {ONLY_COUNTED[name]}"
@@ -308,12 +301,8 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
         problems += unknown
     elif not given:
         problems.append(document.problem(path, "gives neither batches nor epochs", form))
-    elif len(given) > 1:  # one from the command line is the intended one
-        stated = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
-        kept = stated[0] if len(stated) == 1 else given[0]
-        other = next(unit for unit in given if unit != kept)
-        fix = f"keep one; --set {document.key(path)}.{other}=null removes the other"
-        problems.append(document.problem(path, f"gives both {' and '.join(given)}", fix))
+    elif len(given) > 1:
+        problems.append(document.problem(path, f"gives both {' and '.join(given)}", "keep one"))
     elif given[0] in TIME_UNITS:
         here, number, example = (*path, given[0]), value[given[0]], "write e.g. {minutes: 15}"
         if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -369,7 +358,6 @@ LOGGING = "logging"
 SECRET = re.compile(r"(?:.*_)?(?:key|token|password|passwd|secret|credentials?)", re.IGNORECASE)
 PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 WANDB_KEY = re.compile(r"wandb_v\d_\w{20,}")  # an older one, 40 hexadecimal digits, may as well be a commit
-BY_THE_RUN = "remove it: a run is continued in the tool when it is resumed, by an id that is kept with it"
 Scalar = str | int | float | bool | None
 
 
@@ -414,7 +402,6 @@ class Tool(NamedTuple):
     package: str  # what pip installs; an extra of this package has the name of the tool
     secret: str  # the environment variable of its key or password
     fix: str  # what to try where it does not take a run
-    elsewhere: Mapping[str, str]  # options that are not taken -> what to write instead
 
 
 TOOLS: Mapping[str, Tool] = {
@@ -424,12 +411,6 @@ TOOLS: Mapping[str, Tool] = {
         package="wandb",
         secret="WANDB_API_KEY",
         fix="run `wandb login`, or set WANDB_API_KEY; without a network, write wandb: {mode: offline}",
-        elsewhere={
-            "team": "entity",
-            "run_name": "name",
-            "config": "remove it: the configuration is sent, with where each value came from",
-            **dict.fromkeys(("id", "resume", "resume_from", "reinit"), BY_THE_RUN),
-        },
     ),
     "mlflow": Tool(
         title="MLflow",
@@ -437,7 +418,6 @@ TOOLS: Mapping[str, Tool] = {
         package="mlflow-skinny",
         secret="MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         fix="see that the server of tracking_uri (MLFLOW_TRACKING_URI) answers from this machine",
-        elsewhere={"project": "experiment_name", "name": "run_name", "run_id": BY_THE_RUN},
     ),
 }
 
@@ -447,8 +427,7 @@ def read_loggers(document: Document, problems: list[Problem]) -> dict[str, dict[
     stated = document.get((LOGGING,))
     if not isinstance(stated, dict):
         if stated is not None:
-            known = isinstance(stated, str) and stated in TOOLS
-            fix = f"write {LOGGING}: " + (f"{{{stated}: {{}}}}" if known else "{wandb: {project: x}}")
+            fix = f"write {LOGGING}: {{wandb: {{project: x}}}}"
             problems.append(wrong_type(document, (LOGGING,), "a mapping of tools", fix))
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -466,7 +445,7 @@ def read_loggers(document: Document, problems: list[Problem]) -> dict[str, dict[
                 fix = f"remove it, and set {tool.secret} in the environment; revoke a key that was seen"
                 problems.append(document.problem((*path, key), message, fix, "logger-secret", value="***"))
             others = [key for key in options if key not in known_here and key not in secrets]
-            problems += [unknown_key(document, (*path, key), known_here, tool.elsewhere) for key in others]
+            problems += [unknown_key(document, (*path, key), known_here) for key in others]
             without = document.overwritten_all(((*path, key), None, "") for key in secrets)
             found[name] = read_model(tool.options, without if secrets else document, path, problems)
         elif options is not False:
@@ -481,23 +460,6 @@ def is_secret_option(name: Any, value: Any) -> bool:
         return False
     is_key = WANDB_KEY.fullmatch(value) or PASSWORD_IN_URL.search(value)
     return bool(is_key) or SECRET.fullmatch(str(name)) is not None
-
-
-def missing_keys(document: Document, environ: Mapping[str, str]) -> list[Problem]:
-    """A warning where Weights & Biases finds no key here, as far as that can be seen without its client.
-
-    Args:
-        document: The hyperparameters.
-        environ: Environment variables.
-    """
-    options = read_loggers(document, []).get("wandb")
-    if options is None or (options.get("mode") or environ.get("WANDB_MODE") or "online") != "online":
-        return []
-    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")
-    if netrc.is_file() or any(environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
-        return []
-    message = "finds no key on this machine, so that the run would not be reported"
-    return [document.problem((LOGGING, "wandb"), message, TOOLS["wandb"].fix, "logger-key", value=NOT_GIVEN)]
 
 
 def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
@@ -607,7 +569,6 @@ BY_OTHER_NAMES: dict[str, KeyPath] = {
     "data_parallel_size": ("data_parallel_world_size",),
     "train_batch_size": ("global_batch_size",),
     "train_micro_batch_size_per_gpu": ("micro_batch_size",),
-    "micro_batch_size_per_gpu": ("micro_batch_size",),
     "per_device_train_batch_size": ("micro_batch_size",),
     "gradient_accumulation_steps": (OVERWRITES, "gradient_accumulation_steps"),
     "bf16": (OVERWRITES, "bf16", "enabled"),
@@ -617,12 +578,6 @@ BY_OTHER_NAMES: dict[str, KeyPath] = {
 NOT_READ: dict[str, str] = {
     "batch_size": "write global_batch_size (samples of an optimizer step, all replicas); if batch_size is the model's"
     " own, state global_batch_size beside it",
-    "ds_config": "write deepspeed_config: the path of the JSON in the context directory",
-    "zero_optimization": f"write {OVERWRITES}: {{zero_optimization: {{...}}}}",
-    **{
-        name: f"write {OVERWRITES}: {{zero_optimization: {{{name}: {{device: cpu}}}}}}"
-        for name in ("offload_optimizer", "offload_param")
-    },
     "slots_per_trial": "write resources.slots_per_trial, beside hyperparameters",
 }
 # Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is negative.
@@ -689,26 +644,24 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
     """
     problems: list[Problem] = []
     warnings: list[Problem] = []
-    for name in hyperparameters.data:
+    for name, value in hyperparameters.data.items():
         if name in NOT_READ and not (
-            name == "batch_size" and hyperparameters.get((TOTAL,)) not in (None, AUTO)
+            name == "batch_size" and stated_at(hyperparameters, (TOTAL,)) is not None
         ):
             message = "is not read by this library"
             problems.append(hyperparameters.problem((name,), message, NOT_READ[name], "other-name"))
-        value = hyperparameters.data[name] if name in BY_OTHER_NAMES else None
-        if value is None or value == AUTO:
+        if name not in BY_OTHER_NAMES or value is None or value == AUTO:
             continue
-        path = BY_OTHER_NAMES[name]
-        stated, origin = stated_at(hyperparameters, path), hyperparameters.origin((name,))
+        path, origin = BY_OTHER_NAMES[name], hyperparameters.origin((name,))
+        stated = stated_at(hyperparameters, path)
         if stated is None:
             origin = origin if origin.startswith("--") else origin.reworded(f"{name}, {origin}")
             hyperparameters = hyperparameters.overwritten(path, value, origin)
             message, fix = f"is taken as {dotted(path)}", f"write {dotted(path)}"
             warnings.append(hyperparameters.problem((name,), message, fix, "other-name"))
         elif repr(stated) != repr(value):
-            place = hyperparameters.origin(path)
+            place, fix = hyperparameters.origin(path), f"keep {dotted(path)} only"
             message = f"is another name of {dotted(path)}, which is {shown(stated)} ({place})"
-            fix = f"keep {dotted(path)} only"
             problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
     return hyperparameters, problems, warnings
 
@@ -767,15 +720,15 @@ def limit_problem(document: Document, total_limit: int | None) -> Problem | None
     """
     if total_limit is None:
         return None
-    most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
-    for name, number in most.items():
-        path = ("checkpoint_storage", name)
-        value = document.get(path)
-        if type(value) is int and value > number:
+    for name, most in {
+        "save_experiment_best": 1,
+        "save_trial_best": 1,
+        "save_trial_latest": total_limit,
+    }.items():
+        value = document.get(path := ("checkpoint_storage", name))
+        if type(value) is int and value > most:
             message = (
-                f"may not be reached: hyperparameters.fit.save_total_limit {total_limit} deletes the oldest while"
-                " training, all but the best and the newest"
+                f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
             )
-            fix = "leave save_total_limit out, or write a larger one"
-            return document.problem(path, message, fix, "save-limit")
+            return document.problem(path, message, "leave save_total_limit out, or raise it", "save-limit")
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from determined_ds.check.trial import check_entrypoint, metric_problems, trial_problems
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import AUTO, missing_keys
+from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.errors import ConfigError, Problem
@@ -147,9 +146,6 @@ def _decided(
         if not options.is_measured:
             found.problems += metric_problems(experiment.document, trained, experiment.measures)[0]
     found.warn(variables.warnings)
-    if not (options.is_measured or options.only_reads):
-        environ = {**os.environ, **{name: value or "" for name, value in variables.values.items()}}
-        found.warn(missing_keys(experiment.hyperparameters, environ))
     return experiment, resolved, devices, variables
 
 

@@ -20,7 +20,7 @@ from tests.package import LOG_POLICIES, ROOT, decide, refusal
 MINIMAL = f"""
 name: mine
 entrypoint: python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial
-hyperparameters: {{global_batch_size: 7, fit: {{max_length: {{batches: 3}}}}}}
+hyperparameters: {{global_batch_size: 7, fit: {{max_length: {{batches: 3}}, profiling_enabled: PROFILING}}}}
 log_policies: {json.dumps(LOG_POLICIES)}
 """
 ASKING = """
@@ -56,6 +56,7 @@ CLUSTER_ONLY = {
     "bind_mounts",
     "checkpoint_storage",
     "profiling.enabled",
+    "hyperparameters.fit.profiling_enabled",
 }
 # Command -> its words, and what it ignores beside NOWHERE.
 COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
@@ -84,7 +85,7 @@ def warnings(command: str, text: str, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_key_that_a_command_ignores_is_named(command: str, tmp_path: Path) -> None:
-    said = warnings(command, MINIMAL + ASKING, tmp_path)
+    said = warnings(command, MINIMAL.replace("PROFILING", "true") + ASKING, tmp_path)
     for key, fix in NOWHERE.items():
         (line,) = [line for line in said if line.startswith(key)]
         assert "ignored" in line
@@ -93,7 +94,8 @@ def test_every_key_that_a_command_ignores_is_named(command: str, tmp_path: Path)
     sections = {name: keys for name, keys in yaml.safe_load(ASKING).items() if isinstance(keys, dict)}
     keys = {f"{section}.{key}" for section, below in sections.items() for key in below}
     ignored = COMMANDS[command][1]
-    assert {key for key in keys | {"bind_mounts", "checkpoint_storage"} if key in others} == ignored
+    keys |= {"bind_mounts", "checkpoint_storage", "hyperparameters.fit.profiling_enabled"}
+    assert {key for key in keys if key in others} == ignored
     if "environment.image" in ignored:
         assert re.search(r"applies only on a cluster.*resources.resource_pool \(\S+mine.yaml:8\)", others)
 
@@ -113,7 +115,7 @@ security: null
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_names_and_values_that_say_the_default_are_no_warning(command: str, tmp_path: Path) -> None:
-    assert warnings(command, MINIMAL + IDLE, tmp_path) == []
+    assert warnings(command, MINIMAL.replace("PROFILING", "false") + IDLE, tmp_path) == []
 
 
 # --------------------------------------------------------------------------------------- the DeepSpeed JSON

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from determined_ds import Accelerator, ResolvedConfig, load_experiment
-from tests.package import CPU, CUDA, EXPERIMENTS, ROOT, decide, refusal, refusals, resolved_of
+from tests.package import CPU, CUDA, EXPERIMENTS, decide, refusal, refusals, resolved_of
 
 
 def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
@@ -74,20 +74,6 @@ def test_every_value_has_its_origin() -> None:
         "bf16.enabled": "the accelerator: cpu",
         "gradient_clipping": "DeepSpeed's default",
     }
-
-
-def test_set_wins_over_the_json() -> None:
-    stage = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=2"
-    resolved = decided(
-        ROOT / "experiments" / "gpt2" / "const.yaml", stage, "hyperparameters.learning_rate=1e-4"
-    )
-    assert resolved.zero_stage == resolved.ds_config["zero_optimization"]["stage"] == 2
-    assert resolved.origins["zero_optimization.stage"] == f"--set {stage}"
-    origin = "learning_rate, --set hyperparameters.learning_rate=1e-4"
-    assert (resolved.ds_config["optimizer"]["params"]["lr"], resolved.origins["optimizer.params.lr"]) == (
-        1e-4,
-        origin,
-    )
 
 
 def test_neither_what_is_given_nor_what_is_decided_can_be_changed_by_the_other() -> None:
