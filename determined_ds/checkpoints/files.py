@@ -271,8 +271,7 @@ def written_by(path: Path) -> Mapping[str, Any]:
     Returns:
         ``ranks``, ``replicas``, ``micro_batch_size``, ``engine`` (``deepspeed`` or ``ddp``); ``own_layout``: why only
         the same layout can read it, or None; ``data_apart``: data that gives each replica samples of its own and has
-        a position in them, or None; ``schedule_by_length``: the class of a schedule that may depend on the length of
-        training, and whether its settings must stay what they were.
+        a position in them, or None.
     """
     try:
         found = json.loads((path / LOAD_DATA).read_bytes()).get("written_by")

@@ -260,16 +260,6 @@ def _closed_form(scheduler: Any) -> Callable[[], list[float]] | None:
     return None
 
 
-def schedule_of(engines: Sequence[Any]) -> tuple[str, bool] | None:
-    """The class of the engines' schedule, and whether its settings must stay what they were; None without one."""
-    schedulers = [each for engine in engines if (each := getattr(engine, "lr_scheduler", None)) is not None]
-    kinds = [
-        (type(each).__name__, not hasattr(each, "last_batch_iteration") and _closed_form(each) is None)
-        for each in schedulers
-    ]
-    return max(kinds, key=lambda kind: kind[1], default=None)
-
-
 def _as_it_is(value: Any, current: Any) -> Any:
     """A recorded value in the type that its owner has: a tuple of betas, a ``Counter`` of milestones."""
     return type(current)(value) if isinstance(current, (tuple, dict)) else value

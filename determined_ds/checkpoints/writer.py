@@ -52,7 +52,6 @@ from determined_ds.checkpoints.safe_load import engines_load_only_data, explaine
 from determined_ds.checkpoints.settings import (
     put_into_effect,
     records_of,
-    schedule_of,
     settings_kept,
 )
 from determined_ds.checkpoints.storage import check_room, seal_folder, share_of, write_code
@@ -296,8 +295,6 @@ class Checkpoints:
         texts, is_chief = {}, self._distributed.rank == 0
         if is_chief:
             by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
-            if getattr(self._trial, "reads_length", False):  # then a longer training changes its schedule
-                by["schedule_by_length"] = schedule_of(self._context.models)
             texts = state_files(self._trial, self._context, pending.state, by)
         send, info = None, cluster_info()
         is_trial = not at_once and info is not None and info.task_type == "TRIAL"

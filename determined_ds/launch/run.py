@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
@@ -307,18 +306,13 @@ class LocalRun:
             RunDir(self.run_dir).remove_next()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Write ``result.json``, and draw how a pipeline's layers are shared out.
+        """Write ``result.json``.
 
         Not where the ranks have left the run as it was and no other command reads it.
         """
         there, options = RunDir(self.run_dir), self.options
         if not there.is_replaced and options.parent is None:
             return
-        if there.partition.is_file() and not (options.is_measured or options.only_reads):
-            with contextlib.suppress(Exception):  # it is for people to look at, and no run fails by it
-                from determined_ds.report.charts import write_partition_picture
-
-                write_partition_picture(there.partition, there.partition_picture)
         self._write_result(outcome)
 
     def closing(self) -> list[str]:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from determined_ds.profile.findings import Profile
-from determined_ds.report.charts import PART_COLOURS
 from determined_ds.report.numbers import count, percent, printable, seconds_text
 from determined_ds.report.results import PARTS
+from determined_ds.report.style import PART_COLOURS
 
 WIDTH, BAR_WIDTH = 80, 22
 HIDDEN, UNNAMED = 0.01, 0.05  # shares of a step from which a note is worth its line

@@ -27,13 +27,11 @@ from determined_ds.report.verdict import (
     layout,
     memory_note,
     micro_batches,
-    name_of,
     reason,
     unmeasured,
     without_winner,
 )
 
-AGAINST_FIRST = "against the first measured row"
 LEAST_SHARE = 0.005  # of a step that a part of it is shown from
 
 
@@ -85,25 +83,15 @@ def step_unit(results: Results) -> tuple[str, float]:
     return ("s", 1.0) if longest >= 10 else ("ms", 1e-3)
 
 
-def _peak_unit(results: Results) -> tuple[str, float]:
-    return byte_unit(row.peak_memory_bytes for row in results.rows)
+def _of(name: str, head: str = "", tip: str = "", **how: Any) -> Column:
+    return Column(value=lambda _, row: getattr(row, name), head=head, tip=tip, **how)
 
 
-def _states_unit(results: Results) -> tuple[str, float]:
-    sizes = [(row.model_state_bytes, row.estimated_model_state_bytes) for row in results.rows]
-    return byte_unit(size for both in sizes for size in both)
+def _against_first(name: str, text: Callable[[Any], str], tip: str) -> Column:
+    def value(results: Results, row: Row) -> float | None:
+        return (results.against_first(row) or {}).get(name)
 
-
-def _of(name: str) -> Callable[[Results, Row], Any]:
-    return lambda _, row: getattr(row, name)
-
-
-def _against_first(name: str) -> Callable[[Results, Row], float | None]:
-    return lambda results, row: (results.against_first(row) or {}).get(name)
-
-
-def _seconds_to_target(results: Results, row: Row) -> float | None:
-    return None if results.target_loss is None else row.seconds_to(results.target_loss)
+    return Column(value=value, head="vs. first", text=text, tip=f"{tip} against the first measured row")
 
 
 def _share_of(part: str) -> Column:
@@ -113,89 +101,75 @@ def _share_of(part: str) -> Column:
     return Column(value=share, head=part, text=lambda value: percent(value, 0))
 
 
+_TIME: dict[str, Any] = {"unit": step_unit}
+_PEAK: dict[str, Any] = {"unit": lambda results: byte_unit(row.peak_memory_bytes for row in results.rows)}
+_STATES: dict[str, Any] = {
+    "unit": lambda results: byte_unit(
+        size for row in results.rows for size in (row.model_state_bytes, row.estimated_model_state_bytes)
+    )
+}
 # The CSV has these in this order. Programs read it by name: add at the end, and rename nothing.
 CSV = {
     "name": Column(value=lambda _, row: printable(row.name), head="strategy", text=str, align="left"),
-    "slots": Column(value=_of("slots"), head="slots", text=str, tip="Ranks: one process for each device"),
-    "status": Column(value=_of("status")),
+    "slots": _of("slots", "slots", "Ranks: one process for each device", text=str),
+    "status": _of("status"),
     "reason": Column(value=lambda _, row: printable(row.reason)),
-    "zero_stage": Column(value=_of("zero_stage")),
-    "replicas": Column(value=_of("replicas")),
-    "pipe_parallel_size": Column(value=_of("pipe_parallel_size")),
-    "micro_batch_size": Column(value=_of("micro_batch_size")),
-    "accumulation": Column(value=_of("accumulation")),
-    "precision": Column(value=_of("precision")),
-    "samples_per_step": Column(value=_of("samples_per_step")),
-    "tokens_per_sample": Column(value=_of("tokens_per_sample")),
-    "num_repetitions": Column(value=_of("num_repetitions")),
-    "num_timed_steps": Column(value=_of("num_steps")),
-    "start_s": Column(value=_of("start_seconds")),
-    "step_median_s": Column(
-        value=_of("median_step_seconds"),
-        head="step",
-        unit=step_unit,
-        tip="Median time of an optimizer step, over all timed steps of all repetitions",
+    **{
+        name: _of(name)
+        for name in (
+            *(
+                "zero_stage",
+                "replicas",
+                "pipe_parallel_size",
+                "micro_batch_size",
+                "accumulation",
+                "precision",
+            ),
+            *("samples_per_step", "tokens_per_sample", "num_repetitions"),
+        )
+    },
+    "num_timed_steps": _of("num_steps"),
+    "start_s": _of("start_seconds"),
+    "step_median_s": _of(
+        "median_step_seconds", "step", "Median time of an optimizer step, over all repetitions", **_TIME
     ),
-    "step_p95_s": Column(
-        value=_of("p95_step_seconds"), head="p95", unit=step_unit, tip="One step in twenty takes longer"
-    ),
+    "step_p95_s": _of("p95_step_seconds", "p95", "One step in twenty takes longer", **_TIME),
     "step_lowest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[0]),
     "step_highest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[1]),
-    "samples_per_s": Column(
-        value=_of("samples_per_second"),
-        head="samples/s",
-        tip="Global batch divided by the median step time",
-        best=max,
+    "samples_per_s": _of(
+        "samples_per_second", "samples/s", "Global batch divided by the median step time", best=max
     ),
-    "tokens_per_s": Column(
-        value=_of("tokens_per_second"), head="tokens/s", tip="Samples per second times tokens per sample"
-    ),
-    "samples_per_s_against_first": Column(
-        value=_against_first("samples_per_second"), head="vs. first", text=ratio, tip=f"Ratio {AGAINST_FIRST}"
-    ),
+    "tokens_per_s": _of("tokens_per_second", "tokens/s", "Samples per second times tokens per sample"),
+    "samples_per_s_against_first": _against_first("samples_per_second", ratio, "Ratio"),
     "scaling_efficiency": Column(
         value=lambda results, row: results.scaling_efficiency(row),
         head="scaling",
         text=percent,
         tip="Throughput as a share of ideal scaling from the fewest slots of the same strategy",
     ),
-    "peak_memory_bytes": Column(
-        value=_of("peak_memory_bytes"),
-        head="peak",
-        unit=_peak_unit,
-        tip="Peak memory of the rank, and of the repetition, that took most",
+    "peak_memory_bytes": _of(
+        "peak_memory_bytes",
+        "peak",
+        "Peak memory of the rank, and of the repetition, that took most",
         best=min,
+        **_PEAK,
     ),
-    "peak_memory_against_first": Column(
-        value=_against_first("peak_memory_bytes"), head="vs. first", text=ratio, tip=f"Ratio {AGAINST_FIRST}"
+    "peak_memory_against_first": _against_first("peak_memory_bytes", ratio, "Ratio"),
+    "model_state_bytes": _of(
+        "model_state_bytes",
+        "states",
+        "Parameters, gradients and optimizer states found in the engine",
+        **_STATES,
     ),
-    "model_state_bytes": Column(
-        value=_of("model_state_bytes"),
-        head="states",
-        unit=_states_unit,
-        tip="Parameters, gradients and optimizer states found in the engine",
+    "estimated_model_state_bytes": _of(
+        "estimated_model_state_bytes", "estimate", "Model states that the memory model expects", **_STATES
     ),
-    "estimated_model_state_bytes": Column(
-        value=_of("estimated_model_state_bytes"),
-        head="estimate",
-        unit=_states_unit,
-        tip="Model states that the memory model expects",
-    ),
-    "bubble": Column(
-        value=_of("bubble"),
-        head="bubble",
-        text=percent,
-        tip="Share of time in which the stages of a pipeline wait",
-    ),
-    "bubble_ideal": Column(
-        value=_of("bubble_ideal"), head="ideal", text=percent, tip="Bubble of the schedule alone"
-    ),
-    "loss": Column(value=_of("loss"), head="loss", text=loss_text, tip="Mean loss of the last five steps"),
-    "loss_against_first": Column(
-        value=_against_first("loss"), head="vs. first", text=difference, tip=f"Difference {AGAINST_FIRST}"
-    ),
+    "bubble": _of("bubble", "bubble", "Share of time in which the stages of a pipeline wait", text=percent),
+    "bubble_ideal": _of("bubble_ideal", "ideal", "Bubble of the schedule alone", text=percent),
+    "loss": _of("loss", "loss", "Mean loss of the last five steps", text=loss_text),
+    "loss_against_first": _against_first("loss", difference, "Difference"),
     "seconds_to_target_loss": Column(
-        value=_seconds_to_target,
+        value=lambda results, row: row.seconds_to(results.target_loss),
         head="time",
         unit=lambda results: (f"s to {number(results.target_loss)}", 1),
         text=lambda value: number(value, 3),
@@ -266,54 +240,38 @@ def results_tables(results: Results) -> list[Table]:
     shown = {name: drop for name, drop in IN_TERMINAL.items() if COLUMNS[name].is_known(results)}
     if len({row.slots for row in results.rows}) > 1:
         shown["slots"] = 0
-    notes = [f"{label(row, results)}: {reason(row)}" for row in unmeasured(results)]
-    tables = []
-    if results.measured:
-        tables.append(_table(results, results.measured, shown, [*notes, *_footnotes(results)]))
-    elif notes:
-        tables.append(Table(heads=[], rows=[], notes=notes))
-    apart = [row for row in results.measured if row.parts]
-    if apart:
-        parts = {
-            f"{part}_share": 0
-            for part in PARTS
-            if any((row.parts or {}).get(part, 0) >= LEAST_SHARE for row in apart)
-        }
-        about = "shares of a step: a few more steps, taken apart by torch's profiler"
-        tables.append(_table(results, apart, {"name": 0, "slots": 1, **parts}, [about]))
-    return tables
 
-
-def _table(results: Results, rows: Iterable[Row], shown: dict[str, int], notes: list[str]) -> Table:
-    heads = [
-        Head(
-            text=COLUMNS[name].heading(results),
-            align=COLUMNS[name].align,
-            drop=drop,
-            folds=name == "name",
+    def table(rows: Iterable[Row], shown: dict[str, int], notes: list[str]) -> Table:
+        columns = [(name, COLUMNS[name], drop) for name, drop in shown.items()]
+        heads = [
+            Head(text=column.heading(results), align=column.align, drop=drop, folds=name == "name")
+            for name, column, drop in columns
+        ]
+        return Table(
+            heads=heads,
+            rows=[[column.shown(results, row) for _, column, _ in columns] for row in rows],
+            notes=notes,
         )
-        for name, drop in shown.items()
-    ]
-    cells = []
-    for row in rows:
-        texts = {name: COLUMNS[name].shown(results, row) for name in shown}
-        texts["name"] = name_of(row, results)
-        cells.append(list(texts.values()))
-    return Table(heads=heads, rows=cells, notes=notes)
 
-
-def _footnotes(results: Results) -> Iterable[str]:
-    first = results.first
-    assert first is not None
-    yield "step: median of all; spread: lowest and highest median of the repetitions"
+    notes = [f"{label(row, results)}: {reason(row)}" for row in unmeasured(results)]
+    if results.first is None:
+        return [Table(heads=[], rows=[], notes=notes)] if notes else []
+    notes.append("step: median of all; spread: lowest and highest median of the repetitions")
     if len(results.measured) > 1:
-        yield f"vs. first: against {label(first, results)}"
+        notes.append(f"vs. first: against {label(results.first, results)}")
     for row in results.measured:
         if best := best_for(results, row):
-            yield f"best for {', '.join(best)}: {label(row, results)}"
+            notes.append(f"best for {', '.join(best)}: {label(row, results)}")
     if alike := without_winner(results):
-        yield f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do"
+        notes.append(f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do")
     if any(row.bubble is not None for row in results.measured):
-        yield "bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone"
+        notes.append("bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone")
     if any(row.peak_memory_bytes is not None for row in results.measured):
-        yield f"peak: of the rank that takes most; {memory_note(results)}"
+        notes.append(f"peak: of the rank that takes most; {memory_note(results)}")
+    tables = [table(results.measured, shown, notes)]
+    if apart := [row for row in results.measured if row.parts]:
+        most = {part: max((row.parts or {}).get(part, 0) for row in apart) for part in PARTS}
+        parts = {f"{part}_share": 0 for part in PARTS if most[part] >= LEAST_SHARE}
+        about = "shares of a step: a few more steps, taken apart by torch's profiler"
+        tables.append(table(apart, {"name": 0, "slots": 1, **parts}, [about]))
+    return tables

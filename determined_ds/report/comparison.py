@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from determined_ds.report.results import (
 )
 from determined_ds.report.verdict import (
     label,
+    layout,
     memory_note,
     name_of,
     reason,
@@ -36,32 +37,22 @@ from determined_ds.report.verdict import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Pair = tuple[Column, Column | None]  # what stands below it
 RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
-LONGEST_NAME = 120
-LONGEST_REASON = 160  # the whole reason stands below the table
+LONGEST_REASON = 160  # in the table; the whole reason stands below it
 # Columns of the page's table, each with what stands below its values.
-CELLS = (
-    ("best_for", ""),
-    ("step_median_s", "spread"),
-    ("step_p95_s", ""),
-    ("samples_per_s", "samples_per_s_against_first"),
-    ("tokens_per_s", ""),
-    ("scaling_efficiency", ""),
-    ("peak_memory_bytes", "peak_memory_against_first"),
-    ("model_state_bytes", "estimated_model_state_bytes"),
-    ("bubble", "bubble_ideal"),
-    ("loss", "loss_against_first"),
-    ("seconds_to_target_loss", ""),
-)
-Pair = tuple[Column, Column | None]
-TITLES = {
-    "throughput": "Throughput",
-    "memory": "Memory",
-    "parts": "A step taken apart",
-    "loss": "Time to a loss",
-    "scaling": "Scaling over slots",
-    "bubble": "A pipeline's bubble",
-    "schedules": "Schedules, planned and measured",
+CELLS = {
+    "best_for": "",
+    "step_median_s": "spread",
+    "step_p95_s": "",
+    "samples_per_s": "samples_per_s_against_first",
+    "tokens_per_s": "",
+    "scaling_efficiency": "",
+    "peak_memory_bytes": "peak_memory_against_first",
+    "model_state_bytes": "estimated_model_state_bytes",
+    "bubble": "bubble_ideal",
+    "loss": "loss_against_first",
+    "seconds_to_target_loss": "",
 }
 
 
@@ -111,8 +102,6 @@ def create_performance_visualizations(
     ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
                         reach
     ``scaling.png``     efficiency over slots                                           of two slots or more
-    ``bubble.png``      share of time that a pipeline's stages wait, measured and       of pipelines
-                        ideal
     ``schedules.png``   what each rank of a pipeline computes when, planned and         of pipelines that were
                         measured                                                        recorded
     ==================  ==============================================================  ====================
@@ -173,25 +162,26 @@ def _of_trainings(trainings: object) -> Results:
                 peak_memory_bytes_by_rank=(of["peak_memory_bytes"],),
                 model_state_bytes_by_rank=(),
             )
-            samples = max(1, round(of["samples_per_second"] * epoch_s))
             row = Row(
-                name=of["method"], slots=of["slots"], status=MEASURED, samples_per_step=samples, window=1
+                name=of["method"],
+                slots=of["slots"],
+                status=MEASURED,
+                samples_per_step=max(1, round(of["samples_per_second"] * epoch_s)),
+                window=1,
+                repetitions=(epochs,),
             )
-            rows.append(replace(row, repetitions=(epochs,)))
+            rows.append(row)
     except (AttributeError, KeyError, TypeError, ValueError):
+        message = "holds no results"
         fix = (
-            "give what compare() returns, the path of a results.json, or a list of what run_training_experiment() "
-            "returns"
+            "give what compare() returns, a results.json, or a list of what run_training_experiment() returns"
         )
-        value, message = type(trainings).__name__, "holds no results"
+        value = type(trainings).__name__
         raise ConfigError(
             Problem(key="results", value=value, message=message, fix=fix, code="results")
         ) from None
     about = dict.fromkeys(("title", "command", "created", "machine"), "")
     return Results(**about, accelerator="cuda", steps=0, rows=tuple(rows))
-
-
-# ------------------------------------------------------------------------------------------------ the page
 
 
 def _page(results: Results) -> str:
@@ -204,7 +194,9 @@ def _page(results: Results) -> str:
     from determined_ds.report.style import PALETTE, strategy_colours
 
     pairs: list[Pair] = [
-        (COLUMNS[name], COLUMNS.get(below)) for name, below in CELLS if COLUMNS[name].is_known(results)
+        (COLUMNS[name], COLUMNS.get(below))
+        for name, below in CELLS.items()
+        if COLUMNS[name].is_known(results)
     ]
     best = []
     for column, _ in pairs:
@@ -214,20 +206,28 @@ def _page(results: Results) -> str:
     rows = []
     for row in results.rows:
         status, _, why = reason(row).partition(": ")
-        below = COLUMNS["layout"].shown(results, row)
         cells = [_cell((COLUMNS["slots"], None), results, row, None)]
         if row.is_measured:
             cells += [_cell(pair, results, row, most) for pair, most in zip(pairs, best, strict=True)]
         rows.append(
             {
                 "colour": PALETTE.index(colours[row.name]),
-                "name": name_of(row, results, LONGEST_NAME),
-                "below": "" if below == UNKNOWN else below,
+                "name": name_of(row),
+                "below": layout(row, results),
                 "cells": cells,
                 "status": status,
                 "why": shortened(why, LONGEST_REASON),
             }
         )
+    heads = [
+        {
+            "text": column.heading(results),
+            "small": below.head if below else "",
+            "tip": "; below: ".join(each.tip for each in (column, below) if each and each.tip),
+            "align": column.align,
+        }
+        for column, below in ((COLUMNS["name"], None), (COLUMNS["slots"], None), *pairs)
+    ]
     note = memory_note(results)
     return self_contained(
         "comparison.html.jinja",
@@ -239,15 +239,10 @@ def _page(results: Results) -> str:
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
         first=label(results.first, results) if results.first else "",
         alike=", ".join(without_winner(results)),
-        heads=[_head(pair, results) for pair in ((COLUMNS["name"], None), (COLUMNS["slots"], None), *pairs)],
+        heads=heads,
         rows=rows,
         pictures=[
-            {
-                "name": name,
-                "svg": markup_of(figure, name, TITLES[name]),
-                "caption": caption,
-                "is_wide": name == "schedules",
-            }
+            {"name": name, "svg": markup_of(figure, name), "caption": caption, "is_wide": name == "schedules"}
             for name, figure, caption in _drawn(results)
         ],
         unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],
@@ -258,47 +253,33 @@ def _page(results: Results) -> str:
 
 
 def _facts(results: Results) -> dict[str, str]:
-    try:
+    date, measured = results.created, ""
+    with contextlib.suppress(ValueError):
         at = datetime.fromisoformat(results.created)
         date = f"{at.day} {at:%B %Y, %H:%M}{f' {at.tzname()}' if at.tzinfo else ''}"
-    except ValueError:
-        date = printable(results.created)
-
-    def ends(values: Iterable[int]) -> str:
-        known = sorted(set(values))
-        return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
-
-    measured = ""
     if repetitions := [each for row in results.measured for each in row.repetitions]:
-        times = ends(len(row.repetitions) for row in results.measured)
-        steps, warmup = ends(len(r.step_seconds) for r in repetitions), ends(r.warmup for r in repetitions)
+        each = (
+            [len(row.repetitions) for row in results.measured],
+            [len(repetition.step_seconds) for repetition in repetitions],
+            [repetition.warmup for repetition in repetitions],
+        )
+        times, steps, warmup = (" to ".join(map(str, sorted({min(of), max(of)}))) for of in each)
         measured = f"{times} x {steps} steps each, after {warmup} of warm-up, in fresh processes"
     sizes = sorted({(row.samples_per_step, row.tokens_per_sample) for row in results.measured}, key=str)
+    batch = (f"{n:,} samples" + (f" of {tokens:,} tokens" if tokens else "") for n, tokens in sizes if n)
     return {
         "command": printable(results.command),
         "machine": printable(results.machine),
-        "date": date,
+        "date": printable(date),
         "measured": measured,
-        "global batch": "; ".join(
-            f"{samples:,} samples" + (f" of {tokens:,} tokens" if tokens else "")
-            for samples, tokens in sizes
-            if samples is not None
-        ),
+        "global batch": "; ".join(batch),
     }
-
-
-def _head(pair: Pair, results: Results) -> dict[str, str]:
-    column, below = pair
-    tip = "; below: ".join(each.tip for each in pair if each and each.tip)
-    small = below.head if below else ""
-    return {"text": column.heading(results), "small": small, "tip": tip, "align": column.align}
 
 
 def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[str, Any]:
     column, below = pair
-    value = column.value(results, row)
+    value, is_text = column.value(results, row), column.align == "left"
     small = below.shown(results, row) if below else UNKNOWN
-    is_text = column.align == "left"
     return {
         "text": column.shown(results, row) if value is not None or not is_text else "",
         "small": "" if small == UNKNOWN else small,

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.recording import LOAD, RecordedStep
 from determined_ds.pipe.timeline import Span, bubble, counted_bubble, timeline
-from determined_ds.report.charts import ink_on, note_missing
+from determined_ds.report.charts import note_missing
 from determined_ds.report.numbers import number, percent, printable
 from determined_ds.report.results import Results
-from determined_ds.report.style import GRID, GROUND, INK, MUTED, PALETTE, SMALL_PT, drawing, figure_of
+from determined_ds.report.style import (
+    GRID,
+    GROUND,
+    INK,
+    MUTED,
+    PALETTE,
+    SMALL_PT,
+    drawing,
+    figure_of,
+    ink_on,
+)
 from determined_ds.report.verdict import label
 
 if TYPE_CHECKING:
@@ -36,7 +46,7 @@ KINDS = {
     WEIGHT: (PALETTE[8], "#5f53b3", "backward of the weights"),
     LOAD: (MUTED, MUTED, "loading"),
 }
-MOST = 6  # pipelines of a comparison; of more the fastest
+MOST = 6  # pipelines of a comparison; of more the first
 # What to see in a picture of measured steps.
 CAPTION = (
     "The median step of each pipeline, a row a rank, with the micro-batch's number where there is room. Above, its"
@@ -47,34 +57,25 @@ CAPTION = (
 ORDER = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
 
 
-class Panel(NamedTuple):
-    """A title, a schedule, and the passes of each rank."""
-
-    title: str
-    pipe: Pipeline
-    spans: Sequence[Sequence[Span]]
+Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]  # a title, a schedule, and the passes of each rank
 
 
 def schedules(results: Results) -> Figure | None:
     """Each measured pipeline's median step: above as its schedule plans it, below as it was.
 
-    None where no step of a pipeline was recorded; the fastest six where there are more.
+    None where no step of a pipeline was recorded.
     """
-    steps = [
-        (row, next((r.pipeline_step for r in row.repetitions if r.pipeline_step is not None), None))
-        for row in results.measured
-    ]
-    recorded = [(row, step) for row, step in steps if step is not None]
+    recorded = []
+    for row in results.measured:
+        steps = [each.pipeline_step for each in row.repetitions if each.pipeline_step is not None]
+        recorded += [(row, step) for step in steps[:1]]
     if not recorded:
         return None
-    slowest = sorted(row.median_step_seconds or 0 for row, _ in recorded)[:MOST][-1]
-    shown = [(row, step) for row, step in recorded if (row.median_step_seconds or 0) <= slowest]
-    panels = [panel for row, step in shown for panel in _panels(label(row, results, ", "), step)]
+    panels = [panel for row, step in recorded[:MOST] for panel in _panels(label(row, results, ", "), step)]
     figure = _picture(panels, in_seconds=True)
     with drawing():
-        if len(shown) < len(recorded):
-            left_out = len(recorded) - len(shown)
-            figure.axes[-1].set_xlabel(f"milliseconds; {left_out} slower pipelines are left out")
+        if left_out := len(recorded[MOST:]):
+            figure.axes[-1].set_xlabel(f"milliseconds; {left_out} more pipelines are left out")
         note_missing(figure, results, of_pipelines=True)
     return figure
 
@@ -104,7 +105,7 @@ def planned_picture(ranks: int, micro_batches: int, chunks: int = 2) -> tuple[Fi
             continue
         spans = timeline(pipe)
         scaled = [[replace(s, start=s.start / parts, end=s.end / parts) for s in rank] for rank in spans]
-        panels.append(Panel(f"{_described(pipe)}: bubble {percent(bubble(spans))}", pipe, scaled))
+        panels.append((f"{_described(pipe)}: bubble {percent(bubble(spans))}", pipe, scaled))
     return _picture(panels, in_seconds=False), problems
 
 
@@ -122,38 +123,46 @@ def _panels(name: str, step: RecordedStep) -> list[Panel]:
         f" {percent(counted_bubble(step.pipeline))} by counting"
     )
     found = f"measured: bubble {percent(step.bubble)} of {number(1000 * step.seconds, 3)} ms{clocks}"
-    return [Panel(plan, step.pipeline, planned), Panel(found, step.pipeline, step.spans)]
+    return [(plan, step.pipeline, planned), (found, step.pipeline, step.spans)]
 
 
 def _picture(panels: Sequence[Panel], *, in_seconds: bool) -> Figure:
     """Panels one below the other, on one scale; else than in seconds, a forward pass through a rank takes one."""
+    from matplotlib.patches import Patch
+
     unit = 0.001 if in_seconds else 1.0
-    longest = max(span.end for panel in panels for rank in panel.spans for span in rank) / unit
-    heights = [min(ROWS_IN[1], ROWS_IN[0] * panel.pipe.ranks) for panel in panels]
+    longest = max(span.end for _, _, ranks in panels for rank in ranks for span in rank) / unit
     with drawing("schedules"):
+        heights = [min(ROWS_IN[1], ROWS_IN[0] * pipe.ranks) for _, pipe, _ in panels]
         figure, axes = figure_of(heights, width=WIDE_IN)
-        for each, panel in zip(axes, panels, strict=True):
-            _draw_rows(each, panel, unit, (WIDE_IN - 0.8) / longest)
+        for each, (title, pipe, ranks) in zip(axes, panels, strict=True):
+            _draw_rows(each, pipe, ranks, unit, (WIDE_IN - 0.8) / longest)
             each.set_xlim(0, longest)
-            each.set_title(panel.title)
+            each.set_title(title)
             each.tick_params(axis="x", length=3)
             each.spines["left"].set_visible(False)
         axes[-1].set_xlabel("milliseconds" if in_seconds else "forward passes through a rank")
-        _legend(figure, panels)
+        there = {span.op.kind for _, _, ranks in panels for rank in ranks for span in rank}
+        keys = [Patch(facecolor=_shade(kind, 0, 1), label=KINDS[kind][2]) for kind in KINDS if kind in there]
+        chunks = max(pipe.chunks for _, pipe, _ in panels)
+        if chunks > 1:
+            keys.append(
+                Patch(facecolor=_shade(FORWARD, 1, 2), label=f"paler: later of a rank's {chunks} parts")
+            )
+        how: dict[str, Any] = {"ncols": 6, "frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED}
+        figure.legend(handles=keys, loc="outside upper left", handlelength=1.0, **how)
     return figure
 
 
-def _draw_rows(axes: Axes, panel: Panel, unit: float, inch: float) -> None:
+def _draw_rows(axes: Axes, pipe: Pipeline, ranks: Sequence[Sequence[Span]], unit: float, inch: float) -> None:
     """A rank's boxes, by kind and part, and numbers in those that are wide enough; ``inch`` in units of the axis."""
-    pipe = panel.pipe
     is_roomy = ROWS_IN[0] * pipe.ranks <= ROWS_IN[1]
-    for rank, spans in enumerate(panel.spans):
+    for rank, spans in enumerate(ranks):
         own = [part for part in range(pipe.parts) if pipe.rank_of(part) == rank]
         boxes: dict[str, list[tuple[float, float]]] = {}
         for span in spans:
             start, width = span.start / unit, (span.end - span.start) / unit
-            chunk = own.index(span.op.part) if span.op.part in own else 0
-            colour = _shade(span.op.kind, chunk, pipe.chunks)
+            colour = _shade(span.op.kind, own.index(span.op.part) if span.op.part in own else 0, pipe.chunks)
             boxes.setdefault(colour, []).append((start, width))
             text = str(span.op.micro_batch)
             if is_roomy and span.op.kind != LOAD and width * inch > DIGIT_IN * (len(text) + 0.4):
@@ -174,19 +183,3 @@ def _shade(kind: str, chunk: int, chunks: int) -> str:
     share = chunk / (chunks - 1) if chunks > 1 else 0.0
     ends = ((int(first[at : at + 2], 16), int(last[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in ends)
-
-
-def _legend(figure: Figure, panels: Sequence[Panel]) -> None:
-    from matplotlib.patches import Patch
-
-    there = {span.op.kind for panel in panels for rank in panel.spans for span in rank}
-    names = {kind: name for kind, (_, _, name) in KINDS.items() if kind in there}
-    if BACKWARD in there and INPUT in there:
-        names[BACKWARD] = "backward (of the inputs, where in two)"
-        del names[INPUT]
-    keys = [Patch(facecolor=_shade(kind, 0, 1), label=name) for kind, name in names.items()]
-    chunks = max(panel.pipe.chunks for panel in panels)
-    if chunks > 1:
-        keys.append(Patch(facecolor=_shade(FORWARD, 1, 2), label=f"paler: later of a rank's {chunks} parts"))
-    how: dict[str, Any] = {"ncols": 6, "frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED}
-    figure.legend(handles=keys, loc="outside upper left", handlelength=1.0, **how)

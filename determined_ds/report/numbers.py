@@ -118,29 +118,3 @@ def printable(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """A text of so many characters at most."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
-
-
-def distinct_names(names: Iterable[str], most: int) -> dict[str, str]:
-    """Names -> texts of at most ``most`` characters; different names have different texts.
-
-    A name that is too long loses words that all names share, then its middle; those that are alike then are numbered.
-    """
-    names = list(dict.fromkeys(names))
-    shared = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
-    found: dict[str, str] = {name: name for name in names if len(name) <= most}
-    taken = set(found)
-    for index, name in enumerate(names, start=1):
-        if name not in found:
-            own = " ".join(word for word in name.split() if word not in shared) or name
-            text = own if len(own) <= most else _squeezed(own, most)
-            while text in taken:
-                text, index = _squeezed(own, most - len(f" #{index}")) + f" #{index}", index + 1
-            found[name] = text
-            taken.add(text)
-    return found
-
-
-def _squeezed(text: str, most: int) -> str:
-    """With its end: names that begin alike differ there."""
-    end = (most - 1) // 2
-    return f"{text[: most - 1 - end].rstrip()}…{text[len(text) - end :].lstrip()}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ASSETS = Path(__file__).parent / "assets"
-LIGHT = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
+COLOURS = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
 
 
 def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
@@ -30,7 +30,7 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
         values: For the template.
     """
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8").rstrip("\n") for name in scripts) + "\n"
-    palette = {f"s{index}": colour for index, colour in enumerate(PALETTE)}
+    colours = {**COLOURS, **{f"s{index}": colour for index, colour in enumerate(PALETTE)}}
     environment = Environment(
         loader=FileSystemLoader(ASSETS),
         autoescape=True,
@@ -41,16 +41,16 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
     return environment.get_template(template).render(
         script=Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        light=Markup(" ".join(f"--{name}: {colour};" for name, colour in {**LIGHT, **palette}.items())),
+        light=Markup(" ".join(f"--{name}: {colour};" for name, colour in colours.items())),
         fonts=Markup(FONTS),
         num_colours=len(PALETTE),
         **values,
     )
 
 
-def markup_of(figure: Figure | None, name: str, title: str = "") -> str:
+def markup_of(figure: Figure | None, name: str) -> str:
     """A picture for the inside of a page, see :func:`svg_of`; "" where there is none."""
-    return "" if figure is None else Markup(svg_of(figure, name, title))
+    return "" if figure is None else Markup(svg_of(figure, name))
 
 
 def can_draw() -> bool:

@@ -1,7 +1,4 @@
-"""The panel: a run in at most seven lines of 80 columns, drawn in place on a terminal by rich.
-
-A line is a label and parts; parts that do not fit are left out from the right, so that it can be read at any width.
-"""
+"""The panel: a run in at most seven lines, drawn in place on a terminal by rich. A line is cut where it has no room."""
 
 from __future__ import annotations
 
@@ -15,17 +12,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from determined_ds.memory.units import GIB
 from determined_ds.report.numbers import duration, percent, rate, short_number, short_span
-from determined_ds.report.state import RATE, TRAINING, RunState, metric_of
+from determined_ds.report.state import LOSS, RATE, RunState, metric_of
 
-GB = 1e9
-MOST_COLUMNS, LABEL, BETWEEN = 80, 12, "  "
-BAR, CURVE = 30, 40  # columns at most, of the bar and of the curve
-NARROW = 56  # below it names are left out that a label nearly says
-NAMED = {TRAINING: "training", "validating": "validating", "checkpointing": "checkpoint"}
-NOT_FINITE = "!"
-# What curves and bars are drawn with: levels from low to high, full and empty.
+LABEL, BAR, CURVE = 12, 30, 40  # columns
+NAMED = {"checkpointing": "checkpoint"}
+# What curves and bars are drawn with: levels from low to high, full and empty; ASCII where a terminal has no more.
 UNICODE, ASCII = ("▁▂▃▄▅▆▇█", "━", "─"), ("_.-~=+*#", "#", "-")
 Part = tuple[str, str]  # words and their style
 
@@ -55,6 +47,7 @@ class DrawnPanel:
             redirect_stderr=sys.stderr.isatty(),  # one that goes to a file goes there still
             vertical_overflow="crop",
         )
+        self.refresh, self.stop = self._live.refresh, self._live.stop
 
     @property
     def is_shown(self) -> bool:
@@ -65,14 +58,6 @@ class DrawnPanel:
         """Show it; from now on what is printed to ``sys.stdout`` and ``sys.stderr`` stands above it."""
         self._live.start()
         self.refresh()
-
-    def refresh(self) -> None:
-        """Draw it anew."""
-        self._live.refresh()
-
-    def stop(self) -> None:
-        """Remove it."""
-        self._live.stop()
 
     def note(self, text: str) -> None:
         """Print a line above it."""
@@ -85,73 +70,88 @@ class DrawnPanel:
     def drawn(self) -> Group:
         """Its lines, and an empty one: whatever else is written to the terminal begins on a line of its own."""
         is_unicode = self.console.encoding.lower().replace("-", "").startswith("utf")
-        lines = panel_lines(self.state, self.console.width, UNICODE if is_unicode else ASCII)
-        return Group(*lines, Text())
+        return Group(*_lines(self.state, self.console.width, UNICODE if is_unicode else ASCII), Text())
 
 
-def panel_lines(state: RunState, columns: int, signs: tuple[str, str, str] = UNICODE) -> list[Text]:
-    """The lines, each shorter than ``columns`` by one at least."""
-    room = max(1, min(columns, MOST_COLUMNS) - 1)
-    lines = {
-        "loss": _loss(state, room, signs[0]),
-        "lr": _steps(state),
-        "speed": _speed(state),
-        "memory": _memory(state),
-        "validation": _validation(state, room),
-        "checkpoint": _checkpoint(state),
-    }
+def _lines(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[Text]:
+    """Each shorter than ``columns`` by one at least."""
+    levels, full, empty = signs
+    now: list[Part] = [(state.detail or f"batch {state.batch:,}", "")]
+    if state.total and not state.detail:
+        share, left = min(1.0, state.batch / state.total), state.seconds_left()
+        now = [(f"batch {state.batch:,}/{state.total:,}", ""), (f"{math.floor(100 * share)} %", "")]
+        bar = min(BAR, columns - 50)
+        done = math.floor(bar * share)
+        now.append((full * done + empty * (bar - done), "cyan"))
+        if left is not None and share < 1:
+            now.append((f"{duration(round(left))} left", ""))
+
+    def number(name: str) -> float | None:
+        return metric_of(state.training, name)
+
+    losses: list[Part] = []
+    if (loss := metric_of(state.training, *LOSS)) is not None:
+        curve = _sparkline(state.losses, min(CURVE, columns - 2 * LABEL), levels)
+        losses = [(f"{short_number(loss):<8}", "" if math.isfinite(loss) else "bold red"), (curve, "cyan")]
+        losses += [(f"from {short_number(state.losses[0])}", "dim")] if len(state.losses) > 1 else []
+    steps: list[Part] = []
+    if (lr := metric_of(state.training, *RATE)) is not None:
+        steps.append((f"{lr:.3g}", ""))
+    for name, words in (
+        ("grad_norm", "gradient norm"),
+        ("loss_scale", "loss scale"),
+        ("skipped_steps", "skipped"),
+    ):
+        value = number(name)
+        if value is not None and (value or name != "skipped_steps"):
+            steps.append((f"{words} {short_number(value)}", ""))
+    speed: list[Part] = [
+        (rate(value, unit), "")
+        for unit in ("samples", "tokens")
+        if (value := number(f"{unit}_per_second")) is not None
+    ]
+    if state.step_seconds is not None:
+        speed.append((f"{1000 * state.step_seconds:,.1f} ms a step", ""))
+    if (bubble := number("bubble")) is not None:
+        speed.append((f"bubble {percent(bubble, 0)}", ""))
+    memory: list[Part] = []
+    if (most := number("peak_memory_gib")) is not None:
+        least = number("peak_memory_gib_min")
+        memory.append((f"peak {short_span(most if least is None else least, most)} GiB/rank", ""))
+    validation: list[Part] = []
+    if (last := state.validation) is not None:
+        where = "before training" if last.batch == 0 else f"at batch {last.batch:,}"
+        style = "" if math.isfinite(last.value) else "bold red"
+        validation = [(f"{last.name} {short_number(last.value)}", style), (where, "")]
+        if best := state.best:
+            words = "the best" if best is last else f"best {short_number(best.value)} at {best.batch:,}"
+            validation.append((words, "green"))
+    checkpoint: list[Part] = []
+    if state.checkpoint is not None:
+        checkpoint.append((f"batch {state.checkpoint:,}", ""))
+    if state.writing is not None:
+        checkpoint.append((f"writing batch {state.writing:,}", "yellow"))
+    if state.checkpoint is not None and state.checkpoint_time is not None:
+        checkpoint.append((f"{duration(max(0, round(time.time() - state.checkpoint_time)))} ago", "dim"))
+
+    labelled = {"loss": losses, "lr": steps, "speed": speed, "memory": memory}
+    labelled |= {"validation": validation, "checkpoint": checkpoint}
     status = NAMED.get(state.status, state.status)
-    found = [_fitted((status, "bold"), _progress(state, room, signs), room)]
-    found += [_fitted((label, "dim"), parts, room) for label, parts in lines.items() if parts]
+    found = []
+    for label, style, parts in (
+        (status, "bold", now),
+        *((name, "dim", parts) for name, parts in labelled.items()),
+    ):
+        if parts:
+            line = Text(no_wrap=True, overflow="crop").append(f"{label:<{LABEL}}", style)
+            for words, how in parts:
+                line.append(f"{words}  ", how)
+            line.truncate(columns - 1)
+            found.append(line)
     return found
 
 
-def _fitted(label: Part, parts: Sequence[Part], room: int) -> Text:
-    """The label, and the parts after it while they fit; the first one is cut to what is left."""
-    words, style = label
-    line = Text(no_wrap=True, overflow="crop")
-    line.append((f"{words:<{LABEL}}" if room > 3 * LABEL else f"{words[: LABEL - 1]} ")[:room], style)
-    for index, (text, style) in enumerate(parts):
-        if not index:
-            line.append(text[: max(0, room - len(line))], style or None)
-        elif len(text) + len(BETWEEN) > room - len(line):
-            break
-        else:
-            line.append(BETWEEN).append(text, style or None)
-    return line
-
-
-def _progress(state: RunState, room: int, signs: tuple[str, str, str]) -> list[Part]:
-    """Batches, how much that is, time left."""
-    if state.detail:
-        return [(state.detail, "")]
-    if not state.total:
-        return [(f"batch {state.batch:,}", "")]
-    share = min(1.0, state.batch / state.total)
-    words = [(f"batch {state.batch:,}/{state.total:,}", ""), (f"{math.floor(100 * share)} %", "")]
-    left = state.seconds_left()
-    if left is not None and share < 1:
-        words.append((f"{duration(round(left))} left", ""))
-    bar = min(BAR, room - LABEL - sum(len(text) + len(BETWEEN) for text, _ in words))
-    if bar >= 8:
-        full = math.floor(bar * share)
-        words.insert(2, (signs[1] * full + signs[2] * (bar - full), "cyan"))
-    return words
-
-
-def _loss(state: RunState, room: int, levels: str) -> list[Part]:
-    loss = state.loss
-    if loss is None:
-        return []
-    words = f"{short_number(loss):<8}"
-    curve = sparkline(state.losses, max(0, min(CURVE, room - LABEL - len(words) - len(BETWEEN))), levels)
-    parts = [(words, "" if math.isfinite(loss) else "bold red"), (curve, "cyan")]
-    if state.first_loss is not None and len(state.losses) > 1:
-        parts.append((f"from {short_number(state.first_loss)}", "dim"))
-    return parts
-
-
-def sparkline(values: Sequence[float], width: int, levels: str) -> str:
+def _sparkline(values: Sequence[float], width: int, levels: str) -> str:
     """A curve in one line of text: each sign is the mean of its share of the values, ``!`` where it is not finite."""
     if len(values) > width:
         edges = [len(values) * index // width for index in range(width + 1)] if width > 0 else []
@@ -159,70 +159,4 @@ def sparkline(values: Sequence[float], width: int, levels: str) -> str:
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(levels) - 1) / (high - low) if high > low else 0.0
-    return "".join(
-        levels[round((value - low) * scale)] if math.isfinite(value) else NOT_FINITE for value in values
-    )
-
-
-def _steps(state: RunState) -> list[Part]:
-    """What DeepSpeed says of its last step."""
-    rate_now = metric_of(state.training, *RATE)
-    found = [] if rate_now is None else [(f"{rate_now:.3g}", "")]
-    shown = {"grad_norm": "gradient norm", "loss_scale": "loss scale", "skipped_steps": "skipped"}
-    for name, words in shown.items():
-        value = metric_of(state.training, name)
-        if value is not None and (value or name != "skipped_steps"):
-            found.append((f"{words} {short_number(value)}", ""))
-    return found
-
-
-def _speed(state: RunState) -> list[Part]:
-    found = [
-        (rate(value, unit), "")
-        for unit in ("samples", "tokens")
-        if (value := metric_of(state.training, f"{unit}_per_second")) is not None
-    ]
-    if state.step_seconds is not None:
-        found.append((f"{1000 * state.step_seconds:,.1f} ms a step", ""))
-    bubble = metric_of(state.training, "bubble")
-    return [*found, *([(f"bubble {percent(bubble, 0)}", "")] if bubble is not None else [])]
-
-
-def _memory(state: RunState) -> list[Part]:
-    most = metric_of(state.training, "peak_memory_gib")
-    if most is None:
-        return []
-    least = metric_of(state.training, "peak_memory_gib_min")
-    found = [(f"peak {short_span(most if least is None else least, most)} GiB/rank", "")]
-    held, reserved = (metric_of(state.training, f"memory_{name}_gb") for name in ("allocated", "reserved"))
-    if held is not None and reserved is not None:
-        more = "" if reserved == held else f", {GB / GIB * reserved:.3g} reserved"
-        found.append((f"{GB / GIB * held:.3g} now{more}", "dim"))
-    return found
-
-
-def _validation(state: RunState, room: int) -> list[Part]:
-    last, best = state.validation, state.best
-    if last is None:
-        return []
-    where = ("before training" if last.batch == 0 else f"at batch {last.batch:,}", "")
-    words = short_number(last.value) if room < NARROW else f"{last.name} {short_number(last.value)}"
-    shown = (words, "" if math.isfinite(last.value) else "bold red")
-    if best is last:
-        return [shown, ("the best", "green"), where]
-    return [
-        shown,
-        where,
-        *([(f"best {short_number(best.value)} at {best.batch:,}", "green")] if best else []),
-    ]
-
-
-def _checkpoint(state: RunState) -> list[Part]:
-    found = []
-    if state.checkpoint is not None:
-        found.append((f"batch {state.checkpoint:,}", ""))
-    if state.writing is not None:
-        found.append((f"writing batch {state.writing:,}", "yellow"))
-    if state.checkpoint is not None and state.checkpoint_time is not None:
-        found.append((f"{duration(max(0, round(time.time() - state.checkpoint_time)))} ago", "dim"))
-    return found
+    return "".join(levels[round((value - low) * scale)] if math.isfinite(value) else "!" for value in values)

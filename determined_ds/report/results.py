@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -38,10 +38,7 @@ PARTS = {
     "idle": "a GPU without work, while the host is not at one of the above",
     "other": "the rest: the loop, callbacks, what has no mark",
 }
-PROFILE_DIR, PROFILE_JSON = (
-    "profile",
-    "profile.json",
-)  # in a run directory; in it what was read from the traces
+PROFILE_DIR, PROFILE_JSON = "profile", "profile.json"  # in a run directory; what was read from the traces
 
 # What a file may hold.
 Count = Annotated[Integer, Field(ge=1)]
@@ -150,24 +147,26 @@ class Row:
         return len(self.repetitions)
 
     @property
+    def _steps(self) -> list[float]:
+        return [seconds for each in self.repetitions for seconds in each.step_seconds]
+
+    @property
     def num_steps(self) -> int:
         """Steps that were timed, of all repetitions."""
-        return sum(len(repetition.step_seconds) for repetition in self.repetitions)
+        return len(self._steps)
 
     @property
     def median_step_seconds(self) -> float | None:
         """Over all timed steps of all repetitions."""
-        return _median(seconds for each in self.repetitions for seconds in each.step_seconds)
+        return _median(self._steps)
 
     @property
     def p95_step_seconds(self) -> float | None:
         """Of twenty steps, one takes longer: over all timed steps of all repetitions."""
-        steps = sorted(seconds for each in self.repetitions for seconds in each.step_seconds)
-        if not steps:
-            return None
-        whole, part = divmod(0.95 * (len(steps) - 1), 1)
-        low, high = steps[int(whole)], steps[math.ceil(0.95 * (len(steps) - 1))]
-        return low + (high - low) * part
+        steps = self._steps
+        if len(steps) < 2:
+            return steps[0] if steps else None
+        return statistics.quantiles(steps, n=20, method="inclusive")[-1]
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -178,14 +177,14 @@ class Row:
     @property
     def samples_per_second(self) -> float | None:
         """Samples of a step over its median time."""
-        return self._per_second(self.median_step_seconds)
+        return _ratio(self.samples_per_step, self.median_step_seconds)
 
     @property
     def samples_per_second_spread(self) -> tuple[float, float] | None:
         """Lowest and highest of the repetitions: :attr:`spread` as a throughput."""
-        spread = self.spread
-        low, high = (self._per_second(spread[1]), self._per_second(spread[0])) if spread else (None, None)
-        return None if low is None or high is None else (low, high)
+        if self.spread is None or self.samples_per_step is None:
+            return None
+        return self.samples_per_step / self.spread[1], self.samples_per_step / self.spread[0]
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -196,7 +195,7 @@ class Row:
     @property
     def start_seconds(self) -> float | None:
         """From a process's start to its first step: the median of the repetitions."""
-        return _median(each.start_seconds for each in self.repetitions)
+        return _median([each.start_seconds for each in self.repetitions])
 
     @property
     def peak_memory_bytes(self) -> int | None:
@@ -211,7 +210,7 @@ class Row:
     @property
     def bubble(self) -> float | None:
         """Share of a pipeline's time that its stages wait: the median of the repetitions."""
-        return _median(each.bubble for each in self.repetitions if each.bubble is not None)
+        return _median([each.bubble for each in self.repetitions if each.bubble is not None])
 
     @property
     def bubble_ideal(self) -> float | None:
@@ -229,11 +228,9 @@ class Row:
     @property
     def losses(self) -> tuple[float, ...]:
         """The loss of every step from the first: the mean of the repetitions that came so far."""
-        longest = max((len(each.losses) for each in self.repetitions), default=0)
-        return tuple(
-            _mean([each.losses[step] for each in self.repetitions if step < len(each.losses)])
-            for step in range(longest)
-        )
+        each = [repetition.losses for repetition in self.repetitions]
+        longest = max(map(len, each), default=0)
+        return tuple(_mean([one[step] for one in each if step < len(one)]) for step in range(longest))
 
     @property
     def loss(self) -> float | None:
@@ -252,16 +249,11 @@ class Row:
         width = min(self.window, len(losses))
         return tuple((end * step, _mean(losses[end - width : end])) for end in range(width, len(losses) + 1))
 
-    def seconds_to(self, loss: float) -> float | None:
-        """Seconds of training until the mean of the last five losses is at or below ``loss``; None if it never is.
-
-        Steps count with their median time.
-        """
+    def seconds_to(self, loss: float | None) -> float | None:
+        """Seconds of training until the mean of the last five losses is at or below ``loss``; None if it never is."""
+        if loss is None:
+            return None
         return next((seconds for seconds, reached in self.loss_curve if reached <= loss), None)
-
-    def _per_second(self, step_seconds: float | None) -> float | None:
-        known = step_seconds is not None and self.samples_per_step is not None
-        return self.samples_per_step / step_seconds if known else None  # type: ignore[operator]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,12 +302,8 @@ class Results:
     def against_first(self, row: Row) -> dict[str, float | None] | None:
         """A row beside the first one that was measured.
 
-        Args:
-            row: One of :attr:`rows`.
-
-        Returns:
-            ``samples_per_second`` and ``peak_memory_bytes`` as ratios, ``loss`` as a difference; each None where
-            either row does not know it. None for a row that was not measured.
+        ``samples_per_second`` and ``peak_memory_bytes`` are ratios, ``loss`` is a difference; each None where either
+        row does not know it. None for a row that was not measured.
         """
         first = self.first
         if first is None or not row.is_measured:
@@ -330,12 +318,8 @@ class Results:
     def scaling_efficiency(self, row: Row) -> float | None:
         """How much of the ideal speed-up is reached, against the row of this name with the fewest slots.
 
-        Args:
-            row: One of :attr:`rows`.
-
-        Returns:
-            1 where samples per second grow with the slots, less where they do not; None where the row was not
-            measured, or only one number of slots of its name was.
+        1 where samples per second grow with the slots, less where they do not; None where the row was not measured, or
+        only one number of slots of its name was.
         """
         alike = [each for each in self.measured if each.name == row.name]
         if not row.is_measured or len({each.slots for each in alike}) < 2:
@@ -397,9 +381,8 @@ def results_text(results: Results) -> str:
     return json_text(results, kind=KIND, version=FORMAT)
 
 
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.median(known) if known else None
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.retention import as_number, is_better
+from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION
 from determined_ds.rundir.records import (
     COMPLETED,
     KeptWarning,
@@ -24,17 +26,8 @@ from determined_ds.rundir.records import (
 )
 from determined_ds.rundir.run_dir import RunDir, short
 
-TRAINING, VALIDATION = "training", "validation"
-POSITIONS = (
-    "batches",
-    "epochs",
-    "samples",
-    "steps_completed",
-)  # how far training is, beside the metrics of a report
 RUNNING, UNFINISHED = "running", "not finished"
-LOSSES = ("loss", "train_loss", "training_loss")
-# Of det-ds search; of compare and autotune; of runs that lie in one folder.
-WITHIN = ("trials/*", "runs/*/*", "*")
+LOSSES = (*LOSS, "training_loss")
 # Facts of a launch that are decided, in the order of the page.
 DECIDED = (
     *("strategy", "slots", "machines", "accelerator", "global_batch_size", "micro_batch_size"),
@@ -60,53 +53,14 @@ class Best(NamedTuple):
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A metric of a run.
-
-    Args:
-        group: ``training``, ``validation`` or another one that was reported.
-        metric: Its name.
-        steps: Batches trained, rising.
-        seconds: Time in training; None where a report has no time.
-        values: Finite or not.
-    """
+class Curve(NamedTuple):
+    """A metric of a run: batches trained (rising), time in training (None where a report has none), values."""
 
     group: str
     metric: str
     steps: list[int]
     seconds: list[float | None]
     values: list[float]
-
-    def taken(self, indexes: Sequence[int]) -> Curve:
-        """The curve of some of its points."""
-        return Curve(
-            group=self.group,
-            metric=self.metric,
-            steps=[self.steps[index] for index in indexes],
-            seconds=[self.seconds[index] for index in indexes],
-            values=[self.values[index] for index in indexes],
-        )
-
-
-class _Clock:
-    """Time in training: pauses between two launches, and what was trained and lost, are left out."""
-
-    def __init__(self, run: RecordedRun) -> None:
-        times = sorted(time for record in run.records if (time := as_number(record.get("time"))) is not None)
-        self._parts: list[tuple[float, float]] = []  # (begin of a launch, seconds in training before it)
-        for begin in [launch.time for launch in run.launches] or times[:1]:
-            last = max((time for time in times if time < begin), default=None)
-            self._parts.append((begin, (self.seconds(last) or 0.0) if self._parts else 0.0))
-        self.starts = [before for _, before in self._parts]
-
-    def seconds(self, time: float | None) -> float | None:
-        """Seconds in training at a time; None where none is known."""
-        if time is None or not self._parts:
-            return None
-        since = (part for part in reversed(self._parts) if part[0] <= time)
-        begin, before = next(since, (self._parts[0][0], 0.0))
-        return round(before + max(0.0, time - begin), 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +80,22 @@ class RunView:
     place: str = ""
 
     @cached_property
-    def _clock(self) -> _Clock:
-        return _Clock(self.run)
+    def _clock(self) -> list[tuple[float, float]]:
+        """Each launch: when it began, and the seconds in training before it, without pauses and lost work."""
+        times = sorted(
+            time for record in self.run.records if (time := as_number(record.get("time"))) is not None
+        )
+        parts: list[tuple[float, float]] = []
+        for begin in [launch.time for launch in self.run.launches] or times[:1]:
+            last = max((time for time in times if time < begin), default=None)
+            before = parts[-1][1] + max(0.0, last - parts[-1][0]) if parts and last is not None else 0.0
+            parts.append((begin, before))
+        return parts
 
     @property
     def starts(self) -> list[float]:
         """Seconds in training at each launch."""
-        return self._clock.starts
+        return [before for _, before in self._clock]
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -140,20 +103,24 @@ class RunView:
         found: dict[str, Curve] = {}
         for record in self.run.records:
             group, step = record["group"], record["steps_completed"]
-            seconds = self._clock.seconds(as_number(record.get("time")))
+            time, seconds = as_number(record.get("time")), None
+            if time is not None and self._clock:
+                part = next(
+                    (part for part in reversed(self._clock) if part[0] <= time), (self._clock[0][0], 0.0)
+                )
+                seconds = round(part[1] + max(0.0, time - part[0]), 3)
             metrics = record["metrics"] if isinstance(record["metrics"], Mapping) else {}
             for metric, value in metrics.items():
                 number = value if type(value) is float else as_number(value)
-                if number is None or metric in POSITIONS:
+                if number is None or metric in (*POSITION, "steps_completed"):
                     continue
                 name = f"{group}/{metric}"
-                curve = found.get(name)
-                if curve is None:
-                    curve = found[name] = Curve(group=group, metric=metric, steps=[], seconds=[], values=[])
-                elif step <= curve.steps[-1]:
-                    if step < curve.steps[-1]:
-                        continue
-                    del curve.steps[-1], curve.seconds[-1], curve.values[-1]  # reported again
+                curve = found.setdefault(name, Curve(group, metric, [], [], []))
+                if curve.steps and step < curve.steps[-1]:
+                    continue
+                if curve.steps and step == curve.steps[-1]:  # reported again
+                    for each in (curve.steps, curve.seconds, curve.values):
+                        each.pop()
                 curve.steps.append(step)
                 curve.seconds.append(seconds)
                 curve.values.append(number)
@@ -195,32 +162,25 @@ class RunView:
     def hyperparameters(self) -> dict[str, Any]:
         """The point that is trained."""
         found = self.launch.hyperparameters if self.launch else self.run.config.get("hyperparameters")
-        return _mapping(found)
+        return dict(found) if isinstance(found, Mapping) else {}
 
     @property
     def planned(self) -> int | None:
         """Batches that it is to train; None where that is not stated in batches."""
-        length = _mapping(_mapping(self.hyperparameters.get("fit")).get("max_length")).get("batches")
+        length = get_path(self.hyperparameters, ("fit", "max_length", "batches"))
         return length if isinstance(length, int) else None
 
     @property
-    def seconds(self) -> float | None:
-        """Time in training until the last report."""
-        ends = (curve.seconds[-1] for curve in self.curves.values())
-        return max((end for end in ends if end is not None), default=None)
+    def smaller_is_better(self) -> bool:
+        """Of the metric that it is judged by."""
+        return get_path(self.run.config, ("searcher", "smaller_is_better")) is not False
 
     @property
     def metric(self) -> str:
         """The validation metric that it is judged by; "" where it has none."""
-        given = _mapping(self.run.config.get("searcher")).get("metric")
-        validated = [name for name in self.curves if name.startswith(f"{VALIDATION}/")]
-        name = f"{VALIDATION}/{given}" if f"{VALIDATION}/{given}" in validated else "".join(validated[:1])
-        return name.removeprefix(f"{VALIDATION}/")
-
-    @property
-    def smaller_is_better(self) -> bool:
-        """Of that metric."""
-        return bool(_mapping(self.run.config.get("searcher")).get("smaller_is_better", True))
+        given = get_path(self.run.config, ("searcher", "metric"))
+        validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
+        return str(given) if given in validated else "".join(validated[:1])
 
     @property
     def best(self) -> Best | None:
@@ -239,20 +199,16 @@ class RunView:
 
     def figures(self) -> dict[str, float | None]:
         """Its final figures; None where they are not known."""
-        losses = self.training(*LOSSES)
-        found = {
+        ends = [end for curve in self.curves.values() if (end := curve.seconds[-1]) is not None]
+        found: dict[str, float | None] = {
             "batches": self.steps,
-            "seconds": self.seconds,
-            "loss": losses[-1] if losses else None,
+            "seconds": max(ends, default=None),
+            "loss": next(iter(self.training(*LOSSES)[-1:]), None),
             "best": self.best.value if self.best else None,
         }
-        of_reports: dict[str, Callable[[list[float]], float]] = {
-            "samples_per_second": statistics.median,
-            "tokens_per_second": statistics.median,
-            "peak_memory_gib": max,
-        }
-        for name, one_of in of_reports.items():
+        for name in ("samples_per_second", "tokens_per_second", "peak_memory_gib"):
             values = [value for value in self.training(name) if math.isfinite(value)]
+            one_of = max if name == "peak_memory_gib" else statistics.median
             found[name] = one_of(values) if values else None
         return found
 
@@ -275,22 +231,17 @@ class RunView:
             "DeepSpeed": ds_config,
             "environment": {**(launch.versions if launch else {}), **machine},
         }
-        origins = {"DeepSpeed": launch.origins if launch else {}}
         folder = str(self.run.path.resolve())  # a path in the run directory is the same in every run
-        found = {}
+        found: dict[str, Settings] = {}
         for name, tree in sections.items():
-            settings = {
-                key: Setting(text.replace(folder, "RUN_DIR"), _origin(key, origins.get(name, {})))
-                for key, value in _leaves(tree, "")
-                for text in [value if isinstance(value, str) else json.dumps(value, default=str)]
-            }
-            if settings:
-                found[name] = settings
+            for key, value in _leaves(tree, ""):
+                origins, at = launch.origins if launch and name == "DeepSpeed" else {}, key
+                while at and at not in origins:  # that of the mapping that it is in
+                    at = at.rpartition(".")[0]
+                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                setting = Setting(text.replace(folder, "RUN_DIR"), str(origins.get(at, "")))
+                found.setdefault(name, {})[key] = setting
         return found
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -301,36 +252,23 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """That of the key, or of the mapping that it is in."""
-    while key and key not in origins:
-        key = key.rpartition(".")[0]
-    return str(origins.get(key, ""))
-
-
-def differences(each: Sequence[Settings]) -> dict[str, tuple[str | None, ...]]:
-    """Key -> its value in each run, of the keys whose values differ; None where a run lacks the key."""
-    keys = dict.fromkeys(key for settings in each for key in settings)
-    values = {key: tuple(one[key].value if key in one else None for one in each) for key in keys}
-    return {key: found for key, found in values.items() if len(set(found)) > 1}
-
-
 def differing(runs: Sequence[RunView], *sections: str) -> dict[str, tuple[str | None, ...]]:
-    """The differences in some sections; keys of DeepSpeed's configuration begin with ``deepspeed_config.``."""
+    """Key -> its value in each run, of the keys in some sections whose values differ; None where a run lacks the key.
+
+    Keys of DeepSpeed's configuration begin with ``deepspeed_config.``.
+    """
     prefix = {"DeepSpeed": "deepspeed_config."}
-    return differences(
-        [
-            {
-                prefix.get(name, "") + key: setting
-                for name in sections
-                for key, setting in shown.sections.get(name, {}).items()
-            }
-            for shown in runs
-        ]
-    )
-
-
-# ------------------------------------------------------------------------------------------- in folders
+    each = [
+        {
+            prefix.get(name, "") + key: setting.value
+            for name in sections
+            for key, setting in shown.sections.get(name, {}).items()
+        }
+        for shown in runs
+    ]
+    keys = dict.fromkeys(key for settings in each for key in settings)
+    values = {key: tuple(settings.get(key) for settings in each) for key in keys}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunView]:
@@ -346,18 +284,11 @@ def find_runs(folders: Iterable[Path]) -> list[RunView]:
     problems = []
     for folder in folders:
         # Those within it come first: a search's own folder looks like that of a run.
-        inner = (sorted(path for path in folder.glob(pattern) if is_run(path)) for pattern in WITHIN[:2])
-        own = [folder] if is_run(folder) else sorted(path for path in folder.glob(WITHIN[2]) if is_run(path))
-        found = next(filter(None, inner), own) if folder.is_dir() else []
+        inner = [sorted(filter(is_run, folder.glob(pattern))) for pattern in ("trials/*", "runs/*/*", "*")]
+        found = inner[0] or inner[1] or ([folder] if is_run(folder) else inner[2])
         paths.update(dict.fromkeys(found))
         if not found:
-            why = (
-                "holds no run"
-                if folder.is_dir()
-                else "is not a folder"
-                if folder.exists()
-                else "does not exist"
-            )
+            why = "holds no run" if folder.is_dir() else "is not a folder that exists"
             fix = (
                 "name a folder that det-ds run, search, compare or autotune has made (--run-dir, or one of "
                 "runs/*/*), or one that holds such folders"

@@ -8,39 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.retention import as_number, is_better
+from determined_ds.documents.document import get_path
 from determined_ds.report.numbers import rate, short_number
 
 TRAINING, VALIDATION, MEASURED = "training", "validation", "measured"
 STARTING = "starting"  # no report yet
 # Names by which a metric is known: this library's, then those of transformers.
-LOSS = ("loss", "train_loss")
-RATE = ("lr", "learning_rate")
+LOSS, RATE = ("loss", "train_loss"), ("lr", "learning_rate")
 POSITION = ("batches", "epochs", "samples")  # counted beside the metrics of a validation
 MARKS = 120  # how far back the speed goes by which the time left is computed: at most one a second
-MOST_LOSSES = 512  # kept; where they are more, pairs of neighbours become their means
-
 # Of a line for people.
-MAX_LISTED, MAX_TEXT = 6, 40
 ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
-HIDDEN = (
-    *("batches", "epochs", "samples", "grad_norm", "loss_scale"),
-    *("peak_memory_gib", "peak_memory_gib_min", "bubble_ideal"),
-)
+HIDDEN = {*POSITION, *("grad_norm", "loss_scale", "peak_memory_gib", "peak_memory_gib_min", "bubble_ideal")}
+MOST_TEXT = 40
 
 
 def show(name: str, value: Any) -> str:
     """A metric for people: four significant digits, thousands grouped, rates with their unit."""
     if name.endswith("_per_second"):
         return rate(value, name.removesuffix("_per_second"))
-    if isinstance(value, float):
-        return f"{name} {short_number(value)}"
-    if isinstance(value, (list, tuple)):
-        is_short = len(value) <= MAX_LISTED and all(isinstance(each, (int, float)) for each in value)
-        return f"{name} [{' '.join(f'{each:.4g}' for each in value) if is_short else f'{len(value)} values'}]"
-    if isinstance(value, Mapping):
-        return f"{name} {{{len(value)} entries}}"
-    text = str(value)
-    return f"{name} {text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + '...'}"
+    if isinstance(value, (list, tuple, Mapping)):
+        return f"{name} [{len(value)} values]"
+    text = short_number(value) if isinstance(value, float) else str(value)
+    return f"{name} {text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + '...'}"
 
 
 def summary(metrics: Mapping[str, Any]) -> str:
@@ -106,23 +96,17 @@ class RunState:
     checkpoint_time: float | None = None
     detail: str = ""
     losses: list[float] = field(default_factory=list)
-    first_loss: float | None = None
     training: dict[str, Any] = field(default_factory=dict)  # of the last report
     validation: SeenValidation | None = None
     best: SeenValidation | None = None
     step_seconds: float | None = None  # of a run that is measured
-    _each: int = 1  # losses that a kept one is the mean of
-    _pending: list[float] = field(default_factory=list)
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS))
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], status: str = TRAINING) -> RunState:
         """That of an experiment that has reported nothing yet: its metric, its length in batches."""
-        searcher, tree = dict(config.get("searcher") or {}), config
-        for key in ("hyperparameters", "fit", "max_length"):
-            found = tree.get(key)
-            tree = found if isinstance(found, Mapping) else {}
-        batches = tree.get("batches")
+        searcher = dict(config.get("searcher") or {})
+        batches = get_path(config, ("hyperparameters", "fit", "max_length", "batches"))
         return cls(
             metric=str(searcher.get("metric") or ""),
             smaller_is_better=searcher.get("smaller_is_better") is not False,
@@ -130,18 +114,13 @@ class RunState:
             status=status,
         )
 
-    @property
-    def loss(self) -> float | None:
-        """The last one that was reported."""
-        return metric_of(self.training, *LOSS)
-
     def take(self, group: str, batch: int, metrics: Mapping[str, Any]) -> None:
         """A report was made; it may be of an earlier batch than the one before."""
         self.batch = max(self.batch, batch)
         if group == TRAINING:
             self.training = dict(metrics)
-            if (loss := self.loss) is not None:
-                self._add(loss)
+            if (loss := metric_of(metrics, *LOSS)) is not None:
+                self.losses.append(loss)
         elif group == VALIDATION:
             names = [self.metric, *(name for name in metrics if name not in POSITION)]
             known = ((name, as_number(metrics.get(name))) for name in names)
@@ -156,17 +135,6 @@ class RunState:
         elif group == MEASURED:
             self.step_seconds = metric_of(metrics, "step_seconds")
 
-    def _add(self, loss: float) -> None:
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        self._pending.append(loss)
-        if len(self._pending) == self._each:
-            self.losses.append(sum(self._pending) / self._each)
-            self._pending = []
-        if len(self.losses) == MOST_LOSSES:
-            pairs = zip(self.losses[::2], self.losses[1::2], strict=True)
-            self.losses = [(first + second) / 2 for first, second in pairs]
-            self._each *= 2
-
     def at(self, batch: int, time: float) -> None:
         """So many batches are trained at a time, in seconds of any clock that does not change."""
         self.batch = max(self.batch, batch)
@@ -178,6 +146,4 @@ class RunState:
         if self.total is None or len(self._marks) < 2:
             return None
         (since, first), (until, last) = self._marks[0], self._marks[-1]
-        if last <= first or until <= since:
-            return None
-        return max(0, self.total - self.batch) * (until - since) / (last - first)
+        return max(0, self.total - self.batch) * (until - since) / (last - first) if last > first else None

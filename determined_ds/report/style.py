@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.report.results import Results
+from determined_ds.report.results import PARTS, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,31 +22,57 @@ if TYPE_CHECKING:
 # Of each strategy in the order of the rows. The first seven are those of Okabe and Ito's palette
 # that show on white, "Color Universal Design" (2008); the others are of Paul Tol's "muted", which keep apart from them.
 PALETTE = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#d55e00",
-    "#cc79a7",
-    "#56b4e9",
-    "#882255",
-    "#999933",
-    "#332288",
-    "#117733",
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#882255"),
+    *("#999933", "#332288", "#117733"),
 )
+PART_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
-DARK, LIGHT = "#101418", "#fdfdfd"  # of numbers in bars
+ON_LIGHT, ON_DARK = "#101418", "#fdfdfd"  # numbers in bars
 WIDTH_IN = 5.0
-ROW_IN = 0.27  # of a bar and the space around it
-FONT_PT = 10
-SMALL_PT = 9
+FONT_PT, SMALL_PT = 10, 9
+OUTSIDE_IN = 0.75  # of a panel: title, numbers and name of the axis
 PNG_DPI = 200
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # matplotlib brings it along: pictures are the same everywhere
+    "font.size": FONT_PT,
+    "text.parse_math": False,  # a name may hold dollar signs
+    "text.usetex": False,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": SMALL_PT,
+    "axes.titlesize": FONT_PT,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": GROUND,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": SMALL_PT,
+    "ytick.labelsize": SMALL_PT,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "savefig.facecolor": GROUND,
+}
 
 
 def strategy_colours(results: Results) -> dict[str, str]:
     """Strategy -> its colour in all pictures and on the page: by the order of the rows, measured or not."""
     names = dict.fromkeys(row.name for row in results.rows)
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+
+
+def ink_on(colour: str) -> str:
+    """What can be read on a colour: dark or light, whichever contrasts more, by WCAG 2's luminance."""
+    red, green, blue = ((int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5))
+    return ON_LIGHT if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else ON_DARK
 
 
 @contextlib.contextmanager
@@ -58,40 +84,12 @@ def drawing(salt: str = "") -> Iterator[None]:
     """
     import matplotlib
 
-    settings: dict[str, Any] = {
-        "font.family": ["DejaVu Sans"],  # matplotlib brings it along: pictures are the same everywhere
-        "font.size": FONT_PT,
-        "text.parse_math": False,  # a name may hold dollar signs
-        "text.usetex": False,
-        "text.color": INK,
-        "axes.edgecolor": MUTED,
-        "axes.labelcolor": MUTED,
-        "axes.labelsize": SMALL_PT,
-        "axes.titlesize": FONT_PT,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.titlecolor": INK,
-        "axes.facecolor": "none",
-        "axes.axisbelow": True,
-        "axes.unicode_minus": True,
-        "figure.facecolor": GROUND,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelsize": SMALL_PT,
-        "ytick.labelsize": SMALL_PT,
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "lines.linewidth": 1.8,
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt or "determined_ds",
-        "savefig.facecolor": GROUND,
-    }
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A browser has signs that the font of the layout has not.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         parameters: Any = matplotlib.rcParams  # typed by a list of all their names
-        parameters.update(settings)
+        parameters.update({**SETTINGS, "svg.hashsalt": salt or "determined_ds"})
         yield
 
 
@@ -105,14 +103,11 @@ def figure_of(heights: list[float], width: float = WIDTH_IN) -> tuple[Figure, li
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    outside = 0.75  # title, numbers and name of the axis
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.08, hspace=0.04)
-    figure = Figure(figsize=(width, sum(heights) + outside * len(heights)), layout=layout)
+    figure = Figure(figsize=(width, sum(heights) + OUTSIDE_IN * len(heights)), layout=layout)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     panels = [figure.add_subplot(grid[index, 0]) for index in range(len(heights))]
     for panel in panels:
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
         panel.tick_params(length=0, pad=5)
     return figure, panels
 
@@ -125,7 +120,7 @@ def png_of(figure: Figure) -> bytes:
         return file.getvalue()
 
 
-def svg_of(figure: Figure, name: str, title: str = "") -> str:
+def svg_of(figure: Figure, name: str) -> str:
     """A figure as an ``<svg>`` for the inside of a page: it takes its font, and has no ground.
 
     The same figure gives the same text.
@@ -133,7 +128,6 @@ def svg_of(figure: Figure, name: str, title: str = "") -> str:
     Args:
         figure: Drawn in this style.
         name: Of the picture; what is named inside it has this before its name, for a page holds several.
-        title: What it shows, for who cannot see it.
     """
     figure.patch.set_visible(False)
     with drawing(salt=name):
@@ -142,12 +136,8 @@ def svg_of(figure: Figure, name: str, title: str = "") -> str:
     svg = file.getvalue()
     box = re.search(r'<svg[^>]* viewBox="([0-9. ]+)"[^>]*>', svg)
     assert box is not None, svg[:500]
-    inside = re.sub(
-        r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*|<!--.*?-->",
-        "",
-        svg[box.end() :],
-        flags=re.DOTALL,
-    )
+    without = r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*|<!--.*?-->"
+    inside = re.sub(without, "", svg[box.end() :], flags=re.DOTALL)
 
     def for_a_page(found: re.Match[str]) -> str:
         """A tag with names that no other picture has, and the page's font. Texts stay what they are."""
@@ -156,5 +146,4 @@ def svg_of(figure: Figure, name: str, title: str = "") -> str:
         return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
 
     inside = re.sub(r"<[a-zA-Z][^<>]*>", for_a_page, inside).rstrip()
-    said = f' aria-label="{title}"' if title else ""
-    return f'<svg{said} viewBox="{box[1]}" class="picture" role="img">{inside}'
+    return f'<svg aria-label="{name}" viewBox="{box[1]}" class="picture" role="img">{inside}'

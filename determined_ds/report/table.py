@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -20,8 +22,6 @@ def terminal_width() -> int:
 
 def wrapped(text: str, width: int) -> list[str]:
     """A text in lines, broken at spaces where there are some; one that fits stays as it is."""
-    import textwrap
-
     fits = len(text) <= width
     return [text] if fits else textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
 
@@ -45,13 +45,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table for rich's console, which says how wide it may be.
-
-    Args:
-        heads: The columns from left to right.
-        rows: The cells of each row.
-        notes: Lines below the table.
-    """
+    """A table for rich's console, which says how wide it may be, with notes below it."""
 
     heads: Sequence[Head]
     rows: Sequence[Sequence[str]]
@@ -62,36 +56,33 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        texts = [[head.text, *(row[at] for row in self.rows)] for at, head in enumerate(self.heads)]
-        widths = [max(map(cell_len, column)) for column in texts]
-        least = [
-            max(cell_len(head.text), min(width, 8)) if head.folds else width
-            for head, width in zip(self.heads, widths, strict=True)
+        columns = list(zip(*([head.text for head in self.heads], *self.rows), strict=True))
+        widths = [
+            max(cell_len(head.text), min(8, *map(cell_len, texts)))
+            if head.folds
+            else max(map(cell_len, texts))
+            for head, texts in zip(self.heads, columns, strict=True)
         ]
         kept, dropped = list(range(len(self.heads))), []
         for at in sorted(kept, key=lambda at: (-self.heads[at].drop, -at)):
-            needed = sum(least[each] + GAP for each in kept) - GAP
-            if self.heads[at].drop and needed > options.max_width:
+            if self.heads[at].drop and sum(widths[each] + GAP for each in kept) - GAP > options.max_width:
                 kept.remove(at)
                 dropped.append(self.heads[at].text.partition(",")[0])
         table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-        for at in kept:
-            head = self.heads[at]
+        for head in (self.heads[at] for at in kept):
             table.add_column(Text(head.text), justify=head.align, overflow="fold", no_wrap=not head.folds)
         for row in self.rows:
             table.add_row(*(Text(row[at]) for at in kept))
         if kept:
             yield table
-        notes = [*self.notes, *([f"no room here for: {', '.join(dropped)}"] if dropped else [])]
-        yield from (Text(note, style="dim", overflow="fold") for note in notes)
+        for note in [*self.notes, *([f"no room here for: {', '.join(dropped)}"] if dropped else [])]:
+            yield Text(note, style="dim", overflow="fold")
 
-    def lines(self, width: int | None = None) -> list[str]:
-        """The table as plain lines; as wide as the terminal, if ``width`` is None."""
-        import io
-
+    def lines(self) -> list[str]:
+        """The table as plain lines, as wide as the terminal."""
         from rich.console import Console
 
-        console = Console(width=width or terminal_width(), file=io.StringIO(), color_system=None)
+        console = Console(width=terminal_width(), file=io.StringIO(), color_system=None)
         with console.capture() as captured:
             console.print(self)
         return [line.rstrip() for line in captured.get().splitlines()]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from determined_ds.report.numbers import byte_unit, count, distinct_names, number, printable, shortened
+from determined_ds.report.numbers import byte_unit, count, number, printable, shortened
 from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
 
-LONGEST_NAME = 40
-LONGEST_REASON = 600
+LONGEST_NAME, LONGEST_REASON = 80, 600
 RAN_OUT = {
     OUT_OF_MEMORY: "ran out of memory",
     FAILED: "failed",
@@ -18,26 +15,19 @@ RAN_OUT = {
     STOPPED: "was stopped",
 }
 ONCE = 0.05  # assumed spread of a speed that was measured once, relative
-ALIKE = 1.01  # sizes and losses that differ by less are the same
-Interval = tuple[float, float]
+ALIKE = 0.01  # sizes and losses that differ by less are the same, relative
+SPEED, MEMORY, TIME, LOSS = "speed", "memory", "time to loss", "loss"
 
 
-def name_of(row: Row, results: Results, most: int = LONGEST_NAME) -> str:
-    """A row's name, fit to be shown, and another than that of any row of another name."""
-    return distinct_names((printable(each.name) for each in results.rows), most)[printable(row.name)]
+def name_of(row: Row) -> str:
+    """A row's name, fit to be shown."""
+    return shortened(printable(row.name), LONGEST_NAME)
 
 
-def label(row: Row, results: Results, joint: str = " on ", most: int = LONGEST_NAME) -> str:
-    """What a row is called among the others: ``zero1``, or ``zero1 on 2 slots`` where rows differ in their slots.
-
-    Args:
-        row: One of the results'.
-        results: Of which it is one.
-        joint: Between name and slots.
-        most: Characters of the name.
-    """
+def label(row: Row, results: Results, joint: str = " on ") -> str:
+    """What a row is called among the others: ``zero1``, or ``zero1 on 2 slots`` where rows differ in their slots."""
     differ = len({each.slots for each in results.rows}) > 1
-    return name_of(row, results, most) + (f"{joint}{count(row.slots, 'slot')}" if differ else "")
+    return name_of(row) + (f"{joint}{count(row.slots, 'slot')}" if differ else "")
 
 
 def layout(row: Row, results: Results) -> str:
@@ -83,35 +73,37 @@ def memory_note(results: Results) -> str:
     return "peak memory is what the allocator had handed out of the device's memory at most"
 
 
-# -------------------------------------------------------------------------------------- what each row is best for
+def _found(quality: str, row: Row, results: Results) -> tuple[float, float, float] | None:
+    """A row's value, of which less is better, and the interval that its repetitions are in; None: not known."""
+    once, value = 0.0 if len(row.repetitions) > 1 else ONCE, None
+    ends: list[float] = []
+    wider = ALIKE
+    if quality == SPEED and row.samples_per_second is not None:
+        value, ends, wider = (
+            -row.samples_per_second,
+            [-each for each in row.samples_per_second_spread or ()],
+            once,
+        )
+    elif quality == MEMORY:
+        value = row.peak_memory_bytes
+        ends = [max(r.peak_memory_bytes_by_rank) for r in row.repetitions if r.peak_memory_bytes_by_rank]
+    elif quality == LOSS:
+        value, each = row.loss, [r.losses[-row.window :] for r in row.repetitions if r.losses]
+        ends = [sum(losses) / len(losses) for losses in each]
+    elif quality == TIME and (value := row.seconds_to(results.target_loss)) is not None:
+        steps = value / (row.median_step_seconds or 1)  # the same in all repetitions; their time is not
+        ends, wider = [steps * each for each in row.spread or ()], once
+    if value is None or not ends or not all(map(math.isfinite, (value, *ends))):
+        return None
+    low, high = min(ends), max(ends)
+    return value, low - wider / 2 * abs(low), high + wider / 2 * abs(high)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """Something that a strategy may be best for.
-
-    Args:
-        name: As people read it.
-        value: Of a row, None where it is not known.
-        spread: Lowest and highest of a row's repetitions; of a row that has a value.
-        larger: Whether the larger value is the better.
-    """
-
-    name: str
-    value: Callable[[Results, Row], float | None]
-    spread: Callable[[Results, Row], Interval]
-    larger: bool = False
-
-    def known(self, results: Results) -> list[Row]:
-        """The measured rows with a finite value, the best one first."""
-        found = [(self.value(results, row), row) for row in results.measured]
-        finite = [(value, row) for value, row in found if value is not None and math.isfinite(value)]
-        return [row for _, row in sorted(finite, key=lambda pair: pair[0], reverse=self.larger)]
-
-    def is_tied(self, results: Results, row: Row, other: Row) -> bool:
-        """Whether the spreads of two rows meet."""
-        (low, high), (its_low, its_high) = self.spread(results, row), self.spread(results, other)
-        return low <= its_high and its_low <= high
+def _leading(quality: str, results: Results) -> tuple[list[Row], int]:
+    """The rows that no other is better than by more than repetitions differ, the best first; and of how many rows."""
+    known = [(found, row) for row in results.measured if (found := _found(quality, row, results))]
+    known.sort(key=lambda pair: pair[0][0])
+    return [row for (_, low, _), row in known if low <= known[0][0][2]], len(known)
 
 
 def best_for(results: Results, row: Row) -> tuple[str, ...]:
@@ -120,102 +112,48 @@ def best_for(results: Results, row: Row) -> tuple[str, ...]:
     Nothing that all rows share: they do not differ in it.
     """
     found = []
-    for quality in QUALITIES:
-        known = quality.known(results)
-        tied = [each for each in known if quality.is_tied(results, each, known[0])]
-        if any(each is row for each in tied) and len(tied) < len(known):
-            found.append(f"{quality.name} (tied)" if len(tied) > 1 else quality.name)
+    for quality in (SPEED, MEMORY, TIME, LOSS):
+        leading, of = _leading(quality, results)
+        if any(each is row for each in leading) and len(leading) < of:
+            found.append(f"{quality} (tied)" if len(leading) > 1 else quality)
     return tuple(found)
 
 
 def without_winner(results: Results) -> tuple[str, ...]:
     """Names of the qualities in which the measured rows do not differ by more than their spread."""
-    known = [(quality, quality.known(results)) for quality in QUALITIES]
-    return tuple(
-        quality.name
-        for quality, rows in known
-        if len(rows) > 1 and all(quality.is_tied(results, row, rows[0]) for row in rows)
-    )
-
-
-def _around(low: float, high: float, share: float) -> Interval:
-    """An interval wider by a share of its ends, half of it on each side."""
-    return low - share / 2 * abs(low), high + share / 2 * abs(high)
-
-
-def _speed_spread(_: Results, row: Row) -> Interval:
-    low, high = row.samples_per_second_spread or (math.nan, math.nan)
-    return _around(low, high, 0 if len(row.repetitions) > 1 else ONCE)
-
-
-def _memory_spread(_: Results, row: Row) -> Interval:
-    peaks = [max(r.peak_memory_bytes_by_rank) for r in row.repetitions if r.peak_memory_bytes_by_rank]
-    return _around(min(peaks), max(peaks), ALIKE - 1)
-
-
-def _seconds_to_target(results: Results, row: Row) -> float | None:
-    return None if results.target_loss is None else row.seconds_to(results.target_loss)
-
-
-def _seconds_spread(results: Results, row: Row) -> Interval:
-    """The steps that it takes are the same in all repetitions; their time is not."""
-    steps = (_seconds_to_target(results, row) or 0) / (row.median_step_seconds or 1)
-    low, high = row.spread or (math.nan, math.nan)
-    return _around(steps * low, steps * high, 0 if len(row.repetitions) > 1 else ONCE)
-
-
-def _loss_spread(_: Results, row: Row) -> Interval:
-    ends = [each.losses[-row.window :] for each in row.repetitions if each.losses]
-    means = [sum(losses) / len(losses) for losses in ends]
-    return _around(min(means), max(means), ALIKE - 1)
-
-
-SPEED = Quality(name="speed", value=lambda _, row: row.samples_per_second, spread=_speed_spread, larger=True)
-QUALITIES = (
-    SPEED,
-    Quality(name="memory", value=lambda _, row: row.peak_memory_bytes, spread=_memory_spread),
-    Quality(name="time to loss", value=_seconds_to_target, spread=_seconds_spread),
-    Quality(name="loss", value=lambda _, row: row.loss, spread=_loss_spread),
-)
-
-# -------------------------------------------------------------------------------------------- the verdict
+    each = {quality: _leading(quality, results) for quality in (SPEED, MEMORY, TIME, LOSS)}
+    return tuple(quality for quality, (leading, of) in each.items() if of > 1 and len(leading) == of)
 
 
 def verdict(results: Results) -> str:
     """What came out, in one sentence."""
-    timed = SPEED.known(results)
-    if not timed:
+    leading, num_timed = _leading(SPEED, results)
+    if not leading:
         num = len(results.rows)
         return f"None of the {num} was measured." if num > 1 else "Nothing was measured."
-    parts = [_about_speed(results, timed)]
-    sizes = [(row.peak_memory_bytes, row) for row in results.measured if row.peak_memory_bytes is not None]
-    least, row = min(sizes, key=lambda pair: pair[0], default=(0, None))
-    if row is not None and max(size for size, _ in sizes) > ALIKE * least:
-        unit, size = byte_unit([least])
-        parts.append(f"{label(row, results)} takes the least memory, {number(least / size, 3)} {unit} a rank")
+    fastest, first = leading[0], results.first
+    name, speed = label(fastest, results), f"{number(fastest.samples_per_second, 3)} samples/s"
+    parts = [f"{name} does {speed}" if num_timed == 1 else f"{name} is the fastest: {speed}"]
+    # Beside the first strategy on as many slots; beside the first row, where it is that itself.
+    alike = [
+        row for row in results.measured if first and (row.name, row.slots) == (first.name, fastest.slots)
+    ]
+    others = [row for row in (*alike, first) if row and row is not fastest and row.samples_per_second]
+    if others and fastest.samples_per_second and others[0].samples_per_second:
+        named = label(others[0], results) if others[0].slots != fastest.slots else name_of(others[0])
+        if not any(others[0] is row for row in leading):  # a ratio within the spread says nothing
+            parts[0] += f", {fastest.samples_per_second / others[0].samples_per_second:.2f} times {named}"
+    if close := [label(row, results) for row in leading[1:]]:
+        named = " and ".join(filter(None, (", ".join(close[:-1]), close[-1])))
+        parts[0] += f" (too close to {named if len(close) <= 3 else f'{len(close)} others'} to distinguish)"
+    sizes = {size: row for row in reversed(results.measured) if (size := row.peak_memory_bytes) is not None}
+    if sizes and max(sizes) > (1 + ALIKE) * min(sizes):
+        unit, size = byte_unit([min(sizes)])
+        leanest = label(sizes[min(sizes)], results)
+        parts.append(f"{leanest} takes the least memory, {number(min(sizes) / size, 3)} {unit} a rank")
     missing = unmeasured(results)
     if len(missing) == 1:
         parts.append(f"{label(missing[0], results)} {RAN_OUT.get(missing[0].status, 'timed no step')}")
     elif missing:
         parts.append(f"{len(missing)} of {len(results.rows)} were not measured")
     return "; ".join(parts) + "."
-
-
-def _about_speed(results: Results, timed: list[Row]) -> str:
-    """The fastest beside the first strategy on as many slots; beside the first row, where it is that itself."""
-    fastest, first = timed[0], results.first
-    name, speed = label(fastest, results), f"{number(fastest.samples_per_second, 3)} samples/s"
-    if len(timed) == 1:
-        return f"{name} does {speed}"
-    alike = [row for row in timed if first and (row.name, row.slots) == (first.name, fastest.slots)]
-    others = [row for row in (*alike, first) if row is not None and row is not fastest]
-    other = next((row for row in others if row.samples_per_second), None)
-    beside = ""
-    if other is not None and other.samples_per_second and fastest.samples_per_second:
-        named = label(other, results) if other.slots != fastest.slots else name_of(other, results)
-        beside = f", {fastest.samples_per_second / other.samples_per_second:.2f} times {named}"
-    close = [label(row, results) for row in timed[1:] if SPEED.is_tied(results, row, fastest)]
-    if close:
-        named = " and ".join([", ".join(close[:-1]), close[-1]][len(close) == 1 :])
-        beside += f" (too close to {named if len(close) <= 3 else f'{len(close)} others'} to distinguish)"
-    return f"{name} is the fastest: {speed}{beside}"

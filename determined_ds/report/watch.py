@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from determined_ds.report.closing import closing_block
 from determined_ds.report.numbers import count, duration
 from determined_ds.report.state import STARTING, TRAINING, VALIDATION, RunState, report_line
 from determined_ds.rundir.metrics_file import MetricsReader, Record
-from determined_ds.rundir.records import RecordedRun, read_run
+from determined_ds.rundir.records import read_run
 from determined_ds.rundir.run_dir import RunDir, short
 from determined_ds.rundir.run_lock import is_held
 
@@ -34,7 +35,6 @@ def follow(path: Path, console: Console) -> None:
         ConfigError: it is not a run directory.
     """
     run = read_run(path)
-    followed = _Followed(run)
 
     def show(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -42,74 +42,62 @@ def follow(path: Path, console: Console) -> None:
     launch = run.launches[-1] if run.launches else None
     where = [launch.strategy, f"{count(launch.slots, 'slot')} on {launch.accelerator}"] if launch else []
     show("  ".join(filter(None, (run.name, ", ".join(filter(None, where)), short(run.path)))))
+    since = launch.time if launch else 0.0
     if console.is_terminal and not console.is_dumb_terminal:
         from determined_ds.report.panel import DrawnPanel
 
         panel = DrawnPanel(console)
-        panel.state = followed.state
         panel.start()
         try:
-            while followed.look() is not None:
-                panel.state = followed.state
+            for panel.state, _ in _looks(path, since):
                 panel.refresh()
-                time.sleep(LOOK_EVERY_S if followed.is_running else 0)
         finally:
             panel.stop()
-        panel.state = replace(followed.state, status="ended", detail="")
+        panel.state = replace(panel.state, status="ended", detail="")
         console.print(panel.drawn())
     else:
-        while (new := followed.look()) is not None:
-            for record in new:
-                total, group = followed.state.total, record["group"]
-                if group in (TRAINING, VALIDATION):
-                    at, digits = record["steps_completed"], len(str(total or 1))
-                    show(report_line(group, at, total, record["metrics"], digits=digits))
-            time.sleep(LOOK_EVERY_S if followed.is_running else 0)
+        for state, records in _looks(path, since):
+            for record in records:
+                if record["group"] in (TRAINING, VALIDATION):
+                    at, digits = record["steps_completed"], len(str(state.total or 1))
+                    show(report_line(record["group"], at, state.total, record["metrics"], digits=digits))
     for line in closing_block(read_run(path)):
         show(line)
 
 
-class _Followed:
-    """A run directory, read as it grows."""
+def _looks(path: Path, since: float) -> Iterator[tuple[RunState, list[Record]]]:
+    """What is known of a run and what is new, again and again, until all is read that an ended run has left.
 
-    def __init__(self, run: RecordedRun) -> None:
-        self._there = RunDir(run.path)
-        self._reader = MetricsReader(self._there.metrics)
-        self._since = run.launches[-1].time if run.launches else 0.0
-        self._looked = 0.0
-        self.state = RunState.of_config(run.config, STARTING)
-        self.is_running = True
-
-    def look(self) -> list[Record] | None:
-        """Read what is new; None once all is read that an ended run has left."""
-        if not self.is_running:
-            return None
-        self.is_running = is_held(self._there.path)  # first: what it has written before its end is read below
-        new = self._reader.new_records()
-        if self._reader.began_anew:  # it went back to a checkpoint
-            self.state = RunState.of_config(read_run(self._there.path).config, STARTING)
-            self._looked, self._since = 0.0, time.time()
-        state = self.state
+    Args:
+        path: The run directory.
+        since: When its last launch began; speeds are not those of an earlier one.
+    """
+    there = RunDir(path)
+    reader, looked, is_running = MetricsReader(there.metrics), 0.0, True
+    state = RunState.of_config(read_run(path).config, STARTING)
+    while is_running:
+        is_running = is_held(there.path)  # first: what it has written before its end is read below
+        new = reader.new_records()
+        if reader.began_anew:  # it went back to a checkpoint
+            state, looked, since = RunState.of_config(read_run(path).config, STARTING), 0.0, time.time()
         for record in new:
             state.take(record["group"], record["steps_completed"], record["metrics"])
             at = record.get("time")
             if not isinstance(at, (int, float)):
                 state.status = TRAINING
-            elif at >= self._since:  # not of an earlier launch
+            elif at >= since:  # not of an earlier launch
                 state.status = TRAINING
                 state.at(record["steps_completed"], at)
         state.detail = ""
-        if state.status == STARTING and self.is_running and self._since:
-            ago = duration(max(0, round(time.time() - self._since)))
+        if state.status == STARTING and is_running and since:
+            ago = duration(max(0, round(time.time() - since)))
             state.detail = f"since {ago}: it loads its code, model and data; nothing is reported yet"
-        self._look_at_checkpoints()
-        return new
-
-    def _look_at_checkpoints(self) -> None:
-        with contextlib.suppress(OSError):
-            changed = self._there.checkpoints.stat().st_mtime
-            if changed != self._looked:
-                self._looked = changed
-                if found := checkpoints_in(self._there.checkpoints):
-                    self.state.checkpoint = found[0].steps_completed
-                    self.state.checkpoint_time = found[0].path.stat().st_mtime
+        with contextlib.suppress(OSError):  # of a checkpoint that is deleted meanwhile
+            changed = there.checkpoints.stat().st_mtime
+            if changed != looked:
+                looked = changed
+                if found := checkpoints_in(there.checkpoints):
+                    state.checkpoint = found[0].steps_completed
+                    state.checkpoint_time = found[0].path.stat().st_mtime
+        yield state, new
+        time.sleep(LOOK_EVERY_S if is_running else 0)

@@ -39,7 +39,6 @@ class RunDir:
         self.experiment = path / EXPERIMENT  # what was run, overrides included
         self.deepspeed_config = path / "deepspeed_config.json"  # what DeepSpeed was given
         self.partition = path / "partition.json"  # of a pipeline whose layers are shared out by their times
-        self.partition_picture = path / "partition.png"  # of the same, drawn at the end
         self.metrics = path / "metrics.jsonl"
         self.loggers = path / "logging.json"  # what identifies the run in the tools that it is reported to
         self.memory = path / "memory.json"  # what the memory model expects of its engines

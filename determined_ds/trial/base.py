@@ -53,7 +53,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     is_whole = True
     sequence_parallel = False
     sequence = SequenceGroup()
-    reads_length = False  # whether total_steps was read, as by a schedule that ends with the training
     # How messages name the methods that make loaders.
     loader_names: ClassVar[dict[str, str]] = {
         "training_loader": "self.training_loader",
@@ -250,7 +249,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             fix = "write fit: {max_length: {batches: N}}"
             key = "hyperparameters.fit.max_length"
             raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="total-steps"))
-        self.reads_length = True
         return length.value
 
     def save(self, context: Any, path: Path) -> None:

@@ -295,7 +295,7 @@ def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(
         assert number in told, told
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "loss", "scaling", "bubble", "schedules"]
+    assert named == ["throughput", "memory", "loss", "scaling", "schedules"]
     assert len(page.texts["figcaption"]) == len(named)
     given = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(given) == len(set(given))
@@ -371,7 +371,7 @@ def test_pictures_are_those_that_make_sense_and_leave_the_callers_settings(tmp_p
     with mpl.rc_context({"font.size": 31}):
         drawn = create_performance_visualizations(results(*comparison(), row("$x^2$ 戦略")), tmp_path / "new")
         assert mpl.rcParams["font.size"] == 31
-    assert names(drawn) == ["throughput", "memory", "loss", "scaling", "bubble", "schedules"]
+    assert names(drawn) == ["throughput", "memory", "loss", "scaling", "schedules"]
     assert stat.S_IMODE(drawn[0].stat().st_mode) == stat.S_IMODE((tmp_path / "any").stat().st_mode)
     path = write_report(results(row("zero1", repetition(losses=[], parts=PARTS))), tmp_path, page=False)[0]
     assert names(create_performance_visualizations(str(path), tmp_path)) == ["throughput", "memory", "parts"]

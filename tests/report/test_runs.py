@@ -103,13 +103,11 @@ def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -
     assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
 
 
-def test_a_pipelines_layers_are_shown_as_they_are_shared_out(tmp_path: Path) -> None:
+def test_a_pipelines_layers_are_said_as_they_are_shared_out(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run", course(4))
     (path / "partition.json").write_text(json.dumps(SHARED_OUT))
-    page = page_of(path)
-    assert "How layers are shared out" in page.texts["h2"]
-    assert "2+1 layers by their measured times; a micro-batch takes 30.0 ms on the slowest rank" in page.words
-    page.check_sealed()
+    said = "2+1 layers by their measured times; a micro-batch takes 30.0 ms on the slowest rank"
+    assert any(said in fact for fact in page_of(path).texts["dd"])
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"findings": 3, "pipe": 1}', '{"step_s": "x"}'])

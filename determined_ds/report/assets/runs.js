@@ -40,6 +40,21 @@
   const whereIs = (run, mark) =>
     axis === "time" ? mark.seconds : axis === "batch" ? mark.step : run.samples ? mark.step * run.samples : null;
 
+  // The means of at most 150 equal parts of a curve, each at its last point; of a short curve, the curve.
+  function smoothed(curve) {
+    const count = curve.v.length, parts = Math.min(150, Math.floor(count / 5));
+    if (parts < 4) return curve;
+    const means = { s: [], v: [], ...(curve.t && { t: [] }) };
+    for (let part = 0; part < parts; part++) {
+      const from = Math.floor(part * count / parts), to = Math.floor((part + 1) * count / parts);
+      const finite = curve.v.slice(from, to).filter((value) => typeof value === "number");
+      means.s.push(curve.s[to - 1]);
+      if (curve.t) means.t.push(curve.t[to - 1]);
+      means.v.push(finite.length ? finite.reduce((sum, value) => sum + value / finite.length, 0) : "NaN");
+    }
+    return means;
+  }
+
   // The lines of a picture, each with its x and y; what is not finite is a gap, and remembered.
   function linesOf(chart) {
     const lines = [];
@@ -47,7 +62,8 @@
       if (hidden.has(run.label)) continue;
       let plain = 0;
       for (const name of chart.curves) {
-        const known = run.curves[name], curve = smooth && known && known.m ? known.m : known, dots = name.startsWith("validation/");
+        const dots = name.startsWith("validation/"), known = run.curves[name];
+        const curve = smooth && known && !dots ? smoothed(known) : known;
         const place = dots ? 0 : plain++;
         const alone = data.runs.length === 1;  // then its metrics differ in colour
         const dash = place && !alone ? [3 + 3 * place, 4] : undefined;
