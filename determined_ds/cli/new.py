@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,8 @@ Examples:
   det-ds new my_bert --from bert
   det-ds new --experiment --parameters 6B --slots 32 --gpu-memory 80GiB --global-batch-size 64 --sequence-length 2048
 """
-# Options that an experiment needs -> the question on a terminal.
-QUESTIONS = {
+# Options that an experiment needs.
+NEEDED = {
     "parameters": "Parameters of the model, e.g. 6B",
     "slots": "GPUs in all",
     "gpu_memory": "Memory of one GPU, e.g. 80GiB",
@@ -95,8 +94,7 @@ def new(
 
     With --experiment: list the ZeRO stages and offloads that a model of a given size could be trained with, the one
     that communicates least first, and write the DeepSpeed JSON and the YAML of the first that fits, to
-    experiments/deepspeed/NAME.json and experiments/NAME.yaml; of a pipeline, under the schedule that waits least. On a
-    terminal, it asks for missing options.
+    experiments/deepspeed/NAME.json and experiments/NAME.yaml; of a pipeline, under the schedule that waits least.
     """
     from determined_ds.documents.files import write_files
     from determined_ds.scaffold.copies import copy_of
@@ -137,7 +135,8 @@ def _new_experiment(
     from determined_ds.memory.plan import candidates, choose, deepspeed_json, read_request
     from determined_ds.memory.plan_files import GPT2, GPT2_PIPELINE, default_name, experiment_yaml, notes
 
-    asked = _answered({key: value for key, value in asked.items() if value is not None})
+    asked = {key: value for key, value in asked.items() if value is not None}
+    _check_given(asked)
     is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
     request = read_request(**asked, is_script=is_script)
     considered = list(candidates(request))
@@ -167,38 +166,17 @@ def _new_experiment(
         click.echo(f"warning: {warning}", err=True)
 
 
-def _answered(asked: dict[str, Any]) -> dict[str, Any]:
-    """The options, with prompts for missing ones; without a terminal, an error that names them all."""
+def _check_given(asked: dict[str, Any]) -> None:
+    """Name every option that an experiment needs and that is missing."""
     from determined_ds.errors import ConfigError, Problem
-    from determined_ds.memory.units import parse_bytes, parse_count
 
-    missing = [name for name in QUESTIONS if name not in asked]
-    if missing and not sys.stdin.isatty():
+    if missing := [name for name in NEEDED if name not in asked]:
         raise ConfigError(
             Problem(
-                key=_flag(name),
-                message="missing",
-                fix=f"give {_flag(name)} ({QUESTIONS[name]}), or run it on a terminal, which asks",
-                code="missing",
+                key=_flag(name), message="missing", fix=f"give {_flag(name)} ({NEEDED[name]})", code="missing"
             )
             for name in missing
         )
-
-    def quantity(text: str) -> str:
-        """An answer; an invalid one is asked for again."""
-        try:
-            (parse_bytes if name == "gpu_memory" else parse_count)(text)
-        except ConfigError as error:
-            problem = error.problems[0]
-            raise click.BadParameter(f"{text!r} {problem.message}; {problem.fix}") from None
-        return text
-
-    for name in missing:
-        how = {"value_proc": quantity} if name in ("parameters", "gpu_memory") else {"type": COUNT}
-        asked[name] = click.prompt(QUESTIONS[name], err=True, **how)  # type: ignore[arg-type]
-    if asked.get("offload") == "nvme" and "nvme_path" not in asked and sys.stdin.isatty():
-        asked["nvme_path"] = click.prompt("Folder on a local disk for what is offloaded", err=True)
-    return asked
 
 
 def _check_names(name: str, trial: str) -> None:

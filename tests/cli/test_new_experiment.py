@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -14,7 +13,6 @@ from determined_ds import load_deepspeed_config, load_experiment
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.harness.command import ROOT
-from tests.harness.forked import Forked
 
 FLAGS = {
     "--parameters": "6B",
@@ -172,26 +170,3 @@ def test_without_a_terminal_every_missing_flag_is_named(context: Path) -> None:
     result = CliRunner().invoke(main, ["new", "--experiment"])
     refused(result, *(f"error: {flag}: missing" for flag in FLAGS))
     assert result.stderr.count("error: ") == len(FLAGS)
-
-
-def test_a_terminal_is_asked_for_what_is_missing_and_again_where_the_answer_is_wrong(context: Path) -> None:
-    ours, theirs = os.openpty()
-    os.write(ours, b"6X\n6B\nmany\n32\n80GiB\n64\n2048\n")
-    with open("said", "w+") as said:
-        files = [theirs, said.fileno(), said.fileno()]
-        process = Forked(
-            "tests.harness.forked:det_ds",
-            ["new", "--experiment"],
-            env=dict(os.environ),
-            cwd=context,
-            files=files,
-        )
-        code = process.wait(60)
-        said.seek(0)
-        shown = said.read()
-    for descriptor in (ours, theirs):
-        os.close(descriptor)
-    assert code == 0, shown
-    assert "'6X' the unit X must be one of" in shown
-    assert "'many' is not a whole number" in shown
-    assert written(context) == {YAML, JSON, "said"}
