@@ -80,9 +80,6 @@ def test_the_answer_that_nothing_fits_is_an_answer_and_a_check_of_it_an_error() 
     checked = CliRunner().invoke(main, ["check", *large])
     assert checked.exit_code == 2
     assert "a rank needs" in checked.stdout
-    nothing = CliRunner().invoke(main, ["check", GPT2, str(ROOT), "--gpu-memory", ""])
-    assert nothing.exit_code == 2
-    assert "must be a number above 0" in nothing.stderr
 
 
 def test_an_experiments_own_strategy_is_marked() -> None:
@@ -90,15 +87,7 @@ def test_an_experiments_own_strategy_is_marked() -> None:
     assert result.exit_code == 0, result.output
     assert "model    842K parameters: 4 layers, 128 wide" in result.stdout
     assert "ZeRO 1 *" in result.stdout
-    rows = as_json(GPT2, str(ROOT))["strategies"]
-    assert [row["name"] for row in rows if row["is_configured"]] == ["ZeRO 1"]
     assert "in bf16, micro-batch 16" in result.stdout
-
-
-def test_a_pipeline_has_rows_of_its_own() -> None:
-    found = as_json(ROOT / "experiments" / "gpt2" / "pipeline.yaml", ROOT, "--slots", "4")
-    assert [row["pipe_parallel_size"] for row in found["strategies"][:3]] == [2, 2, 1]
-    assert {row["replicas"] for row in found["strategies"]} == {2, 4}
 
 
 def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
@@ -131,19 +120,10 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     assert most["gpipe", 1] > most["interleaved", 2] > most["1f1b", 1]
     [own] = [row for row in found["strategies"] if row["name"] == "a pipeline of 2 with ZeRO 0"]
     assert own["total_bytes"] == most["1f1b", 1]
+    assert {row["replicas"] for row in found["strategies"]} == {1, 2}
     shown = estimate(pipeline).stdout
     assert "1f1b *" in shown
     assert "schedules of 2 stages" in shown
-    assert "schedules of" not in estimate("--parameters", "6B").stdout
-
-
-def test_a_script_is_estimated_by_the_model_that_its_yaml_describes() -> None:
-    found = as_json(ROOT / "experiments/hf_trainer/const.yaml", ROOT)
-    assert found["model"]["num_layers"] == 4
-    assert found["model"]["sequence_length"] == 128
-    assert found["model"]["assumptions"] == [
-        "the script trains the model of hyperparameters.model_config, and all of it"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +135,7 @@ def test_a_script_is_estimated_by_the_model_that_its_yaml_describes() -> None:
         (("--parameters", "6B", "--hf-config", "x"), "given twice: --parameters, --hf-config"),
         ((GPT2, "--parameters", "6B"), "given twice: CONFIG and --parameters"),
         (("--parameters", "6B", "--schedules", "a.png"), "give a CONFIG"),
-        (("--parameters", "6B", "--gpu-memory", ""), "must be a number above 0"),
         (("--parameters", "6B", "--slots", "0"), "must be 1 or more"),
-        (("--parameters", "6B", "--gpu-memory", "80QB"), "the unit QB must be one of"),
         (("nonesuch.yaml",), "no such file"),
         (("--hf-config", "nonesuch"), "no such file or folder"),
     ],

@@ -94,18 +94,6 @@ def test_frozen_parameters_have_no_states_and_a_default_bucket_counts_however_sm
     assert bytes_per_rank(resolved(2, ranks=2), num_parameters=1000)["buffers"] >= 2 * 500_000_000
 
 
-def test_ranks_that_share_a_sequence_divide_activations_and_states() -> None:
-    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "sequence_length": 512}
-    whole, shared = (
-        bytes_per_rank(resolved(3, ranks=n, micro=2, sequence_parallel_size=n), num_parameters=10**6, **sizes)
-        for n in (1, 2)
-    )
-    assert shared["activations"] == whole["activations"] // 2
-    assert states(resolved(3, ranks=2), num_parameters=10**6) == pytest.approx(
-        states(resolved(3), num_parameters=10**6) / 2, rel=0.01
-    )
-
-
 # ------------------------------------------------------------------------------------------- what fits
 
 
