@@ -27,7 +27,7 @@ from determined_ds.report.style import (
     ink_on,
     strategy_colours,
 )
-from determined_ds.report.verdict import label, name_of, unmeasured
+from determined_ds.report.verdict import label, unmeasured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -240,33 +240,6 @@ def loss(results: Results) -> Figure | None:
     return figure
 
 
-def scaling(results: Results) -> Figure | None:
-    """Scaling efficiency over slots, 100 % where nothing is lost; of strategies on two numbers of slots or more."""
-    found = ((row, results.scaling_efficiency(row)) for row in results.measured)
-    known = [(row, 100 * share) for row, share in found if share is not None]
-    if not known:
-        return None
-    slots, colours = sorted({row.slots for row, _ in known}), strategy_colours(results)
-    with drawing():
-        figure, (panel,) = figure_of([2.4])
-        panel.axhline(100, **DOTTED)
-        for name in dict.fromkeys(row.name for row, _ in known):
-            own = sorted((slots.index(row.slots), share) for row, share in known if row.name == name)
-            at, shares = zip(*own, strict=True)
-            panel.plot(at, shares, "o-", color=colours[name], markersize=6, markeredgecolor=GROUND)
-            row = next(row for row, _ in known if row.name == name)
-            _beside(panel, at[-1], shares[-1], f"{name_of(row)}  {shares[-1]:.0f} %", gap=8)
-        panel.set_ylim(0, max(110.0, *(share for _, share in known)) + 6)
-        panel.set_xlim(-0.12 * len(slots), (len(slots) - 1) * 1.38)
-        panel.set_xticks(range(len(slots)), [count(each, "slot") for each in slots])
-        panel.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
-        panel.grid(axis="y")
-        panel.set_title("Scaling efficiency")
-        panel.set_ylabel("share of ideal throughput")
-        note_missing(figure, results)
-    return figure
-
-
 # ------------------------------------------------------------------------------------------- of a run
 
 
@@ -321,9 +294,5 @@ CHARTS: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
         loss,
         "Further left is sooner. The loss is the highest that any ended at, so that all come to it; starting up is not"
         " counted.",
-    ),
-    "scaling": (
-        scaling,
-        "100 % would be twice as fast on twice as many slots, the global batch unchanged.",
     ),
 }

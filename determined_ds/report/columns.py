@@ -22,14 +22,12 @@ from determined_ds.report.numbers import (
 from determined_ds.report.results import PARTS, Results, Row
 from determined_ds.report.table import Head, Table
 from determined_ds.report.verdict import (
-    best_for,
     label,
     layout,
     memory_note,
     micro_batches,
     reason,
     unmeasured,
-    without_winner,
 )
 
 LEAST_SHARE = 0.005  # of a step that a part of it is shown from
@@ -44,7 +42,6 @@ class Column:
         head: Heading in the table and on the page; "" for a column of the CSV alone.
         unit: Name and size of the unit that values are shown in, one for all rows; "" leaves it out of the heading.
         text: Formats a value that is already divided by the unit.
-        tip: The tooltip on the page.
         best: Which value the page highlights, if any.
         align: Of its cells.
     """
@@ -53,7 +50,6 @@ class Column:
     head: str = ""
     unit: Callable[[Results], tuple[str, float]] | None = None
     text: Callable[[Any], str] = number
-    tip: str = ""
     best: Callable[[Iterable[float]], float] | None = None
     align: Literal["left", "right"] = "right"
 
@@ -83,15 +79,14 @@ def step_unit(results: Results) -> tuple[str, float]:
     return ("s", 1.0) if longest >= 10 else ("ms", 1e-3)
 
 
-def _of(name: str, head: str = "", tip: str = "", **how: Any) -> Column:
-    return Column(value=lambda _, row: getattr(row, name), head=head, tip=tip, **how)
+def _of(name: str, head: str = "", **how: Any) -> Column:
+    return Column(value=lambda _, row: getattr(row, name), head=head, **how)
 
 
-def _against_first(name: str, text: Callable[[Any], str], tip: str) -> Column:
-    def value(results: Results, row: Row) -> float | None:
-        return (results.against_first(row) or {}).get(name)
-
-    return Column(value=value, head="vs. first", text=text, tip=f"{tip} against the first measured row")
+def _against_first(name: str, text: Callable[[Any], str]) -> Column:
+    return Column(
+        value=lambda results, row: (results.against_first(row) or {}).get(name), head="vs. first", text=text
+    )
 
 
 def _share_of(part: str) -> Column:
@@ -111,7 +106,7 @@ _STATES: dict[str, Any] = {
 # The CSV has these in this order. Programs read it by name: add at the end, and rename nothing.
 CSV = {
     "name": Column(value=lambda _, row: printable(row.name), head="strategy", text=str, align="left"),
-    "slots": _of("slots", "slots", "Ranks: one process for each device", text=str),
+    "slots": _of("slots", "slots", text=str),
     "status": _of("status"),
     "reason": Column(value=lambda _, row: printable(row.reason)),
     **{
@@ -130,60 +125,34 @@ CSV = {
     },
     "num_timed_steps": _of("num_steps"),
     "start_s": _of("start_seconds"),
-    "step_median_s": _of(
-        "median_step_seconds", "step", "Median time of an optimizer step, over all repetitions", **_TIME
-    ),
-    "step_p95_s": _of("p95_step_seconds", "p95", "One step in twenty takes longer", **_TIME),
+    "step_median_s": _of("median_step_seconds", "step", **_TIME),
+    "step_p95_s": _of("p95_step_seconds", "p95", **_TIME),
     "step_lowest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[0]),
     "step_highest_repetition_s": Column(value=lambda _, row: row.spread and row.spread[1]),
-    "samples_per_s": _of(
-        "samples_per_second", "samples/s", "Global batch divided by the median step time", best=max
-    ),
-    "tokens_per_s": _of("tokens_per_second", "tokens/s", "Samples per second times tokens per sample"),
-    "samples_per_s_against_first": _against_first("samples_per_second", ratio, "Ratio"),
+    "samples_per_s": _of("samples_per_second", "samples/s", best=max),
+    "tokens_per_s": _of("tokens_per_second", "tokens/s"),
+    "samples_per_s_against_first": _against_first("samples_per_second", ratio),
     "scaling_efficiency": Column(
         value=lambda results, row: results.scaling_efficiency(row),
         head="scaling",
         text=percent,
-        tip="Throughput as a share of ideal scaling from the fewest slots of the same strategy",
     ),
-    "peak_memory_bytes": _of(
-        "peak_memory_bytes",
-        "peak",
-        "Peak memory of the rank, and of the repetition, that took most",
-        best=min,
-        **_PEAK,
-    ),
-    "peak_memory_against_first": _against_first("peak_memory_bytes", ratio, "Ratio"),
-    "model_state_bytes": _of(
-        "model_state_bytes",
-        "states",
-        "Parameters, gradients and optimizer states found in the engine",
-        **_STATES,
-    ),
-    "estimated_model_state_bytes": _of(
-        "estimated_model_state_bytes", "estimate", "Model states that the memory model expects", **_STATES
-    ),
-    "bubble": _of("bubble", "bubble", "Share of time in which the stages of a pipeline wait", text=percent),
-    "bubble_ideal": _of("bubble_ideal", "ideal", "Bubble of the schedule alone", text=percent),
-    "loss": _of("loss", "loss", "Mean loss of the last five steps", text=loss_text),
-    "loss_against_first": _against_first("loss", difference, "Difference"),
+    "peak_memory_bytes": _of("peak_memory_bytes", "peak", best=min, **_PEAK),
+    "peak_memory_against_first": _against_first("peak_memory_bytes", ratio),
+    "model_state_bytes": _of("model_state_bytes", "states", **_STATES),
+    "estimated_model_state_bytes": _of("estimated_model_state_bytes", "estimate", **_STATES),
+    "bubble": _of("bubble", "bubble", text=percent),
+    "bubble_ideal": _of("bubble_ideal", "ideal", text=percent),
+    "loss": _of("loss", "loss", text=loss_text),
+    "loss_against_first": _against_first("loss", difference),
     "seconds_to_target_loss": Column(
         value=lambda results, row: row.seconds_to(results.target_loss),
         head="time",
         unit=lambda results: (f"s to {number(results.target_loss)}", 1),
         text=lambda value: number(value, 3),
-        tip="Training time to the highest final loss of any row, which every row reaches",
         best=min,
     ),
     "target_loss": Column(value=lambda results, _: results.target_loss),
-    "best_for": Column(
-        value=lambda results, row: ", ".join(best_for(results, row)) or None,
-        head="best for",
-        text=str,
-        tip="What no other row is better for; tied: another cannot be distinguished from it",
-        align="left",
-    ),
     **{f"{part}_share": _share_of(part) for part in PARTS},
 }
 COLUMNS = {
@@ -193,7 +162,6 @@ COLUMNS = {
         head="spread",
         unit=lambda results: ("", step_unit(results)[1]),  # that of the step beside it
         text=lambda ends: span(*ends),
-        tip="Lowest and highest median of the repetitions",
     ),
     "layout": Column(
         value=lambda results, row: layout(row, results) or None, head="layout", text=str, align="left"
@@ -259,11 +227,6 @@ def results_tables(results: Results) -> list[Table]:
     notes.append("step: median of all; spread: lowest and highest median of the repetitions")
     if len(results.measured) > 1:
         notes.append(f"vs. first: against {label(results.first, results)}")
-    for row in results.measured:
-        if best := best_for(results, row):
-            notes.append(f"best for {', '.join(best)}: {label(row, results)}")
-    if alike := without_winner(results):
-        notes.append(f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do")
     if any(row.bubble is not None for row in results.measured):
         notes.append("bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone")
     if any(row.peak_memory_bytes is not None for row in results.measured):

@@ -31,7 +31,6 @@ from determined_ds.report.verdict import (
     reason,
     unmeasured,
     verdict,
-    without_winner,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
 LONGEST_REASON = 160  # in the table; the whole reason stands below it
 # Columns of the page's table, each with what stands below its values.
 CELLS = {
-    "best_for": "",
     "step_median_s": "spread",
     "step_p95_s": "",
     "samples_per_s": "samples_per_s_against_first",
@@ -101,7 +99,6 @@ def create_performance_visualizations(
                                                                                         taken apart
     ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
                         reach
-    ``scaling.png``     efficiency over slots                                           of two slots or more
     ``schedules.png``   what each rank of a pipeline computes when, planned and         of pipelines that were
                         measured                                                        recorded
     ==================  ==============================================================  ====================
@@ -223,7 +220,6 @@ def _page(results: Results) -> str:
         {
             "text": column.heading(results),
             "small": below.head if below else "",
-            "tip": "; below: ".join(each.tip for each in (column, below) if each and each.tip),
             "align": column.align,
         }
         for column, below in ((COLUMNS["name"], None), (COLUMNS["slots"], None), *pairs)
@@ -238,7 +234,6 @@ def _page(results: Results) -> str:
         results=results,
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
         first=label(results.first, results) if results.first else "",
-        alike=", ".join(without_winner(results)),
         heads=heads,
         rows=rows,
         pictures=[
@@ -278,11 +273,10 @@ def _facts(results: Results) -> dict[str, str]:
 
 def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[str, Any]:
     column, below = pair
-    value, is_text = column.value(results, row), column.align == "left"
-    small = below.shown(results, row) if below else UNKNOWN
+    value, small = column.value(results, row), below.shown(results, row) if below else UNKNOWN
     return {
-        "text": column.shown(results, row) if value is not None or not is_text else "",
+        "text": column.shown(results, row),
         "small": "" if small == UNKNOWN else small,
-        "value": value if is_text else repr(value) if value is not None and math.isfinite(value) else None,
-        "class": "words" if is_text else "best" if value is not None and value == best else "",
+        "value": repr(value) if value is not None and math.isfinite(value) else None,
+        "class": "best" if value is not None and value == best else "",
     }

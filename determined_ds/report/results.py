@@ -56,79 +56,45 @@ KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """One fresh start of a variant.
-
-    Args:
-        run_dir: Its run directory, relative to the results' folder.
-        step_seconds: Of each step after the warm-up.
-        losses: Of every step, the warm-up's too: means over the global batch.
-        warmup: Steps before ``step_seconds`` begins.
-        start_seconds: From the process's start to its first step.
-        peak_memory_bytes_by_rank: Device memory on CUDA; resident memory on a CPU.
-        model_state_bytes_by_rank: Parameters, gradients and optimizer states that were found in the engine, on the
-            device.
-        bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
-        bubble_ideal: The same by the schedule alone, counted; None where there is no pipeline.
-        pipeline_step: What each rank of a pipeline computed when, in the median step; None where not recorded.
-        parts: Name of :data:`PARTS` -> seconds of a step under torch's profiler, the mean over ranks; None where none
-            was recorded. The step that they add up to is longer than those that were timed.
-    """
+    """One fresh start of a variant."""
 
     __pydantic_config__ = KNOWN_KEYS
 
-    run_dir: str
-    step_seconds: tuple[StepSeconds, ...]
-    losses: tuple[Real, ...]
-    warmup: Number
-    start_seconds: Seconds
-    peak_memory_bytes_by_rank: tuple[Number, ...]
-    model_state_bytes_by_rank: tuple[Number, ...]
-    bubble: Share | None = None
-    bubble_ideal: Share | None = None
-    pipeline_step: RecordedStep | None = None
+    run_dir: str  # relative to the results' folder
+    step_seconds: tuple[StepSeconds, ...]  # of each step after the warm-up
+    losses: tuple[Real, ...]  # of every step, the warm-up's too: means over the global batch
+    warmup: Number  # steps before step_seconds begins
+    start_seconds: Seconds  # from the process's start to its first step
+    peak_memory_bytes_by_rank: tuple[Number, ...]  # device memory on CUDA; resident memory on a CPU
+    model_state_bytes_by_rank: tuple[Number, ...]  # found in the engine, on the device
+    bubble: Share | None = None  # of a pipeline's time that its stages wait
+    bubble_ideal: Share | None = None  # the same by the schedule alone, counted
+    pipeline_step: RecordedStep | None = None  # the median one: what each rank computed when
+    # Name of PARTS -> seconds of a step under torch's profiler, the mean over ranks: a longer one than those timed.
     parts: dict[PartName, Seconds] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A variant, over its repetitions. What follows from measurements is None where none was made.
-
-    Args:
-        name: Of the strategy or the variant, e.g. ``zero2``.
-        slots: Ranks.
-        status: One of :data:`STATUSES`.
-        reason: One or two sentences where it was not measured.
-        engine: What trained, seen on the engine itself: ``deepspeed`` or ``ddp``; None where nothing did.
-        zero_stage: 0 to 3.
-        micro_batch_size: Samples of a forward pass of a rank.
-        accumulation: Micro-batches of a step; a pipeline's ``micro_batches``.
-        replicas: Data-parallel copies.
-        pipe_parallel_size: Pipeline stages; 1 where there is no pipeline.
-        precision: What the model computes in: ``fp32``, ``bf16`` or ``fp16``.
-        samples_per_step: The global batch.
-        tokens_per_sample: Where samples are texts.
-        estimated_model_state_bytes: Of the rank that holds most, by the memory model.
-        window: Losses that the loss is the mean of; 1 where each is the mean of an epoch.
-        repetitions: In the order in which they ran.
-    """
+    """A variant, over its repetitions. What follows from measurements is None where none was made."""
 
     __pydantic_config__ = KNOWN_KEYS
 
-    name: str
+    name: str  # of the strategy or the variant, e.g. zero2
     slots: Count
     status: Status
-    reason: str = ""
-    engine: EngineName | None = None
+    reason: str = ""  # one or two sentences where it was not measured
+    engine: EngineName | None = None  # what trained, seen on the engine itself
     zero_stage: Annotated[Integer, Field(ge=0, le=3)] | None = None
     micro_batch_size: Count | None = None
-    accumulation: Count | None = None
+    accumulation: Count | None = None  # micro-batches of a step
     replicas: Count | None = None
     pipe_parallel_size: Count | None = None
     precision: Precision | None = None
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
-    estimated_model_state_bytes: Number | None = None
-    window: Count = WINDOW
+    estimated_model_state_bytes: Number | None = None  # of the rank that holds most, by the memory model
+    window: Count = WINDOW  # losses that the loss is the mean of; 1 where each is the mean of an epoch
     repetitions: tuple[Repetition, ...] = ()
 
     @property
@@ -351,7 +317,7 @@ def load_results(path: str | Path) -> Results:
     """Read ``results.json``.
 
     Args:
-        path: Of the file, as :func:`save_results` writes it.
+        path: Of the file, as ``det-ds compare`` writes it.
 
     Returns:
         What was measured.
@@ -361,19 +327,6 @@ def load_results(path: str | Path) -> Results:
             at fault.
     """
     return from_json(Results, Path(path), kind=KIND, version=FORMAT)
-
-
-def save_results(results: Results, path: str | Path) -> None:
-    """Write ``results.json``, whole or not at all. A file that is there is replaced.
-
-    Args:
-        results: What was measured.
-        path: Of the file; its folder is made where it is missing.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_files({Path(path): results_text(results)}, overwrite=True)
 
 
 def results_text(results: Results) -> str:

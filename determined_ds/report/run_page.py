@@ -22,7 +22,6 @@ from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.partition import in_words, read_partition
 from determined_ds.report.charts import profile_picture
-from determined_ds.report.closing import closing_block
 from determined_ds.report.comparison import PAGE, RESULTS
 from determined_ds.report.gantt import step_picture
 from determined_ds.report.numbers import (
@@ -192,7 +191,6 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
             for index, shown in enumerate(runs)
             if (found := _profile(shown, f"profile{index}"))
         ],
-        blocks=[(shown.label, block) for shown in runs if (block := _block(shown))],
         runs=runs,
         was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
         date=_date,
@@ -465,9 +463,3 @@ def _profile(shown: RunView, name: str) -> dict[str, Any] | None:
         "by_rank": markup_of(picture, f"{name}-parts"),
         "schedule": markup_of(step, f"{name}-schedule"),
     }
-
-
-def _block(shown: RunView) -> str:
-    """What det-ds run prints at its end, of a run of this machine that has ended."""
-    lines = closing_block(shown.run) if shown.status != RUNNING and shown.run.path.is_dir() else []
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)

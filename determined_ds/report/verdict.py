@@ -1,8 +1,6 @@
-"""What came out of measurements, in words: names of rows, what each is best for, and the verdict of a comparison."""
+"""What came out of measurements, in words: names of rows, and the verdict of a comparison."""
 
 from __future__ import annotations
-
-import math
 
 from determined_ds.report.numbers import byte_unit, count, number, printable, shortened
 from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
@@ -15,8 +13,7 @@ RAN_OUT = {
     STOPPED: "was stopped",
 }
 ONCE = 0.05  # assumed spread of a speed that was measured once, relative
-ALIKE = 0.01  # sizes and losses that differ by less are the same, relative
-SPEED, MEMORY, TIME, LOSS = "speed", "memory", "time to loss", "loss"
+ALIKE = 0.01  # sizes that differ by less are the same, relative
 
 
 def name_of(row: Row) -> str:
@@ -73,61 +70,22 @@ def memory_note(results: Results) -> str:
     return "peak memory is what the allocator had handed out of the device's memory at most"
 
 
-def _found(quality: str, row: Row, results: Results) -> tuple[float, float, float] | None:
-    """A row's value, of which less is better, and the interval that its repetitions are in; None: not known."""
-    once, value = 0.0 if len(row.repetitions) > 1 else ONCE, None
-    ends: list[float] = []
-    wider = ALIKE
-    if quality == SPEED and row.samples_per_second is not None:
-        value, ends, wider = (
-            -row.samples_per_second,
-            [-each for each in row.samples_per_second_spread or ()],
-            once,
-        )
-    elif quality == MEMORY:
-        value = row.peak_memory_bytes
-        ends = [max(r.peak_memory_bytes_by_rank) for r in row.repetitions if r.peak_memory_bytes_by_rank]
-    elif quality == LOSS:
-        value, each = row.loss, [r.losses[-row.window :] for r in row.repetitions if r.losses]
-        ends = [sum(losses) / len(losses) for losses in each]
-    elif quality == TIME and (value := row.seconds_to(results.target_loss)) is not None:
-        steps = value / (row.median_step_seconds or 1)  # the same in all repetitions; their time is not
-        ends, wider = [steps * each for each in row.spread or ()], once
-    if value is None or not ends or not all(map(math.isfinite, (value, *ends))):
-        return None
-    low, high = min(ends), max(ends)
-    return value, low - wider / 2 * abs(low), high + wider / 2 * abs(high)
+def _fastest(results: Results) -> tuple[list[Row], int]:
+    """The rows that none is faster than by more than repetitions differ, the fastest first; and of how many rows."""
+    known = [row for row in results.measured if row.samples_per_second is not None]
+    known.sort(key=lambda row: -(row.samples_per_second or 0))
 
+    def ends(row: Row) -> tuple[float, float]:
+        low, high = row.samples_per_second_spread or (0.0, 0.0)
+        wider = 0 if len(row.repetitions) > 1 else ONCE / 2
+        return low * (1 - wider), high * (1 + wider)
 
-def _leading(quality: str, results: Results) -> tuple[list[Row], int]:
-    """The rows that no other is better than by more than repetitions differ, the best first; and of how many rows."""
-    known = [(found, row) for row in results.measured if (found := _found(quality, row, results))]
-    known.sort(key=lambda pair: pair[0][0])
-    return [row for (_, low, _), row in known if low <= known[0][0][2]], len(known)
-
-
-def best_for(results: Results, row: Row) -> tuple[str, ...]:
-    """What a row is best for; ``speed (tied)`` where it shares that with some others.
-
-    Nothing that all rows share: they do not differ in it.
-    """
-    found = []
-    for quality in (SPEED, MEMORY, TIME, LOSS):
-        leading, of = _leading(quality, results)
-        if any(each is row for each in leading) and len(leading) < of:
-            found.append(f"{quality} (tied)" if len(leading) > 1 else quality)
-    return tuple(found)
-
-
-def without_winner(results: Results) -> tuple[str, ...]:
-    """Names of the qualities in which the measured rows do not differ by more than their spread."""
-    each = {quality: _leading(quality, results) for quality in (SPEED, MEMORY, TIME, LOSS)}
-    return tuple(quality for quality, (leading, of) in each.items() if of > 1 and len(leading) == of)
+    return [row for row in known if ends(row)[1] >= ends(known[0])[0]], len(known)
 
 
 def verdict(results: Results) -> str:
     """What came out, in one sentence."""
-    leading, num_timed = _leading(SPEED, results)
+    leading, num_timed = _fastest(results)
     if not leading:
         num = len(results.rows)
         return f"None of the {num} was measured." if num > 1 else "Nothing was measured."

@@ -12,11 +12,9 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from determined_ds import ConfigError, Results, create_performance_visualizations, load_results
-from tests.package import refusal, refusals, results_table, write_report
+from tests.package import refusal, results_table, write_report
 from tests.report.making import (
     CANNOT_RUN,
     MIB,
@@ -84,14 +82,7 @@ def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewe
 
 
 @pytest.mark.parametrize(
-    "left_out",
-    [
-        failed("zero3"),
-        failed("pipeline", CANNOT_RUN),
-        row("cut", status="stopped"),
-        row("warm-up only", repetition([])),
-    ],
-    ids=lambda each: each["name"],
+    "left_out", [failed("zero3"), row("cut", status="stopped"), row("warm-up only", repetition([]))]
 )
 def test_a_row_that_did_not_run_to_its_end_takes_no_part(left_out: dict[str, object]) -> None:
     compared = results(left_out, row("zero1"))
@@ -119,67 +110,30 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-def refused(path: Path, text: str) -> tuple[Any, ...]:
-    path.write_text(text)
-    return refusals(lambda: load_results(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is not JSON"),
-        (json.dumps(content(*comparison()))[:970], "is not JSON"),
-        ("[1, 2]", "is not a file of results"),
-        ('{"rows": []}', "is not a file of results"),
-        ('{"kind": "results of determined_ds", "kind": 1}', "'kind' is given twice"),
-        ('{"kind": NaN}', "NaN without quotes"),
-        ("[" * 100_000, "is not JSON"),
-        *((json.dumps(content(format=version)), "reads format") for version in (1, 3, "2", 2.0, True, None)),
-    ],
-    ids=lambda value: value[:12],
-)
-def test_another_programs_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    (problem,) = refused(tmp_path / "results.json", text)
-    assert said in problem.message
-    assert problem.origin == str(tmp_path / "results.json")
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    strange = (Path("/dev/null"), Path("nul\0byte"), Path("x" * 5000))
-    for path in (tmp_path / "none.json", tmp_path, tmp_path / "binary", *strange):
-        assert refusal(lambda path=path: load_results(path)).message
-
-
 FIRST = "rows[0].repetitions[0]"
 
 
 @pytest.mark.parametrize(
-    ("key", "values"),
+    ("change", "said"),
     [
-        ("title", [5, None]),
-        ("titel", ["x"]),
-        ("accelerator", ["tpu"]),
-        ("rows[1]", [5]),
-        ("rows[0].slts", [2]),
-        ("rows[0].slots", [0, True, None, 2.0, "2"]),
-        ("rows[0].status", ["fine"]),
-        ("rows[0].zero_stage", [4]),
-        (f"{FIRST}.bubble", [2]),
-        (f"{FIRST}.step_seconds[1]", ["fast", "NaN", "Infinity", "1.5", 0, 10**400, True, None]),
-        (f"{FIRST}.losses[3]", ["nan", "1.5", True, None, 10**400]),
+        (lambda data: data.update(format=1), "reads format"),
+        (lambda data: data.update(titel="x"), "titel"),
+        (lambda data: data["rows"][0].update(slots=True), "rows[0].slots"),
+        (lambda data: data["rows"][0]["repetitions"][0].update(bubble=2), f"{FIRST}.bubble"),
+        (
+            lambda data: data["rows"][0]["repetitions"][0].update(step_seconds=["NaN"]),
+            f"{FIRST}.step_seconds[0]",
+        ),
     ],
 )
-def test_a_damaged_value_is_named(key: str, values: list[object], tmp_path: Path) -> None:
-    for value in values:
-        data: Any = content(row("zero1"), failed("zero3"))
-        *path, last = [int(step) if step.isdigit() else step for step in re.findall(r"\w+", key)]
-        inside = data
-        for step in path:
-            inside = inside[step]
-        inside[last] = value
-        (problem,) = refused(tmp_path / "results.json", json.dumps(data))
-        assert problem.key == key
+def test_a_damaged_or_foreign_file_is_refused_by_its_key(change: Any, said: str, tmp_path: Path) -> None:
+    data: Any = content(row("zero1"), failed("zero3"))
+    change(data)
+    path = tmp_path / "results.json"
+    for text in (json.dumps(data), json.dumps(data)[:300]):
+        path.write_text(text)
+        problem = refusal(lambda: load_results(path))
+        assert said in f"{problem.key} {problem.message}" or "is not JSON" in problem.message
 
 
 # ------------------------------------------------------------------------------------------- the files
@@ -218,41 +172,6 @@ def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
     assert float(lines[5]["bubble"]) == 0.35
     assert (missing["reason"], missing["step_median_s"]) == ("it asked for 2 GiB", "")
     assert lines[-1]["reason"] == 'a "b", c'
-
-
-def timed(name: str, *steps: float, mib: int = 700, loss: float | str = 3.0) -> dict[str, Any]:
-    """A row with a repetition for each step time; its loss is reached in the fifth of ten steps."""
-    each = {"losses": [4.0] * 5 + [loss] * 5, "peak_memory_bytes_by_rank": [mib * MIB]}
-    return row(name, *(repetition([seconds] * 8, **each) for seconds in steps))
-
-
-@pytest.mark.parametrize(
-    ("rows", "best"),
-    [
-        (
-            [
-                timed("fast", 0.10, 0.11, mib=900),
-                timed("lean", 0.20, 0.21, mib=500),
-                timed("good", 0.30, 0.31, mib=800, loss=2.0),
-            ],
-            ["speed, time to loss", "memory", "loss"],
-        ),
-        (
-            [timed("zero0", 0.20, 0.22), timed("zero1", 0.21, 0.23), timed("zero2", 0.40, 0.41)],
-            ["speed (tied), time to loss (tied)", "speed (tied), time to loss (tied)", ""],
-        ),
-        ([timed("zero0", 0.200), timed("zero1", 0.204)], ["", ""]),
-        ([timed("zero0", 0.200), timed("zero1", 0.220)], ["speed, time to loss", ""]),
-        ([timed("zero0", 0.2, loss="NaN"), timed("zero1", 0.2)], ["", ""]),
-        ([timed("zero0", 0.2, 0.2)], [""]),
-    ],
-    ids=["each in one", "spreads that meet", "once, 2 %", "once, 10 %", "a lost loss", "alone"],
-)
-def test_a_row_is_best_only_where_the_spreads_distinguish_it(
-    rows: list[dict[str, Any]], best: list[str], tmp_path: Path
-) -> None:
-    """Measured once, it must be faster by more than a twentieth."""
-    assert [line["best_for"] for line in lines_of(results(*rows), tmp_path)] == best
 
 
 def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
@@ -295,7 +214,7 @@ def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(
         assert number in told, told
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "loss", "scaling", "schedules"]
+    assert named == ["throughput", "memory", "loss", "schedules"]
     assert len(page.texts["figcaption"]) == len(named)
     given = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(given) == len(set(given))
@@ -313,23 +232,22 @@ def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
     ("rows", "said"),
     [
         (comparison(), "zero0 on 2 slots is the fastest: 145 samples/s"),
-        ([fast("zero1", 0.1), fast("zero0", 0.2)], "zero1 is the fastest: 320 samples/s."),
         ([fast("zero1", 0.2), fast("zero0", 0.1)], "zero0 is the fastest: 320 samples/s, 2.00 times zero1."),
         (
-            [fast("zero1", 0.20, 0.22), fast("zero2", 0.21, 0.23), fast("zero3", 0.40, 0.41)],
-            "(too close to zero2 to distinguish)",
+            [fast("zero2", 0.21, 0.23), fast("zero1", 0.20, 0.22), fast("zero3", 0.40, 0.41)],
+            "zero1 is the fastest: 152 samples/s (too close to zero2 to distinguish).",
         ),
+        ([fast("zero2", 0.204), fast("zero1", 0.200)], "160 samples/s (too close to zero2 to distinguish)."),
         ([fast(), failed("zero3")], "; zero3 ran out of memory."),
         ([fast(), failed("a"), failed("b")], "; 2 of 3 were not measured."),
         ([failed("a"), failed("b", CANNOT_RUN)], "None of the 2 was measured."),
-        ([], "Nothing was measured."),
-        ([fast("zero1", 0.2)], "zero1 does 160 samples/s."),
-        ([row("alone", repetition(losses=[], peak_memory_bytes_by_rank=[]))], "alone does 160 samples/s."),
-        ([row("images", samples_per_step=None, estimated_model_state_bytes=None)], "Nothing was measured."),
         ([row("lost", repetition(losses=["NaN"] * 5))], "lost does 160 samples/s."),
     ],
 )
-def test_the_verdict_is_on_top(rows: list[dict[str, Any]], said: str, tmp_path: Path) -> None:
+def test_the_verdict_is_on_top_and_claims_no_ratio_within_the_spread(
+    rows: list[dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    """Measured once, a row must be faster by more than a twentieth."""
     page = page_of(results(*rows), tmp_path)
     assert said in page.texts["p"][0]
     assert len(page.rows) == 1 + len(rows)
@@ -350,14 +268,6 @@ def test_what_came_from_outside_is_text(tmp_path: Path) -> None:
     assert any(EVIL in item for item in page.texts["li"])
 
 
-@settings(max_examples=20)
-@given(st.text(min_size=1, max_size=30))
-def test_any_text_is_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    about = dict.fromkeys(("title", "command", "created", "machine"), text)
-    page = page_of(results(failed(text, reason=text), **about), tmp_path_factory.getbasetemp() / "any")
-    assert len(page.texts["script"]) == 1
-
-
 # ------------------------------------------------------------------------------------------- pictures
 
 
@@ -371,7 +281,7 @@ def test_pictures_are_those_that_make_sense_and_leave_the_callers_settings(tmp_p
     with mpl.rc_context({"font.size": 31}):
         drawn = create_performance_visualizations(results(*comparison(), row("$x^2$ 戦略")), tmp_path / "new")
         assert mpl.rcParams["font.size"] == 31
-    assert names(drawn) == ["throughput", "memory", "loss", "scaling", "schedules"]
+    assert names(drawn) == ["throughput", "memory", "loss", "schedules"]
     assert stat.S_IMODE(drawn[0].stat().st_mode) == stat.S_IMODE((tmp_path / "any").stat().st_mode)
     path = write_report(results(row("zero1", repetition(losses=[], parts=PARTS))), tmp_path, page=False)[0]
     assert names(create_performance_visualizations(str(path), tmp_path)) == ["throughput", "memory", "parts"]
@@ -396,22 +306,17 @@ def test_whole_trainings_are_drawn(tmp_path: Path) -> None:
     ("given", "folder", "says"),
     [
         ([{"strategy": "a", "throughput": 3}], "new", "run_training_experiment()"),
-        (7, "new", "holds no results"),
-        ([], "new", "nothing in them was measured"),
         (results(failed("zero3")), "new", "nothing in them was measured"),
         (Path("none/results.json"), "new", "no such file"),
-        *((results(row()), name, "cannot be written") for name in ("file", "file/below", "x" * 5000, "n\0")),
-        (results(row()), "taken", "cannot be written"),
+        (results(row()), "file", "cannot be written"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_and_leaves_nothing(
     given: Any, folder: str, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    (tmp_path / "taken/throughput.png").mkdir(parents=True)
     with pytest.raises(ConfigError) as caught:
         create_performance_visualizations(given, tmp_path / folder)
     assert says in str(caught.value)
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "file").read_text() == "mine"
-    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["throughput.png"]

@@ -47,8 +47,6 @@ def test_a_run_says_how_it_ended_what_was_best_and_how_it_was_trained(tmp_path: 
         assert told in page.rows[1]
     assert ["zero_optimization.stage", "1", "zero1.json:6"] in page.rows
     assert ["torch", "2.13.0"] in page.rows
-    (block,) = page.texts["pre"]
-    assert f"det-ds report {path} --open" in block
 
 
 def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_a_pipelines_layers_are_said_as_they_are_shared_out(tmp_path: Path) -> N
     assert any(said in fact for fact in page_of(path).texts["dd"])
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"findings": 3, "pipe": 1}', '{"step_s": "x"}'])
+@pytest.mark.parametrize("content", ["{", '{"findings": 3, "pipe": 1}'])
 @pytest.mark.parametrize("name", ["partition.json", "pipeline_step.json", "profile/profile.json"])
 def test_a_damaged_file_beside_the_metrics_is_left_out(tmp_path: Path, name: str, content: str) -> None:
     path = recorded(tmp_path / "run", course(3))
@@ -195,18 +193,6 @@ def test_each_metric_is_a_curve_over_batches_and_seconds_of_training(tmp_path: P
     assert [each["kind"] for each in run["launches"]] == ["start", "resume"]
 
 
-def test_a_run_of_an_earlier_version_has_what_its_files_say(tmp_path: Path) -> None:
-    config = {"hyperparameters": {"lr": 1, "deepspeed_config": {}}}
-    path = recorded(tmp_path / "run", course(2), launches=(), config=config)
-    (path / "deepspeed_config.json").write_text('{"bf16": {"enabled": false}, "empty": {}}')
-    (run,) = as_json(path)
-    values = {
-        section: {key: each["value"] for key, each in settings.items()}
-        for section, settings in run["configuration"].items()
-    }
-    assert values == {"hyperparameters": {"lr": "1"}, "DeepSpeed": {"bf16.enabled": "false", "empty": "{}"}}
-
-
 def test_a_folder_is_a_run_or_holds_those_of_a_search_or_a_comparison(tmp_path: Path) -> None:
     search = recorded(tmp_path / "search")  # a search has an experiment.yaml, too
     for number in (1, 2):
@@ -221,16 +207,6 @@ def test_a_folder_is_a_run_or_holds_those_of_a_search_or_a_comparison(tmp_path: 
         ([plain[1], search, plain[1]], ["b", "0001", "0002"]),
     ):
         assert [run["label"] for run in as_json(*folders)] == labels
-
-
-def test_each_folder_that_holds_no_run_is_named_with_a_fix(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    folders = [str(tmp_path / name) for name in ("file", "empty", "nowhere")]
-    done = report(*folders)
-    assert done.exit_code == 2
-    assert all(folder in done.stderr for folder in folders)
-    assert done.stderr.count("fix: ") == 3
 
 
 # ------------------------------------------------------------------------------------- where the page goes
@@ -255,14 +231,6 @@ def test_a_page_is_in_the_one_folder_that_it_is_of_else_here_and_replaces_only_i
     (compared / "report.html").write_text("of det-ds compare")
     assert report(compared).stdout.startswith("compared/runs.html")
     assert (compared / "report.html").read_text() == "of det-ds compare"
-
-
-def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "run", course(3))
-    for name in ("memory.json", "deepspeed_config.json"):
-        (path / name).write_text("[1, 2]")
-    words = page_of(path).words
-    assert all(f"{name} is not a JSON object" in words for name in ("memory.json", "deepspeed_config.json"))
 
 
 # ------------------------------------------------------------------------------------- in a browser
