@@ -101,7 +101,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "profile/test_instruments.py::test_what_a_json_switches_on_is_printed_and_changes_nothing": (
         "zero3",
         "pipeline",
-        "several",
     ),
     "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10",),
     "trial/test_muon.py::test_any_layout_continues_with_what_another_wrote": (
