@@ -76,12 +76,7 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
     """What a checkpoint holds of an engine besides its tensors; ``built`` is its record, see :func:`records_of`."""
     engine = own.engine
     groups = [] if engine.optimizer is None else base_optimizer(engine).param_groups
-    scheduler, of_ddp = getattr(engine, "lr_scheduler", None), getattr(engine, "_scaler", None)
-    if of_ddp is not None:
-        scale = {"cur_scale": of_ddp.get_scale(), "growth_tracker": of_ddp.state_dict()["_growth_tracker"]}
-    else:
-        scaler = _loss_scaler(engine)
-        scale = {key: getattr(scaler, key) for key in SCALE if hasattr(scaler, key)}
+    scheduler, scaler = getattr(engine, "lr_scheduler", None), _loss_scaler(engine)
     return {
         "groups": [
             {
@@ -93,7 +88,7 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
         ],
         "built": {key: built[key] for key in ("clip_grad", "scheduler")},
         "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
-        "loss_scale": scale,
+        "loss_scale": {key: getattr(scaler, key) for key in SCALE if hasattr(scaler, key)},
         "counters": {name: getattr(engine, name) for name in COUNTERS if hasattr(engine, name)},
     }
 
@@ -147,12 +142,6 @@ def _loss_scaler(engine: Any) -> Any:
 
 def _put_loss_scale(engine: Any, stored: Mapping[str, Any]) -> None:
     if "cur_scale" not in stored:
-        return
-    if (own := getattr(engine, "_scaler", None)) is not None:
-        state = own.state_dict()
-        since = stored.get("cur_iter", 0) - stored.get("last_overflow_iter", -1) - 1
-        tracker = stored.get("growth_tracker", since % max(state["growth_interval"], 1))
-        own.load_state_dict({**state, "scale": stored["cur_scale"], "_growth_tracker": tracker})
         return
     scaler = _loss_scaler(engine)
     for key in SCALE:

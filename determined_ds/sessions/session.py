@@ -27,7 +27,6 @@ from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.fit import completed, of_hyperparameters
 from determined_ds.train.loop.trainer import Training
 from determined_ds.train.opening import open_context
-from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
 logger = logging.getLogger("determined_ds")
@@ -266,8 +265,6 @@ class Session:
                 fix = f"give the dataset: {trial.loader_names[method]}(loader.dataset, ...)"
                 raise refused(trial.loader_names[method], "got a loader, and options for another", fix)
             return lambda: given_loader(dataset, self.resolved.batch)
-        if "batch_size" not in options:  # its message names the size, which may not be known yet
-            returned.loader_arguments(trial, method, dataset, options)
         return lambda: getattr(trial, method)(dataset, **options)
 
     def epochs(self, num: int) -> Iterator[int]:

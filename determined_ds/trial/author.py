@@ -37,12 +37,8 @@ def written_by_author(owner: Any, *names: str) -> str:
 def place_of(function: Any) -> str:
     """``model_defs/mine/trial.py:17``: where a method, function or class begins; "" where that is unknown."""
     try:
-        if isinstance(function, type):
-            file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
-        else:
-            code = inspect.unwrap(function).__code__
-            file, line = code.co_filename, code.co_firstlineno
-    except (AttributeError, TypeError, OSError):
+        file, line = inspect.getsourcefile(inspect.unwrap(function)), inspect.getsourcelines(function)[1]
+    except (TypeError, OSError):
         return ""
     with contextlib.suppress(ValueError, OSError):  # relative to the context directory, where it is inside
         file = str(Path(str(file)).resolve().relative_to(Path.cwd()))
@@ -102,20 +98,16 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         words = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a scalar tensor"
         return words if value.is_floating_point() else f"{words} of {value.dtype}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
-        return f"the function {value.__name__}"
+    if isinstance(value, (type, types.FunctionType, types.MethodType)):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     name = type(value).__name__
     if isinstance(value, (int, float, str)):
         return f"the {name} {shown(value)}"
     kind = f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
-    if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+    if not isinstance(value, (Mapping, list, tuple)):
         return kind
-    if not value:
-        return f"an empty {name}"
     more = ", ..." if len(value) > MAX_NAMES else ""
     if isinstance(value, Mapping):
-        return f"{kind} of {', '.join(shown(key) for key in list(value)[:MAX_NAMES])}{more}"
-    kinds = ", ".join(type(item).__name__ for item in list(value)[:MAX_NAMES])
+        return f"{kind} of {', '.join(shown(key) for key in list(value)[:MAX_NAMES]) or 'nothing'}{more}"
+    kinds = ", ".join(type(item).__name__ for item in value[:MAX_NAMES])
     return f"{kind} of {len(value)} ({kinds}{more})"

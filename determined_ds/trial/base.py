@@ -67,7 +67,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         check_upstream()
         self._check_abilities()
         self.sequence = sequence_group_of(self)
-        returned.signatures(self)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
         self._build()
@@ -345,7 +344,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             Determined's ``DataLoader``, or a ``StreamLoader``.
         """
-        returned.loader_arguments(self, "training_loader", dataset, options)
+        returned.loader_arguments(self, "training_loader", options)
         options = {**self._loader_defaults, **options}
         if is_stream(dataset):
             return StreamLoader(dataset, **options)
@@ -361,7 +360,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             Determined's ``DataLoader``, or a ``StreamLoader``.
         """
-        returned.loader_arguments(self, "validation_loader", dataset, options)
+        returned.loader_arguments(self, "validation_loader", options)
         options = {**self._loader_defaults, **options}
         kind: Any = StreamLoader if is_stream(dataset) else pytorch.DataLoader
         return kind(dataset, **options)

@@ -73,13 +73,9 @@ class DataParallelTrial(ReconciledTrial):
         assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         metrics = returned.training_loss(self, self.loss(self.engine, batch))
-        loss = metrics["loss"]
-        try:
-            self.engine.backward(loss)
-        except RuntimeError as error:
-            raise returned.descended_before(self, error) or error from error
+        self.engine.backward(metrics["loss"])
         self.engine.step()
-        return {**metrics, "loss": loss.detach()}
+        return {**metrics, "loss": metrics["loss"].detach()}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         """Validate one micro-batch by :meth:`evaluate`.

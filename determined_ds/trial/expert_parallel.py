@@ -25,8 +25,9 @@ KEY, SIZE = "expert_parallel", "hyperparameters.expert_parallel_size"
 PLACE = "determined_ds_expert_place"
 FAMILIES = "mixtral, qwen3_moe or deepseek_v3"
 
-# Of a parameter or buffer before DeepSpeed divides the model: its shape, and itself, which is not kept alive.
-Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]
+Original = tuple[
+    tuple[int, ...], "weakref.ref[torch.Tensor]"
+]  # shape, and the tensor, which is not kept alive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,7 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     except ValueError as error:
         if not raised_in(error, "_configure_expert_parallel"):
             raise
-        message, fix = str(error).rstrip("."), f"change what it names, {fix}"
-        raise undivided(model, SIZE, size, message, fix, KEY) from error
+        raise undivided(model, SIZE, size, str(error), fix, KEY) from error
     layers = expert_layers(model)
     if not layers:
         raise undivided(model, SIZE, size, "DeepSpeed finds no experts in it", fix, KEY)
@@ -149,15 +149,9 @@ def _recorders_by_name() -> Iterator[None]:
     Source: ``_CanRecordRegistry`` in transformers' ``utils/output_capturing.py``;
     ``_install_instance_transformers_output_recorders`` in deepspeed 0.19.8's ``module_inject/auto_ep_presets/base.py``.
     """
-    try:
-        from transformers.utils import output_capturing
-    except ImportError:
-        yield
-        return
-    registry: Any = getattr(output_capturing, "_CAN_RECORD_REGISTRY", None)
-    if registry is None or type(registry) is dict:
-        yield
-        return
+    from transformers.utils import output_capturing
+
+    registry: Any = output_capturing._CAN_RECORD_REGISTRY
 
     class ByName(type(registry)):  # type: ignore[misc]
         def get(self, key: Any, default: Any = None) -> Any:
@@ -166,16 +160,13 @@ def _recorders_by_name() -> Iterator[None]:
         def __setitem__(self, key: Any, value: Any) -> None:
             dict.__setitem__(self, key if isinstance(key, str) else str(key.__class__), value)
 
-    output_capturing._CAN_RECORD_REGISTRY = ByName()
-    dict.update(output_capturing._CAN_RECORD_REGISTRY, dict(registry))
+    output_capturing._CAN_RECORD_REGISTRY = by_name = ByName()
+    dict.update(by_name, dict(registry))
     try:
         yield
     finally:
-        registry.update(dict(output_capturing._CAN_RECORD_REGISTRY))
+        dict.update(registry, dict(by_name))
         output_capturing._CAN_RECORD_REGISTRY = registry
-
-
-# ------------------------------------------------------------------------------------------- groups and gradients
 
 
 def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) -> Any:

@@ -2,9 +2,8 @@
 
 A stage works while it loads a micro-batch, runs it forward, or runs it backward. All else, from the start of a
 batch's schedule to the end of its last micro-batch's last instruction, is waiting: for a neighbour, for the wire
-(sending and receiving activations and gradients counts as waiting, however busy the network is), and for the host
-between two instructions. What follows the micro-batches is not counted, since it is the same without a pipeline: the
-reduction of gradients and the optimizer's step.
+(sending and receiving counts as waiting, however busy the network is), and for the host between two instructions. The
+reduction of gradients and the optimizer's step follow, and are not counted: they are the same without a pipeline.
 
 The share of waiting is the pipeline's bubble. ``pipe.timeline.counted_bubble`` is what a schedule has by itself, where
 all stages take equally long and communication takes no time.
@@ -17,12 +16,11 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import schedule
-from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
 from determined_ds.pipe.recording import LOAD
@@ -41,8 +39,8 @@ _ATTRIBUTE = "_instruction_times"
 
 
 def time_instructions(engine: Any) -> None:
-    """Have a pipeline time its instructions in training; does nothing the second time, or with a single stage."""
-    if engine.num_stages > 1 and _ATTRIBUTE not in vars(engine):
+    """Have a pipeline time its instructions in training; does nothing with a single stage."""
+    if engine.num_stages > 1:
         setattr(engine, _ATTRIBUTE, InstructionTimes(engine))
 
 
@@ -65,35 +63,35 @@ def bubble(
         1 - mean busy / longest span, of the ranks of one replica; over replicas, the mean. None where no batch was
         trained.
     """
-    shares = []
-    for ranks in pipelines:
-        longest = max(span_s[rank] for rank in ranks)
-        if not longest:
-            return None
-        shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
-    return sum(shares) / len(shares)
+    longest = [max(span_s[rank] for rank in ranks) for ranks in pipelines]
+    if not all(longest):
+        return None
+    busy = [sum(busy_s[rank] for rank in ranks) / len(ranks) for ranks in pipelines]
+    return sum(1 - own / whole for own, whole in zip(busy, longest, strict=True)) / len(longest)
 
 
 class InstructionTimes:
     """Times the training schedules of one stage; those of ``eval_batch`` are ignored.
 
-    On CUDA, by events on the stream of the instructions, which are waited for in :meth:`take`. On a CPU, by the clock.
+    A mark of time is an event on the current CUDA stream, read in :meth:`take`; on a CPU, the machine's clock.
 
     Args:
         engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
     """
 
-    def __init__(self, engine: PipelineEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._on_gpu = engine.device.type == "cuda"
         self._zero: tuple[Any, float] = None, 0.0  # a mark, and the machine's clock then
-        self._running: _Batch | None = None
-        self._finished: deque[_Batch] = deque()
+        self._work: list[tuple[str, int, Any, Any]] | None = (
+            None  # of the batch that runs: kind, part, start, end
+        )
+        self._end: Any = None  # of its last micro-batch
+        self._finished: deque[tuple[Any, Any, list[tuple[str, int, Any, Any]]]] = deque()  # start, end, work
         self._busy_s = self._span_s = 0.0
         self._recorded: list[list[Span]] | None = None
-        engine._INSTRUCTION_MAP = {
-            kind: self._timed(kind, instruction) for kind, instruction in engine._INSTRUCTION_MAP.items()
-        }
+        instructions = engine._INSTRUCTION_MAP.items()
+        engine._INSTRUCTION_MAP = {kind: self._timed(kind, run) for kind, run in instructions}
         engine._exec_schedule = self._exec_schedule
 
     def take(self) -> tuple[float, float]:
@@ -149,33 +147,29 @@ class InstructionTimes:
         topology = self._engine.grid.topology()
         return [topology.get_axis_list("data", index) for index in range(topology.get_dim("data"))]
 
-    # ------------------------------------------------------------------------------------------- timing
-
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         run = type(self._engine)._exec_schedule
         if not torch.is_grad_enabled():  # of an evaluation
             run(self._engine, pipe_schedule)
             return
         self._read()
-        self._running = batch = _Batch(start=self._now())
+        start, self._end, self._work = self._now(), None, []
         try:
             run(self._engine, pipe_schedule)
+            self._finished.append((start, self._end or self._now(), self._work))
         finally:
-            self._running = None
-        batch.end = self._now() if batch.end is None else batch.end
-        self._finished.append(batch)
+            self._work = None
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
         def at_work(engine: Any, **kwargs: Any) -> None:
-            batch, start = self._running, self._now() if self._running else None
+            start = None if self._work is None else self._now()
             instruction(engine, **kwargs)
-            if batch is not None:
-                part = kwargs.get("part", engine.stage_id)
-                batch.work.append((WORK[kind], part, start, self._now()))
+            if self._work is not None:
+                self._work.append((WORK[kind], kwargs.get("part", engine.stage_id), start, self._now()))
 
         def afterwards(engine: Any, **kwargs: Any) -> None:
-            if self._running is not None and self._running.end is None:
-                self._running.end = self._now()
+            if self._work is not None and self._end is None:
+                self._end = self._now()
             instruction(engine, **kwargs)
 
         if kind in WORK:
@@ -185,21 +179,20 @@ class InstructionTimes:
     def _read(self, wait: bool = False) -> None:
         """Add up the batches that the device has finished, so that few are kept; all of them, after a ``wait``."""
         if wait and self._on_gpu and self._finished:
-            self._finished[-1].end.synchronize()
-        while self._finished and (not self._on_gpu or self._finished[0].end.query()):
-            batch = self._finished.popleft()
-            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in batch.work)
-            self._span_s += self._seconds(batch.start, batch.end)
+            self._finished[-1][1].synchronize()
+        while self._finished and (not self._on_gpu or self._finished[0][1].query()):
+            begin, finish, work = self._finished.popleft()
+            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in work)
+            self._span_s += self._seconds(begin, finish)
             if self._recorded is None:
                 continue
             passes: Counter[tuple[str, int]] = Counter()
+            zero, zero_s = self._zero if self._on_gpu else (0.0, 0.0)
             self._recorded.append([])
-            for kind, part, start, end in batch.work:
-                op = Op(kind, part, passes[kind, part])
+            for kind, part, *marks in work:
+                start, end = (zero_s + self._seconds(zero, mark) for mark in marks)
+                self._recorded[-1].append(Span(op=Op(kind, part, passes[kind, part]), start=start, end=end))
                 passes[kind, part] += 1
-                self._recorded[-1].append(Span(op=op, start=self._at(start), end=self._at(end)))
-
-    # A mark of time is an event on the current CUDA stream, or a number of the machine's clock.
 
     def _now(self) -> Any:
         if not self._on_gpu:
@@ -210,16 +203,3 @@ class InstructionTimes:
 
     def _seconds(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) / 1000 if self._on_gpu else end - start
-
-    def _at(self, mark: Any) -> float:
-        zero, zero_s = self._zero
-        return zero_s + self._seconds(zero, mark) if self._on_gpu else mark
-
-
-@dataclass
-class _Batch:
-    """The marks of one batch."""
-
-    start: Any
-    work: list[tuple[str, int, Any, Any]] = field(default_factory=list)  # kind, part, start, end
-    end: Any = None

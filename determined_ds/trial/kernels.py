@@ -6,19 +6,17 @@ import functools
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 
-from determined_ds.config.params import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial.pipeline_module import ScheduledModule
 
-_as_torch_chooses: list[tuple[bool, ...]] = []  # the switches before the first choice
+_as_torch_chooses: list[bool] = []  # the switches before the first choice
 
 
 def choose_sdpa_kernel(kernel: str | None) -> None:
@@ -33,15 +31,11 @@ def choose_sdpa_kernel(kernel: str | None) -> None:
     cuda = torch.backends.cuda
     if kernel is None and not _as_torch_chooses:
         return
-    if kernel is None:
-        switches = _as_torch_chooses.pop()
-    else:
-        assert kernel in SDPA_KERNELS, kernel
-        if not _as_torch_chooses:
-            enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
-            _as_torch_chooses.append((*enabled, cuda.fp16_bf16_reduction_math_sdp_allowed()))
-        switches = tuple(kernel == each for each in ("flash", "efficient", "cudnn", "math"))
-    flash, efficient, cudnn, reduced = switches
+    if not _as_torch_chooses:
+        enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+        _as_torch_chooses.extend((*enabled, cuda.fp16_bf16_reduction_math_sdp_allowed()))
+    chosen = [kernel == each for each in ("flash", "efficient", "cudnn", "math")]
+    flash, efficient, cudnn, reduced = chosen if kernel else _as_torch_chooses
     cuda.enable_flash_sdp(flash)
     cuda.enable_mem_efficient_sdp(efficient)
     cuda.enable_cudnn_sdp(cudnn)
@@ -82,7 +76,12 @@ def compile_engine(engine: Any, device: torch.device) -> None:
     for module in (engine.module, *layers):
         is_module = isinstance(module, torch.nn.Module) and "forward" not in vars(module)
         if is_module and type(module).forward.__module__.startswith("torch."):
-            module.forward = _in_own_frame(module.forward)
+
+            @functools.wraps(module.forward)
+            def in_own_frame(*inputs: Any, own: Any = module.forward, **kwargs: Any) -> Any:
+                return own(*inputs, **kwargs)
+
+            module.forward = in_own_frame
     engine.compile()
 
 
@@ -93,29 +92,13 @@ def missing_tools(device: torch.device) -> list[str]:
 
     Source: ``config.cpp.cxx`` in torch 2.13's ``_inductor/config.py``; ``_build`` in triton 3's ``runtime/build.py``.
     """
-    missing = []
+    kind, names = "C++ compiler", [os.environ.get("CXX") or "", "g++", "clang++"]
     if device.type == "cuda":
-        if not torch.utils._triton.has_triton_package():
-            missing.append("Triton (the package triton)")
-        named = os.environ.get("CC")
-        kind, names = "C compiler", [named] if named else ["gcc", "clang"]
-    else:
-        from torch._inductor import config
-
-        kind, names = "C++ compiler", [name for name in config.cpp.cxx if name]
-    if not any(shutil.which(name) for name in names):
-        missing.append(f"{kind} ({' or '.join(names)})")
+        kind, names = "C compiler", [os.environ.get("CC") or "", "gcc", "clang"]
+    missing = [] if any(shutil.which(name) for name in names if name) else [f"{kind} ({names[1]})"]
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         missing.append("Python.h, the headers of this Python")
     return missing
-
-
-def _in_own_frame(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def run(*inputs: Any, **kwargs: Any) -> Any:
-        return forward(*inputs, **kwargs)
-
-    return run
 
 
 # ------------------------------------------------------------------------------------------ recomputation

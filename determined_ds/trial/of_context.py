@@ -58,28 +58,18 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
         ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
     """
     if isinstance(context, pytorch.PyTorchTrialContext):
-        message = (
-            "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, and this is a DeepSpeedTrial"
-        )
-        key, value, fix = (
-            "context",
-            type(context).__name__,
-            "determined_ds.load_model_from_checkpoint_path(path) returns the trained model",
-        )
+        message = "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, not a DeepSpeedTrial"
+        fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
+        key, value = "context", type(context).__name__
         raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=key))
     resolved = getattr(context, "resolved", None)
     if isinstance(resolved, ResolvedConfig):
         return resolved
     ranks = context.distributed
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=detect_accelerator(),
-        slots=ranks.size,
-        machines=ranks.cross_size,
-    )
-    return resolve(
-        Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters"), where
-    )
+    accelerator, here = detect_accelerator(), Path.cwd()
+    where = Where(context_dir=here, accelerator=accelerator, slots=ranks.size, machines=ranks.cross_size)
+    data = context.get_hparams()
+    return resolve(Document(name="hyperparameters", data=data, prefix="hyperparameters"), where)
 
 
 def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:

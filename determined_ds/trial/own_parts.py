@@ -54,28 +54,25 @@ class OwnParts:
         self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self._parameters.values())
         self._group = getattr(engine, "seq_data_parallel_group", None)
         if self._is_split:
-            self._check()
+            if message := self._unsupported():
+                key, fix = "zero_optimization", "remove it from the DeepSpeed JSON, or leave EMA out"
+                raise ConfigError(Problem(key=key, message=message, fix=fix, code="own-parts"))
             self._group = next(iter(self._parameters.values())).ds_process_group
         alone = not dist.is_initialized()
         self.replicas = 1 if alone else dist.get_world_size(self._group)
         self.replica = 0 if alone else dist.get_rank(self._group)
 
-    def _check(self) -> None:
-        zero = self._engine._config.zero_config
-        offload = zero.offload_param
+    def _unsupported(self) -> str:
+        offload, parameters = self._engine._config.zero_config.offload_param, self._parameters.values()
         if offload is not None and offload.device == "nvme":
-            key, message = "zero_optimization.offload_param.device", "parameters on NVMe cannot be averaged"
-        elif any(
-            getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters.values()
-        ):
-            key = "zero_optimization.zero_hpz_partition_size"
-            message = "a second copy of the weights on each machine would not be averaged"
-        elif not all(each.ds_tensor.is_floating_point() for each in self._parameters.values()):
-            key, message = "zero_optimization.zero_quantized_weights", "quantized weights cannot be averaged"
-        else:
-            return
-        fix = "remove it from the DeepSpeed JSON, or leave EMA out"
-        raise ConfigError(Problem(key=key, message=message, fix=fix, code="own-parts"))
+            return "parameters on NVMe (offload_param) cannot be averaged"
+        if any(getattr(each, "ds_secondary_tensor", None) is not None for each in parameters):
+            return (
+                "zero_hpz_partition_size: a second copy of the weights on each machine would not be averaged"
+            )
+        if not all(each.ds_tensor.is_floating_point() for each in parameters):
+            return "quantized weights (zero_quantized_weights) cannot be averaged"
+        return ""
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This replica's part of a whole tensor, one-dimensional; the last replicas' may be short, or empty."""

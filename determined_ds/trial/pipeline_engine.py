@@ -25,7 +25,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.errors import Problem, TrialError
-from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.muon_parameters import told_apart
 from determined_ds.trial.pipeline_module import ScheduledModule
@@ -43,16 +43,13 @@ def initialize(**arguments: Any) -> Any:
     own = deepspeed.PipelineEngine
     try:
         model = arguments["model"]
-        if isinstance(model, ScheduledModule) and model.is_planned:
+        if isinstance(model, ScheduledModule) and model.pipe.schedule != ONE_F_ONE_B:
             deepspeed.PipelineEngine = PlannedEngine
         with told_apart():
             engine, *_ = deepspeed.initialize(**arguments)
     finally:
         deepspeed.PipelineEngine = own
     return engine
-
-
-# ------------------------------------------------------------------------------------------- instructions
 
 
 class InputPass(schedule.BackwardPass):
@@ -72,6 +69,12 @@ PASSES = {
     BACKWARD: schedule.BackwardPass,
     INPUT: InputPass,
     WEIGHT: WeightPass,
+}
+MESSAGES = {
+    (Send, True): schedule.SendActivation,
+    (Send, False): schedule.SendGrad,
+    (Receive, True): schedule.RecvActivation,
+    (Receive, False): schedule.RecvGrad,
 }
 
 
@@ -93,11 +96,8 @@ class PlannedSchedule(schedule.PipeSchedule):
             if isinstance(step, Receive):  # into the buffer of the pass that takes it
                 part += 1 if kind == FORWARD else -1
             buffer = part * pipe.micro_batches + micro_batch
-            if isinstance(step, Send):
-                made = schedule.SendActivation if kind == FORWARD else schedule.SendGrad
-                yield [made(buffer, part=part, peer=step.rank)]
-            elif isinstance(step, Receive):
-                made = schedule.RecvActivation if kind == FORWARD else schedule.RecvGrad
+            if isinstance(step, (Send, Receive)):
+                made = MESSAGES[type(step), kind == FORWARD]
                 yield [made(buffer, part=part, peer=step.rank)]
             else:
                 instructions = [PASSES[kind](buffer, part=part)]
@@ -108,9 +108,6 @@ class PlannedSchedule(schedule.PipeSchedule):
                 yield instructions
         if not self._forward_only:
             yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
-
-
-# ------------------------------------------------------------------------------------------- the engine
 
 
 class PlannedEngine(PipelineEngine):
@@ -131,20 +128,18 @@ class PlannedEngine(PipelineEngine):
         self._awaited: dict[tuple[bool, int], list[Any]] = {}
         self._specs: dict[int, Specs] = {}  # of what a part takes, here or elsewhere
 
-    # ------------------------------------------------------------------------------- where the parts are
-
     def _is_here(self, part: int) -> bool:
         return self.module.pipe.rank_of(part) == self.stage_id
 
     def is_first_stage(self) -> bool:
-        if not self._is_made:
-            return bool(super().is_first_stage())
-        return self._active == 0 if self._active is not None else self._is_here(0)
+        return self._is_active(0) if self._is_made else bool(super().is_first_stage())
 
     def is_last_stage(self) -> bool:
-        if not self._is_made:
-            return bool(super().is_last_stage())
-        return self._active == self._last if self._active is not None else self._is_here(self._last)
+        return self._is_active(self._last) if self._is_made else bool(super().is_last_stage())
+
+    def _is_active(self, part: int) -> bool:
+        """Whether a part is computed now; outside a pass, whether it is here."""
+        return self._is_here(part) if self._active is None else self._active == part
 
     @property
     def loads_data(self) -> bool:
@@ -163,8 +158,6 @@ class PlannedEngine(PipelineEngine):
         finally:
             self._active = None
 
-    # ------------------------------------------------------------------------------- the schedule
-
     def _train_schedule(self) -> PlannedSchedule:
         self._planned = replace(self.module.pipe, micro_batches=self.micro_batches)
         return PlannedSchedule(self._planned, self.stage_id)
@@ -181,8 +174,6 @@ class PlannedEngine(PipelineEngine):
     def reset_activation_shape(self) -> None:
         super().reset_activation_shape()
         self._specs.clear()
-
-    # ------------------------------------------------------------------------------- passes
 
     def _beside(self, buffer_id: int, by: int) -> int:
         """The buffer of the same micro-batch, so many parts further on."""
@@ -210,14 +201,9 @@ class PlannedEngine(PipelineEngine):
         if is_last or (not trains and not is_sent):  # of the last part the loss alone is needed
             buffers["outputs"][buffer_id] = None
 
-    def _exec_backward_pass(self, buffer_id: int, part: int) -> None:
-        self._take_gradient(buffer_id, part)
-        with self._at(part):
-            super()._exec_backward_pass(buffer_id)
-        self._let_go(buffer_id, part)
-
-    def _take_gradient(self, buffer_id: int, part: int) -> None:
-        """Have the gradient of a part's output, or its loss, where the engine takes it."""
+    @contextlib.contextmanager
+    def _backward_of(self, buffer_id: int, part: int) -> Iterator[None]:
+        """Around a backward pass: its loss or gradient of outputs where the engine takes them; frees what it used."""
         buffers = self.pipe_buffers
         if part == self._last:
             self.loss, buffers["losses"][buffer_id] = buffers["losses"][buffer_id], None
@@ -226,34 +212,37 @@ class PlannedEngine(PipelineEngine):
             self.grad_layer, buffers["inputs"][there] = _gradients(buffers["inputs"][there]), None
         else:
             self.grad_layer, buffers["grads"][buffer_id] = buffers["grads"][buffer_id], None
-
-    def _let_go(self, buffer_id: int, part: int) -> None:
-        """Free what a backward pass has used; inputs stay until their gradients are sent."""
-        self.pipe_buffers["outputs"][buffer_id] = self.pipe_buffers["labels"][buffer_id] = None
+        yield
+        buffers["outputs"][buffer_id] = buffers["labels"][buffer_id] = None
         self.loss, self.grad_layer = self.loss.detach(), None
-        if part == 0:
-            self.pipe_buffers["inputs"][buffer_id] = None
+        if part == 0:  # other inputs stay until their gradients are sent
+            buffers["inputs"][buffer_id] = None
+
+    def _exec_backward_pass(self, buffer_id: int, part: int) -> None:
+        with self._backward_of(buffer_id, part), self._at(part):
+            super()._exec_backward_pass(buffer_id)
 
     def _exec_input_pass(self, buffer_id: int, part: int) -> None:
         """The gradient of a part's inputs, and what the gradients of its weights are made of later."""
-        self._take_gradient(buffer_id, part)
         buffers = self.pipe_buffers
-        if part == self._last:
-            outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
-            gradients = [torch.ones_like(outputs[0])]
-        else:
-            outputs = [each for each in _listed(buffers["outputs"][buffer_id]) if each.is_floating_point()]
-            gradients = _listed(self.grad_layer)
-        inputs = _listed(buffers["inputs"][buffer_id])
-        parameters = [each for each in self.module.parameters() if each.requires_grad]
-        with self._backward_of_engine():
-            buffers["held"][buffer_id] = input_pass(outputs, gradients, inputs, parameters)
-        self._let_go(buffer_id, part)
+        with self._backward_of(buffer_id, part):
+            if part == self._last:
+                outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
+                gradients = [torch.ones_like(outputs[0])]
+            else:
+                outputs = [
+                    each for each in _listed(buffers["outputs"][buffer_id]) if each.is_floating_point()
+                ]
+                gradients = _listed(self.grad_layer)
+            inputs = _listed(buffers["inputs"][buffer_id])
+            parameters = [each for each in self.module.parameters() if each.requires_grad]
+            with self._running_backward():
+                buffers["held"][buffer_id] = input_pass(outputs, gradients, inputs, parameters)
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
         """The gradients of a part's weights."""
         held, self.pipe_buffers["held"][buffer_id] = self.pipe_buffers["held"][buffer_id], None
-        with self._backward_of_engine():
+        with self._running_backward():
             if self.using_bf16_optimizer:
                 self.optimizer.clear_lp_grads()
             weight_pass(held)
@@ -265,7 +254,7 @@ class PlannedEngine(PipelineEngine):
         return grad
 
     @contextlib.contextmanager
-    def _backward_of_engine(self) -> Iterator[None]:
+    def _running_backward(self) -> Iterator[None]:
         """As around DeepSpeed's backward passes: hooks refuse one that the engine has not begun, and timers run.
 
         Source: ``PipelineEngine._exec_backward_pass``.
@@ -279,8 +268,6 @@ class PlannedEngine(PipelineEngine):
             self._stop_timers(timers)
             self._running_engine_backward = False
 
-    # ------------------------------------------------------------------------------- messages
-
     def _exec_send_activations(self, buffer_id: int, part: int, peer: int) -> None:
         outputs, taker = self.pipe_buffers["outputs"][buffer_id], part + 1
         if not torch.is_grad_enabled():
@@ -290,13 +277,11 @@ class PlannedEngine(PipelineEngine):
             self._specs[taker] = specs
             self._send_tensor_meta(outputs, peer)
         elif specs != before:
-            shapes = [", ".join(f"{tuple(shape)}" for shape, _ in each) for _, each in (before, specs)]
-            message = (
-                f"a micro-batch of {shapes[1]} after one of {shapes[0]} between two stages of a pipeline"
-            )
-            key, value = "build_training_data_loader", f"part {part}"
+            was, now = (", ".join(f"{tuple(shape)}" for shape, _ in each) for _, each in (before, specs))
+            message = f"a micro-batch of {now} after one of {was} between two stages of a pipeline"
             fix = "give all samples of training one size: pad or cut them, and drop a smaller last batch"
-            raise TrialError(Problem(key=key, value=value, message=message, fix=fix, code="pipeline-shapes"))
+            key, code = "build_training_data_loader", "pipeline-shapes"
+            raise TrialError(Problem(key=key, message=message, fix=fix, code=code))
         self._send(_listed(outputs), peer)
 
     def _exec_recv_activations(self, buffer_id: int, part: int, peer: int) -> None:
@@ -307,7 +292,8 @@ class PlannedEngine(PipelineEngine):
             torch.empty(shape, dtype=dtype, device=self.device, requires_grad=dtype.is_floating_point)
             for shape, dtype in specs
         ]
-        self._receive(True, buffer_id, made, peer)
+        rank = self.grid.stage_to_global(peer)
+        self._awaited[True, buffer_id] = [comm.irecv(each.detach(), rank) for each in made]
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
     def _allocate_or_extend_buffers(self, idx: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -323,7 +309,8 @@ class PlannedEngine(PipelineEngine):
         outputs = self.pipe_buffers["outputs"][buffer_id]
         floats = [each for each in _listed(outputs) if each.is_floating_point()]
         made = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in floats]
-        self._receive(False, buffer_id, made, peer)
+        rank = self.grid.stage_to_global(peer)
+        self._awaited[False, buffer_id] = [comm.irecv(each, rank) for each in made]
         self.pipe_buffers["grads"][buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
     def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
@@ -338,12 +325,6 @@ class PlannedEngine(PipelineEngine):
         while len(sent) > most:
             for work, _ in sent.popleft():
                 work.wait()
-
-    def _receive(
-        self, is_activation: bool, buffer_id: int, tensors: Sequence[torch.Tensor], peer: int
-    ) -> None:
-        rank = self.grid.stage_to_global(peer)
-        self._awaited[is_activation, buffer_id] = [comm.irecv(each.detach(), rank) for each in tensors]
 
     def _exec_await_message(self, buffer_id: int, kind: str) -> None:
         for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):

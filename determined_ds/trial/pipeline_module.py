@@ -4,13 +4,10 @@ A rank holds one part of the model or several, cut at given bounds or by DeepSpe
 part that is active.
 
 Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
-compute; and two stages, which begin with one seed, draw the same numbers. Here each layer has a seed of its own in each
-pass. So any schedule on any number of ranks trains as one process does that seeds its layers alike
-(:func:`layer_seed`), a pass that is computed anew draws the same again, and a resumed run too. First weights are
-drawn in the same way: they do not depend on where the layers are cut.
-
-DeepSpeed 0.19.8 has ``seed_layers``. Layers are built by it; in training it counts passes from the start of the
-process, and layers from the start of what is recomputed together.
+compute. Here each layer has a seed of its own in each pass (:func:`layer_seed`). So any schedule on any number of ranks
+trains as one process does, a pass that is computed anew draws the same again, and a resumed run too. First weights are
+drawn in the same way: they do not depend on where the layers are cut. (DeepSpeed's ``seed_layers`` counts passes from
+the start of the process, and layers from the start of what is recomputed together.)
 
 Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``DualPipeVModule`` in
 ``runtime/pipe/dualpipev.py``, which holds two parts.
@@ -67,11 +64,6 @@ class ScheduledModule(PipelineModule):
         self.__dict__.update(pipe=pipe, bounds=bounds, functions={}, checkpointable={}, seeds=None)
         super().__init__(**more)
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether the schedule is another than the one that DeepSpeed's own engine carries out."""
-        return bool(self.pipe.schedule != ONE_F_ONE_B)
-
     def _partition_layers(self, method: str = "uniform") -> None:
         self.num_stages = self.pipe.parts
         if self.bounds is None:
@@ -101,8 +93,6 @@ class ScheduledModule(PipelineModule):
             keys = [getattr(each, "key", None) for each in self._layer_specs]
             layer = keys.index(spec.key)
         _seed(hash((self.base_seed, layer)) % 2**63)
-
-    # ------------------------------------------------------------------------------------------- part by part
 
     def activate(self, part: int) -> None:
         """Make a part the one that ``forward`` computes."""
@@ -136,8 +126,6 @@ class ScheduledModule(PipelineModule):
         """Compile each layer of this rank."""
         for _ in self._each_part():
             super().compile(*args, **kwargs)
-
-    # ------------------------------------------------------------------------------------------- random numbers
 
     def seed_passes(self, seed: int, replica: int, step: Callable[[], int]) -> None:
         """Have the layers draw by their place in the training, whose steps taken ``step`` returns."""
@@ -174,13 +162,7 @@ class ScheduledModule(PipelineModule):
 
 
 def seed_layers(engines: Iterable[Any], seed: int, replica: int) -> None:
-    """Have the layers of pipelines draw by their place in the training; other engines are left alone.
-
-    Args:
-        engines: Of a trial.
-        seed: Of the trial.
-        replica: Of this rank, from 0.
-    """
+    """Have the layers of a trial's pipelines draw by their place in the training; other engines are left alone."""
     for engine in engines:
         if isinstance(module := getattr(engine, "module", None), ScheduledModule):
             module.seed_passes(seed, replica, partial(getattr, engine, "global_steps"))

@@ -1,8 +1,7 @@
 """What an engine of deepspeed 0.19.8 prints: what the JSON asks for is shown, and its timers tell the truth.
 
-``wall_clock_breakdown``, ``memory_breakdown`` and ``flops_profiler`` print by themselves; ``steps_per_print``,
-``dump_state`` and ``comms_logger`` are logged below the level that DeepSpeed shows, and are printed here by rank 0.
-Corrected of the timers is that
+``steps_per_print``, ``dump_state`` and ``comms_logger`` are logged below the level that DeepSpeed shows, and are
+printed here by rank 0. Corrected of the timers is that
 
 - a pipeline of two stages or more fails in its first backward pass under ``wall_clock_breakdown``: the timer is started
   by the pipeline, and again by the engine's hook on the tensors that it goes back through;
@@ -10,11 +9,8 @@ Corrected of the timers is that
 - the time of a call in ``comms_logger`` is that of all calls of its name since the start;
 - an operation that it knows no bandwidth of, such as ``all_gather_object``, ends the process, with exit code 0.
 
-Not corrected: on a CPU ``comms_logger`` sees only the start of an operation that runs in the background.
-
-Source: ``SynchronizedWallClockTimer`` and ``ThroughputTimer`` in ``utils/timer.py``; ``PipelineEngine`` in
-``runtime/pipe/engine.py``; ``_backward_prologue``, ``_report_progress`` and ``__init__`` in ``runtime/engine.py``;
-``timed_op`` in ``comm/comm.py``; ``CommsLogger`` and ``calc_bw_log`` in ``utils/comms_logging.py``.
+Source: ``SynchronizedWallClockTimer`` in ``utils/timer.py``; ``PipelineEngine`` in ``runtime/pipe/engine.py``;
+``_report_progress`` in ``runtime/engine.py``; ``timed_op`` in ``comm/comm.py``; ``utils/comms_logging.py``.
 """
 
 from __future__ import annotations

@@ -64,15 +64,11 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
     if value is None:
         if kind is not None or is_of_library(trial.build_scheduler):
             return
-        fix = (
-            "return the schedule that it builds; for a rate that does not change, ConstantLR(optimizer, 1.0)"
-        )
+        fix = "return the schedule; for a rate that does not change, ConstantLR(optimizer, 1.0)"
     elif isinstance(value, type) or not all(
         callable(getattr(value, each, None)) for each in ("step", "state_dict", "load_state_dict")
     ):
-        fix = (
-            "return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
-        )
+        fix = "return e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
     elif getattr(value, "optimizer", optimizer) is not optimizer:
         did = f"returned {described(value)} of another optimizer, so it would change nothing"
         fix = f"build it from the argument: return {type(value).__name__}(optimizer, ...)"
@@ -80,9 +76,7 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         expected = "a schedule of torch.optim.lr_scheduler for the given optimizer"
         raise TrialError(wrong(trial, NAME, value, expected, fix, did=did))
     if kind is not None:
-        message = (
-            f"the JSON's schedule would not be used: {method_of(trial, NAME)} returns {described(value)}"
-        )
+        message = f"the JSON's schedule would not be used: {method_of(trial, NAME)} returns another"
         fix = f"remove it from the JSON, or {NO_SCHEDULER}; or remove {NAME}"
         problem = Problem(key="scheduler.type", value=kind, message=message, fix=fix, code="two-schedulers")
         raise ConfigError(problem)
@@ -121,21 +115,18 @@ def check_rates(trial: Any, optimizer: Any, parameters: Any, ds_config: dict[str
     kind = str(section.get("type"))
     peak = (section.get("params") or {}).get(PEAKS.get(kind, ""))
     groups = optimizer.param_groups if optimizer is not None else parameters or ()
-    own = [float(group["lr"]) for group in groups if isinstance(group, Mapping) and "lr" in group]
-    if not isinstance(peak, (int, float)) or not own or set(own) == {peak}:
+    own = {float(group["lr"]): "" for group in groups if isinstance(group, Mapping) and "lr" in group}
+    if not isinstance(peak, (int, float)) or set(own) <= {peak}:
         return
     method = method_of(trial, "build_parameters" if optimizer is None else "build_optimizer")
-    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(own))
-    if len(set(own)) > 1 or optimizer is None:
-        message = f"{kind} sets the rate of all groups, up to {peak:g}; {method} gives them {rates}"
-        key = f"scheduler.params.{PEAKS[kind]}"
-        fix = f"write a list there, a rate for each group; or return a schedule from {NAME}, with {NO_SCHEDULER}"
-        raise ConfigError(Problem(key=key, value=peak, message=message, fix=fix, code="group-rates"))
-    if trial.context.distributed.rank == 0:
-        message = (
-            "warning: the learning rate %s of %s is not used: %s of the DeepSpeed JSON sets it, up to %g"
-        )
-        logger.warning(message, rates, method, kind, peak)
+    rates = ", ".join(f"{rate:g}" for rate in own)
+    if len(own) == 1 and optimizer is not None:
+        logger.warning("warning: %s sets the learning rate, up to %g, not %s (%s)", kind, peak, method, rates)
+        return
+    message = f"{kind} sets the rate of all groups, up to {peak:g}; {method} gives them {rates}"
+    fix = f"write a list there, a rate for each group; or return a schedule from {NAME}, with {NO_SCHEDULER}"
+    key = f"scheduler.params.{PEAKS[kind]}"
+    raise ConfigError(Problem(key=key, value=peak, message=message, fix=fix, code="group-rates"))
 
 
 def drive_by_validation(engines: list[Any], value: float | None) -> None:

@@ -12,28 +12,27 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.params import PARALLEL_SIZES
 from determined_ds.config.resolve import ResolvedConfig, Where, resolve
-from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem, TrialError
 from determined_ds.trial import returned
+from determined_ds.trial.author import wrong
 from determined_ds.trial.base import ReconciledTrial
 
+CODE = "several-engines"
 # One data loader feeds all engines, one loop counts their steps, and either all compile or none.
 SHARED = (
-    "global_batch_size",
-    "data_parallel_world_size",
-    *PARALLEL_SIZES,
-    "micro_batch_size",
-    "trial_seed",
-    "torch_compile",
-    "sdpa_kernel",
-    "pipe_schedule",
-    "pipe_chunks",
-    "partition_method",
-    "fit",
+    *("global_batch_size", "data_parallel_world_size", "micro_batch_size", *PARALLEL_SIZES),
+    *(
+        "trial_seed",
+        "torch_compile",
+        "sdpa_kernel",
+        "pipe_schedule",
+        "pipe_chunks",
+        "partition_method",
+        "fit",
+    ),
 )
-
-WHY_SHARED = {"torch_compile": "all compile, or none", "trial_seed": "a trial has one seed"}
 
 
 class SeveralEnginesTrial(ReconciledTrial):
@@ -69,21 +68,23 @@ class SeveralEnginesTrial(ReconciledTrial):
         super().__init__(context)
 
     def _build(self) -> None:
-        models, context = returned.models(self, self.build_models()), self.context
+        models, context, name = self.build_models(), self.context, "build_models"
+        if not isinstance(models, dict) or not models:
+            fix = 'return {"generator": ..., "discriminator": ...}'
+            raise TrialError(wrong(self, name, models, "a dict of engines' names and their models", fix))
         stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
         if not isinstance(stated, Document):
             stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
         self.ds_configs = engine_configs(stated, self.resolved, tuple(models))
         shared = context.get_hparams().get("deepspeed_config")
         if isinstance(shared, str) and hasattr(context, "resolved") and context.distributed.rank == 0:
-            for name, ds_config in self.ds_configs.items():
-                path = Path(shared).with_name(
-                    f"deepspeed_config.{name}.json"
-                )  # beside what all engines share
+            for engine, ds_config in self.ds_configs.items():  # beside what all engines share
+                path = Path(shared).with_name(f"deepspeed_config.{engine}.json")
                 write_whole(path, json.dumps(ds_config, indent=2) + "\n")
         self.engines = {}
         for self.building, model in models.items():
-            self.engines[self.building] = self.initialize(model, self.ds_configs[self.building])
+            checked = returned.model(self, model, name)
+            self.engines[self.building] = self.initialize(checked, self.ds_configs[self.building])
         self.engine = next(iter(self.engines.values()))
 
     @abc.abstractmethod
@@ -107,11 +108,10 @@ def engine_configs(
     hyperparameters: Document, resolved: ResolvedConfig, engines: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
     """Reconcile the DeepSpeed configuration of each engine with ``resolved``, which all share; name -> mapping."""
-    code = "several-engines"
     if (stages := resolved.topology.pipe_parallel_size) > 1:
         message, fix = "several engines do not run as pipelines", "pipe_parallel_size: 1"
         key = "hyperparameters.pipe_parallel_size"
-        raise ConfigError(Problem(key=key, value=stages, message=message, fix=fix, code=code))
+        raise ConfigError(Problem(key=key, value=stages, message=message, fix=fix, code=CODE))
     where = Where(
         context_dir=Path.cwd(),
         accelerator=resolved.accelerator,
@@ -121,35 +121,31 @@ def engine_configs(
     configs: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     for engine in engines:
-        stated = [name for name in SHARED if f"{engine}_{name}" in hyperparameters.data]
-        for name in stated:
-            message = f"is one for all engines: {WHY_SHARED.get(name, 'one data loader feeds them')}"
-            fix = f"set {name}, without {engine}_"
-            problems.append(hyperparameters.problem((f"{engine}_{name}",), message, fix, code))
-        if stated:
-            continue
-        # <engine>_<name> overrides <name>.
-        changes: list[tuple[KeyPath, Any, str]] = []
+        prefix, changes = f"{engine}_", []
         for key, value in hyperparameters.data.items():
-            if isinstance(key, str) and key.startswith(f"{engine}_"):
+            name = str(key).removeprefix(prefix)
+            if name in SHARED and name != key:
+                message, fix = "must be the same for all engines", f"set {name}, without {prefix}"
+                problems.append(hyperparameters.problem((key,), message, fix, CODE))
+            elif name != key:  # <engine>_<name> overrides <name>
                 origin = hyperparameters.origin((key,))
-                changes.append(
-                    ((key.removeprefix(f"{engine}_"),), value, origin.reworded(f"{key}, {origin}"))
-                )
+                changes.append(((name,), value, origin.reworded(f"{key}, {origin}")))
+        if problems:
+            continue
         try:
             found = resolve(hyperparameters.overwritten_all(changes), where).writing_in(resolved.folder)
         except ConfigError as error:
-            problems.extend(problem for problem in error.problems if problem not in problems)
+            problems.extend(error.problems)
             continue
         own, shared = found.batch, resolved.batch
         if own != shared:
-            key = f"hyperparameters.{engine}_overwrite_deepspeed_args"
+            key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
             message = (
                 f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
                 f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}"
             )
             fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
-            problems.append(Problem(key=key, message=message, fix=fix, code=code))
+            problems.append(Problem(key=key, message=message, fix=fix, code=CODE))
         configs[engine] = found.ds_config
     if problems:
         raise ConfigError(problems)

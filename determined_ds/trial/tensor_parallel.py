@@ -27,8 +27,7 @@ from determined_ds.errors import ConfigError, Problem
 KEY, SIZE = "tensor_parallel", "hyperparameters.model_parallel_size"
 FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gpt_neox, opt or gpt_bigcode"
 SAY_WHICH = (
-    "say which layers are cut, by tensor_parallel.partition_config.layer_specs; or use a model of the type "
-    f"{FAMILIES}"
+    f"name them in tensor_parallel.partition_config.layer_specs; or use a model of the type {FAMILIES}"
 )
 
 
@@ -80,15 +79,17 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
         fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
         raise undivided(model, SIZE, degree, message, fix, KEY)
-    has_own_specs = bool(((ds_config.get(KEY) or {}).get("partition_config") or {}).get("layer_specs"))
+    # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
+    logger = logging.getLogger("DeepSpeed")
+    logger.addFilter(_is_news)
     try:
-        with contextlib.nullcontext() if has_own_specs else _first_match_is_meant():
-            yield groups
+        yield groups
     except (AssertionError, ValueError, NotImplementedError) as error:
         if not raised_in(error, "_apply_autotp_partitioning"):
             raise
-        message = f"DeepSpeed cannot cut it: {error}"
-        raise undivided(model, SIZE, degree, message, SAY_WHICH, KEY) from error
+        raise undivided(model, SIZE, degree, f"DeepSpeed cannot cut it: {error}", SAY_WHICH, KEY) from error
+    finally:
+        logger.removeFilter(_is_news)
     cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
     if not cut:
         message = "none of its layers was cut, so all ranks would compute the same"
@@ -96,30 +97,13 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
     if uneven and draws_dropout(model):
         sizes = " and ".join(str(size) for size in uneven[0]._partition_sizes)
-        message = (
-            f"{uneven[0].name} is cut into {sizes}, so the ranks would draw different numbers of random numbers, "
-            "and then different dropout for the activations that they share"
-        )
+        message = f"{uneven[0].name} is cut into {sizes}, so the ranks would draw different dropout for what they share"
         fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
         raise undivided(model, SIZE, degree, message, fix, KEY)
 
 
-@contextlib.contextmanager
-def _first_match_is_meant() -> Iterator[None]:
-    """Silence a warning for each layer: of DeepSpeed's own specs for a family several match, and the first is meant.
-
-    Source: ``AutoTPConfig.find_matching_spec`` in deepspeed 0.19.8's ``module_inject/autotp_config.py``.
-    """
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return "matched multiple layer_specs" not in record.getMessage()
-
-    logger = logging.getLogger("DeepSpeed")
-    logger.addFilter(is_news)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_news)
+def _is_news(record: logging.LogRecord) -> bool:
+    return "matched multiple layer_specs" not in record.getMessage()
 
 
 def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
@@ -131,19 +115,17 @@ def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
     Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
     """
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        message, fix = (
-            "DeepSpeed would replace its adapters by layers without them",
-            "train all of it (lora: null)",
-        )
-        raise undivided(model, key, degree, message, f"{fix}, or share no layers or experts", KEY)
+        message = "DeepSpeed would replace its adapters by layers without them"
+        fix = "train all of it (lora: null), or share no layers or experts"
+        raise undivided(model, key, degree, message, fix, KEY)
 
 
 def undivided(
     model: torch.nn.Module, key: str, degree: int, message: str, fix: str, code: str
 ) -> ConfigError:
     """The error of a model that DeepSpeed cannot divide among ``degree`` ranks."""
-    words = f"{type(model).__name__}: {message}"
-    return ConfigError(Problem(key=key, value=degree, message=words, fix=fix, code=code))
+    message = f"{type(model).__name__}: {message}"
+    return ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code=code))
 
 
 def raised_in(error: BaseException, function: str) -> bool:

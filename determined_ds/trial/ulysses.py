@@ -26,17 +26,13 @@ from determined_ds.trial.of_context import DeepSpeedMPU
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
 TOKENS = 1  # the dimension of a batch's tensors that is cut
-KERNELS = ("sdpa",)
 
 
 class SequenceGroup:
     """The ranks that share this rank's sequences.
 
-    Args:
-        size: Ranks of a group; 1: sequences are whole.
-
     Attributes:
-        size: The same.
+        size: Ranks of a group; 1: sequences are whole.
         rank: Which slice this rank has, from 0.
         process_group: Of ``torch.distributed``; None where sequences are whole.
         unit: What ``deepspeed.initialize(mpu=...)`` takes; None where sequences are whole.
@@ -65,8 +61,6 @@ class SequenceGroup:
             context.set_mpu(DeepSpeedMPU(engine.mpu))
         return wrapped
 
-    # ------------------------------------------------------------------------------------- data
-
     def cut(self, batch: Any) -> Any:
         """This rank's slice of a micro-batch: of each tensor of two dimensions or more, a part of the second.
 
@@ -85,9 +79,7 @@ class SequenceGroup:
             length, rest = divmod(batch.shape[TOKENS], self.size)
             if not rest:
                 return batch.narrow(TOKENS, self.rank * length, length).contiguous()
-            message = (
-                f"a batch of {batch.shape[TOKENS]} tokens cannot be cut into {self.size} slices of one length"
-            )
+            message = f"a batch of {batch.shape[TOKENS]} tokens cannot be cut into {self.size} equal slices"
             fix = f"pad sequences to a multiple of {self.size}; or define split_sequence(batch) in the trial"
             raise TrainingError(Problem(key=KEY, value=self.size, message=message, fix=fix, code=CODE))
         if isinstance(batch, Mapping):
@@ -110,8 +102,6 @@ class SequenceGroup:
         first = self.rank * num_tokens
         return torch.arange(first, first + num_tokens, device=device)
 
-    # ------------------------------------------------------------------------------------- loss
-
     def mean(self, total: Tensor, count: Tensor | int) -> Tensor:
         """A mean over the tokens of all slices, to descend and to report.
 
@@ -127,8 +117,6 @@ class SequenceGroup:
             return total / count
         mean: Tensor = _GroupMean.apply(total, count, self.process_group)
         return mean
-
-    # ------------------------------------------------------------------------------------- attention
 
     def check_heads(self, num_heads: int, num_kv_heads: int | None = None) -> None:
         """Check that each rank of a group can take as many heads as the others.
@@ -157,7 +145,7 @@ class SequenceGroup:
         It is given no mask: sequences are not padded, and a token attends to all before it.
 
         Args:
-            kernel: ``sdpa``.
+            kernel: ``sdpa``, which takes flash kernels on GPUs.
 
         Returns:
             For ``attn_implementation``; ``kernel`` itself where sequences are whole.
@@ -167,12 +155,8 @@ class SequenceGroup:
         """
         if self.size == 1:
             return kernel
-        if kernel not in KERNELS:
-            message = (
-                "computes a mask of tokens by tokens, or needs a package of its own; ranks that share a sequence"
-                " attend by torch's scaled_dot_product_attention, which takes flash kernels on GPUs"
-            )
-            fix = "attn_implementation: sdpa"
+        if kernel != "sdpa":
+            message, fix = "ranks that share a sequence attend by sdpa alone", "attn_implementation: sdpa"
             key = "hyperparameters.attn_implementation"
             raise ConfigError(Problem(key=key, value=kernel, message=message, fix=fix, code=CODE))
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
@@ -206,8 +190,8 @@ class SequenceGroup:
             output, weights = exchanged(module, query, key, value, None, *args, **kwargs)
             return output.view(samples, tokens, heads, width), weights
 
-        AttentionInterface.register(f"ulysses_{kernel}", attend)
-        return f"ulysses_{kernel}"
+        AttentionInterface.register("ulysses_sdpa", attend)
+        return "ulysses_sdpa"
 
 
 def sequence_group_of(trial: Any) -> SequenceGroup:

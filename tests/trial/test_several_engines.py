@@ -88,14 +88,7 @@ def test_an_engine_of_its_own(one_rank: Ranks, tmp_path: Path) -> None:
             {"critic_global_batch_size": 32},
             ["hyperparameters.critic_global_batch_size = 32", "set global_batch"],
         ),
-        (
-            {"critic_torch_compile": True},
-            ["hyperparameters.critic_torch_compile = true", "all compile, or none", "set torch_compile"],
-        ),
-        (
-            {"writer_fit": {}, "critic_deepspeed_config": "nowhere.json"},
-            ["writer_fit", "critic_deepspeed_config", "nowhere.json"],
-        ),
+        ({"critic_deepspeed_config": "nowhere.json"}, ["critic_deepspeed_config", "nowhere.json"]),
     ],
 )
 def test_what_an_engine_cannot_have(

@@ -13,7 +13,6 @@ from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes
-from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import bubble, pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
@@ -31,8 +30,7 @@ class Reporter:
         self._core = context._core
         self._progress = progress
         self._is_chief = context.distributed.rank == 0
-        tokens = getattr(trial, "tokens_per_sample", lambda: None)()
-        self._tokens_per_sample = returned.tokens_per_sample(trial, tokens)
+        self._tokens_per_sample: float | None = getattr(trial, "tokens_per_sample", lambda: None)()
         self._training_s = 0.0
         self._num_batches = 0
         self._started: float | None = None

@@ -104,7 +104,7 @@ class Validator:
         return Calls(self._share, exchange, at_most=at_most, ahead=AHEAD, length_of=self._batch_length)
 
     def _batch_length(self, batch: Any) -> int:
-        return returned.batch_length(self._trial, self._trial.get_batch_length(batch))
+        return int(self._trial.get_batch_length(batch))
 
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
