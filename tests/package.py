@@ -231,15 +231,12 @@ def cut_by_times(seconds: Sequence[tuple[float, float]], *schedule: Any) -> list
     return list(fastest(layers, Pipeline(**numbers))[:-1])
 
 
-def recorded_step(
-    schedule: Sequence[Any], spans: Sequence[Sequence[Any]], machines: Sequence[str]
-) -> dict[str, Any]:
-    """A recorded step of a pipeline: its spans by one clock, the planned ones, its machines; {} where there is none.
+def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """A recorded step of a pipeline: its spans from 0, and the planned ones; {} where there is none.
 
     Args:
         schedule: Arguments of ``order``.
-        spans: Of each rank, by the clock of its machine: a pass as in ``order``, its start and its end.
-        machines: Of each rank.
+        spans: Of each rank: a pass as in ``order``, its start and its end.
     """
     from determined_ds.pipe.orders import Op, Pipeline
     from determined_ds.pipe.recording import recorded_step
@@ -247,14 +244,14 @@ def recorded_step(
 
     pipe = Pipeline(**dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False)))
     made = [[Span(op=Op(*op), start=start, end=end) for op, start, end in own] for own in spans]
-    step = recorded_step(pipe, made, machines)
+    step = recorded_step(pipe, made)
     if step is None:
         return {}
     plain = [
         [[(tuple(each.op), each.start, each.end) for each in own] for own in rows]
         for rows in (step.spans, step.planned())
     ]
-    return {"spans": plain[0], "planned": plain[1], "machines": step.machines}
+    return {"spans": plain[0], "planned": plain[1]}
 
 
 def trials_at_once(

@@ -135,12 +135,10 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
 
     best = evenest([layer.seconds for layer in layers], pipe.parts)
     value = rated(best)
-    inner = range(1, pipe.parts)
-    moves = [(index, by) for index in inner for by in (-1, 1)]
-    while True:
-        # The cuts in which one bound is moved by a layer, or two of few, and no part is empty.
+    moves = [(index, by) for index in range(1, pipe.parts) for by in (-1, 1)]
+    while True:  # one bound at a time, or of a few two; a part is never empty
         beside = []
-        for number in (1, 2) if len(inner) <= FEW_BOUNDS else (1,):
+        for number in (1, 2) if pipe.parts - 1 <= FEW_BOUNDS else (1,):
             for chosen in itertools.combinations(moves, number):
                 moved = list(best)
                 for index, by in chosen:
@@ -171,12 +169,8 @@ class Partition:
 
     def is_of(self, names: Sequence[str], pipe: Pipeline) -> bool:
         """Whether it is a partition of layers of these names into the parts of a pipeline."""
-        own = (self.pipe.schedule, self.pipe.ranks, self.pipe.chunks)
-        return self.times(names) is not None and own == (pipe.schedule, pipe.ranks, pipe.chunks)
-
-    def times(self, names: Sequence[str]) -> tuple[LayerTime, ...] | None:
-        """The times of the layers, if they have these names."""
-        return self.layers if [layer.name for layer in self.layers] == list(names) else None
+        own = [layer.name for layer in self.layers], replace(self.pipe, micro_batches=pipe.micro_batches)
+        return own == (list(names), pipe)
 
     def text(self) -> str:
         """As a file holds it."""

@@ -24,7 +24,8 @@ def median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | None
         distributed: The ranks.
 
     Returns:
-        The same on every rank; None without a pipeline, or where no step was recorded.
+        The same on every rank; None without a pipeline, where no step was recorded, or where the pipeline lies on
+        several machines, whose clocks differ.
     """
     if (times := pipeline_times(engines)) is None:
         return None
@@ -36,9 +37,8 @@ def median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | None
         rank_of.setdefault(gathered[rank][0], rank)
     ranks = [rank_of[stage] for stage in sorted(rank_of)]
     longest = [max(each) for each in zip(*(gathered[rank][2] for rank in ranks), strict=False)]
-    if not longest:
+    if not longest or len({gathered[rank][1] for rank in ranks}) > 1:
         return None
     chosen = sorted(range(len(longest)), key=longest.__getitem__)[(len(longest) - 1) // 2]
     spans = distributed.allgather(steps[chosen] if distributed.rank in ranks else [])
-    machines = [gathered[rank][1] for rank in ranks]
-    return recorded_step(times.pipeline, [spans[rank] for rank in ranks], machines)
+    return recorded_step(times.pipeline, [spans[rank] for rank in ranks])

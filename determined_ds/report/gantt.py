@@ -117,12 +117,11 @@ def _described(pipe: Pipeline) -> str:
 def _panels(name: str, step: RecordedStep) -> list[Panel]:
     """A step as it was planned, and as it was."""
     planned = step.planned()
-    clocks = f"; clocks of {step.machines} machines aligned by their messages" if step.machines > 1 else ""
     plan = (
         f"{printable(name)}, planned: bubble {percent(bubble(planned))} with these passes,"
         f" {percent(counted_bubble(step.pipeline))} by counting"
     )
-    found = f"measured: bubble {percent(step.bubble)} of {number(1000 * step.seconds, 3)} ms{clocks}"
+    found = f"measured: bubble {percent(step.bubble)} of {number(1000 * step.seconds, 3)} ms"
     return [(plan, step.pipeline, planned), (found, step.pipeline, step.spans)]
 
 

@@ -15,7 +15,7 @@ from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import expert_parallel, returned, tensor_parallel
 from determined_ds.trial.ddp import DDP, initialize_ddp
-from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
+from determined_ds.trial.engine import fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import Arguments, resolved_of
 from determined_ds.trial.patched import check_upstream
@@ -294,8 +294,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         if self._by_ddp:
             engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
         else:
-            check_optimizer(optimizer, ds_config)
-            check_sparse_gradients(model, ds_config)
             parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
             names = expert_parallel.whole_names(model)
             with (
@@ -326,12 +324,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """Samples that a data loader yields at a time (``train_micro_batch_size_per_gpu``)."""
         return self.resolved.batch.micro_batch_size
 
-    @property
-    def _loader_defaults(self) -> dict[str, Any]:
-        """Batches for a GPU are loaded into pinned memory, so they are copied while it computes."""
-        is_gpu = torch.device(self.context.device).type == "cuda"
-        return {"batch_size": self.micro_batch_size, **({"pin_memory": True} if is_gpu else {})}
-
     def training_loader(self, dataset: Any, **options: Any) -> Any:
         """A data loader over ``dataset``, in micro-batches.
 
@@ -344,11 +336,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             Determined's ``DataLoader``, or a ``StreamLoader``.
         """
-        returned.loader_arguments(self, "training_loader", options)
-        options = {**self._loader_defaults, **options}
-        if is_stream(dataset):
-            return StreamLoader(dataset, **options)
-        return pytorch.DataLoader(dataset, **{"shuffle": True, "drop_last": True, **options})
+        return self._loader("training_loader", dataset, {"shuffle": True, "drop_last": True}, options)
 
     def validation_loader(self, dataset: Any, **options: Any) -> Any:
         """A data loader over ``dataset``, in order, to the last sample.
@@ -360,10 +348,16 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             Determined's ``DataLoader``, or a ``StreamLoader``.
         """
-        returned.loader_arguments(self, "validation_loader", options)
-        options = {**self._loader_defaults, **options}
-        kind: Any = StreamLoader if is_stream(dataset) else pytorch.DataLoader
-        return kind(dataset, **options)
+        return self._loader("validation_loader", dataset, {}, options)
+
+    def _loader(self, method: str, dataset: Any, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
+        returned.loader_arguments(self, method, options)
+        options = {"batch_size": self.micro_batch_size, **options}
+        if torch.device(self.context.device).type == "cuda":  # batches are copied while the GPU computes
+            options.setdefault("pin_memory", True)
+        if is_stream(dataset):
+            return StreamLoader(dataset, **options)
+        return pytorch.DataLoader(dataset, **{**defaults, **options})
 
     def tokens_per_sample(self) -> int | None:
         """Tokens in a training sample.

@@ -1,19 +1,15 @@
-"""Corrections to an engine of deepspeed 0.19.8 that change its numbers, and checks of what it is made of."""
+"""Corrections to an engine of deepspeed 0.19.8 that change its numbers."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
 
-import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed.ops.lion import DeepSpeedCPULion
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
-from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
@@ -56,59 +52,6 @@ def is_fixed(engine: Any) -> bool:
     return engine in ENGINES
 
 
-# ------------------------------------------------------------------------------------------- what it is made of
-
-
-def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
-    """Refuse an optimizer from ``build_optimizer`` that ZeRO refuses.
-
-    Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in
-    ``deepspeed/runtime/engine.py``.
-    """
-    zero = ds_config.get("zero_optimization") or {}
-    stage, kind = int(zero.get("stage") or 0), type(optimizer)
-    untested = kind not in ZERO_SUPPORTED_OPTIMIZERS and kind.__name__ != "MuonWithAuxAdam"
-    is_offloaded = (zero.get("offload_optimizer") or {}).get("device") in ("cpu", "nvme")
-    if optimizer is None:
-        return
-    if stage and untested and not ds_config.get("zero_allow_untested_optimizer"):
-        message = f"ZeRO stage {stage} does not take it"
-        fix = 'return torch.optim.AdamW, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
-    elif is_offloaded and not isinstance(optimizer, (DeepSpeedCPUAdam, DeepSpeedCPULion)):
-        if ds_config.get("zero_force_ds_cpu_optimizer", True) is False:
-            return
-        message = "an offloaded optimizer must be DeepSpeed's own"
-        fix = (
-            "return None, so that the one in the DeepSpeed JSON is used, or add"
-            ' "zero_force_ds_cpu_optimizer": false to it'
-        )
-    else:
-        return
-    key, name = "build_optimizer", f"{kind.__module__}.{kind.__qualname__}"
-    raise ConfigError(Problem(key=key, value=name, message=message, fix=fix, code="zero-untested-optimizer"))
-
-
-def check_sparse_gradients(model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
-    """Refuse embeddings with sparse gradients under ZeRO, which cannot divide them.
-
-    Source: deepspeed 0.19.8 ``split_half_float_double`` in ``runtime/zero/stage_1_and_2.py``; without ZeRO
-    ``sparse_allreduce`` in ``runtime/engine.py`` gathers the rows that each rank has used.
-    """
-    stage = int((ds_config.get("zero_optimization") or {}).get("stage") or 0)
-    sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
-    if stage and sparse:
-        message = f"has sparse gradients, and ZeRO stage {stage} takes dense ones only"
-        fix, code = (
-            "build the embedding with sparse=False, or set zero_optimization.stage to 0",
-            "zero-sparse-gradients",
-        )
-        value = ", ".join(sparse)
-        raise ConfigError(Problem(key="build_model", value=value, message=message, fix=fix, code=code))
-
-
-# ------------------------------------------------------------------------------------------- corrections
-
-
 def _clip_by_all_stages(engine: Any) -> None:
     """Have ``gradient_clipping`` use the gradient of the whole pipeline, not of its first stage.
 
@@ -141,8 +84,7 @@ def _refuse_integers_between_stages(engine: Any) -> None:
         dtypes = sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()})
         if dtypes:
             message = (
-                f"stage {engine.stage_id} sends {', '.join(dtypes)}, and with three stages or more only floating point "
-                "numbers arrive as they were sent"
+                f"stage {engine.stage_id} sends {', '.join(dtypes)}; through a middle stage only floats pass"
             )
             fix = "make them on the stage that needs them, send them as floats, or use two stages"
             key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"

@@ -62,10 +62,9 @@ def measured_partition(
     names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
     found, is_chief = read_partition(context.stored_partition() or ""), context.distributed.rank == 0
     if found is None or not found.is_of(names, pipe):
-        layers = None if found is None else found.times(names)
-        if layers is None:
-            own = measured_layers(trial, specs, names, loss) if is_chief else None
-            layers = context.distributed.broadcast(own)
+        layers = context.distributed.broadcast(
+            measured_layers(trial, specs, names, loss) if is_chief else None
+        )
         by_parameters = partition_balanced([each.parameters for each in layers], pipe.parts)
         found = Partition(
             pipe=pipe,

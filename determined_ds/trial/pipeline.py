@@ -135,22 +135,23 @@ class PipelineTrial(ReconciledTrial):
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
 
     def _check_schedule(self, pipe: Pipeline) -> None:
-        """Refuse what only the trial and this process show; the rest is refused by rules."""
-        name, value, code = type(self).__name__, None, "zb-h1"
-        key, message, fix = "", "", "take another hyperparameters.pipe_schedule"
-        is_split = pipe.schedule == ZB_H1 and pipe.ranks > 1
-        if is_split and self.activation_checkpoint_interval:
-            key = f"{name}.activation_checkpoint_interval"
+        """Refuse what only the trial shows; the rest is refused by rules."""
+        name, message = type(self).__name__, ""
+        if pipe.schedule == ZB_H1 and pipe.ranks > 1 and self.activation_checkpoint_interval:
+            key, value, code = (
+                f"{name}.activation_checkpoint_interval",
+                self.activation_checkpoint_interval,
+                ZB_H1,
+            )
             message = (
                 "zb-h1 cannot train with activation checkpointing: each layer would be computed anew twice"
             )
-        elif is_split and torch.__version__ < "2.7":  # whose backward() does not begin at a node of the graph
-            key, message = "torch", "zb-h1 needs torch 2.7 or later"
-        elif (value := autotp_degree(self.resolved.ds_config)) > 1:
-            key, code = f"{KEY}.autotp_size", KEY
+            fix = "take another hyperparameters.pipe_schedule"
+        elif (degree := autotp_degree(self.resolved.ds_config)) > 1:
+            key, value, code = f"{KEY}.autotp_size", degree, KEY
             message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
             fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
-        if key:
+        if message:
             raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
 
     def _check_cut(self, module: ScheduledModule) -> None:
@@ -158,18 +159,10 @@ class PipelineTrial(ReconciledTrial):
         degree, ranks = self.resolved.topology.model_parallel_size, self.context.distributed
         if degree == 1 or ranks is None:
             return
-        if any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
-            return
-        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in module.forward_funcs)) or "no layers"
-        message = (
-            f"no parameter of {type(self).__name__}'s layers ({kinds}) is cut among ranks, so {degree} would"
-        )
-        fix = (
-            "set model_parallel_size to 1; or build layers that hold a part each, whose parameters have the attribute "
-            "model_parallel = True"
-        )
-        problem = Problem(key=SIZE, value=degree, message=f"{message} compute the same", fix=fix, code=KEY)
-        raise ConfigError(problem)
+        if not any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
+            message = f"no parameter of {type(self).__name__}'s layers is cut, so {degree} ranks would compute the same"
+            fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their parameters"
+            raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.pipeline_loss(self, self.loss(outputs, targets))

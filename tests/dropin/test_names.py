@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.harness.ranks import Ranks
 
@@ -47,30 +43,3 @@ def test_every_name_takes_the_same_arguments(one_rank: Ranks) -> None:
 
     assert one_rank.run(compared) == [[]]
     assert "init" in determined_ds.__all__
-
-
-BASE = {"train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.9, 0.99]}}}
-OVER = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"params": {"lr": 0.01, "betas": [0.5, 0.9]}}}
-
-
-def overwritten(base: Any, over: dict[str, Any]) -> tuple[Any, Any]:
-    """In a rank: what theirs and ours make of it."""
-    from attrdict import AttrDict
-    from determined.pytorch import deepspeed as theirs
-
-    from determined_ds import deepspeed as ours
-
-    found = ours.overwrite_deepspeed_config(base, AttrDict(over))
-    assert type(found["optimizer"]) is dict
-    with pytest.raises(TypeError, match="Expected string or dict for base_ds_config argument"):
-        ours.overwrite_deepspeed_config([1, 2], {})  # type: ignore[arg-type]
-    return theirs.overwrite_deepspeed_config(base, over), found
-
-
-@pytest.mark.parametrize("by_path", [False, True])
-def test_leaves_are_overwritten(one_rank: Ranks, by_path: bool, tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps(BASE))
-    base: Any = str(tmp_path / "ds.json") if by_path else BASE
-    ((theirs, ours),) = one_rank.run(overwritten, base, OVER)
-    assert ours == theirs
-    assert ours["optimizer"]["params"] == {"lr": 0.01, "betas": [0.5, 0.9]}

@@ -181,14 +181,6 @@ class EvaluatesToPairs(Replicated):
         return (0, 0)
 
 
-class Alternating(Replicated):
-    """The first validation batch has a metric of its own."""
-
-    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
-        next(dataloader_iter)
-        return {"first": 2.0} if batch_idx == 0 else {"others": 4.0}
-
-
 class Reducing(Replicated):
     """A number that is no mean."""
 

@@ -18,15 +18,10 @@ STEPS = 6
 DECAY = 0.8
 
 
-@pytest.mark.parametrize("decay", [0, 1, 1.5, True, "0.9"])
+@pytest.mark.parametrize("decay", [0, 1, "0.9"])
 def test_a_decay_is_between_0_and_1(decay: Any) -> None:
     with pytest.raises(ConfigError, match="between 0 and 1"):
         EMA(decay)
-
-
-def test_under_determineds_own_loop_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no effect under Determined's own Trainer"):
-        EMA().on_training_start()
 
 
 # ------------------------------------------------------------------------------------------- in ranks
@@ -64,16 +59,6 @@ def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = No
         def build_callbacks(self) -> Any:
             return {"ema": EMA(DECAY)}
 
-    if kind == "own save":
-        kind = "1"
-
-        def save(self: Any, context: Any, path: Path) -> None:
-            self.engine.save_checkpoint(str(path), tag="own")
-
-        def load(self: Any, context: Any, path: Path) -> None:
-            self.engine.load_checkpoint(str(path), tag="own")
-
-        Averaged.save, Averaged.load = save, load  # type: ignore[attr-defined]
     params = {"lr": 0.1, "torch_adam": True}
     ds_config: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": params}}
     ds_config["zero_optimization"] = {"stage": int(kind) if kind.isdigit() else 0}
@@ -99,9 +84,7 @@ def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = No
     return {"first": first[0], "after": after, "validated": validated, "uuid": newest.name}
 
 
-MORE = [("own save", "fp32")]  # DeepSpeed writes the engine, and each rank its part of the average
-MORE += [(kind, "fp32") for kind in ("0", "2", "3", "offload", "pipeline", "ddp")]
-MORE += [(kind, "bf16") for kind in ("0", "1", "2")]
+MORE = [(kind, "fp32") for kind in ("0", "2", "3", "offload", "pipeline", "ddp")]
 STAND = pytest.mark.long("ZeRO 1 and 3 stand for a whole and a split model")
 
 
@@ -131,12 +114,7 @@ def test_validated_is_the_average_and_trained_on_are_the_weights(
 
 @pytest.mark.parametrize(
     ("then", "now", "ranks"),
-    [
-        ("1", "3", 1),
-        pytest.param("3", "0", 1, marks=pytest.mark.long("from ZeRO 1 to 3 stands for it")),
-        pytest.param("3", "1", 4, marks=pytest.mark.long("one rank stands for it")),
-        pytest.param("pipeline", "pipeline", 4, marks=pytest.mark.long("from ZeRO 1 to 3 stands for it")),
-    ],
+    [("1", "3", 1), pytest.param("3", "1", 4, marks=pytest.mark.long("one rank stands for it"))],
 )
 def test_the_average_continues_on_other_ranks(
     then: str, now: str, ranks: int, one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path

@@ -99,17 +99,9 @@ def trial_classes() -> dict[str, Any]:
         def evaluate_batch(self, iter_dataloader: Any) -> Any:  # type: ignore[override]
             return {"validation_loss": self.engine.eval_batch(iter_dataloader)}
 
-    class Overwritten(Replicated):
-        """Builds its engine from a mapping, as trials do whose JSON is changed by the experiment."""
-
-        def arguments(self) -> dict[str, Any]:
-            config = self.context.overwrite(hyperparameters()["deepspeed_config"])
-            return {"config": config, "model": torch.nn.Sequential(*layers())}
-
     return {
         "replicated": Replicated,
         "piped": Piped,
-        "overwritten": Overwritten,
         "ours": trial_class(build_validation_data_loader=validation_data),
     }
 
@@ -137,7 +129,7 @@ def losses(run_dir: Path) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize(("name", "stages"), [("replicated", 1), ("overwritten", 1), ("piped", 2)])
+@pytest.mark.parametrize(("name", "stages"), [("replicated", 1), ("piped", 2)])
 def test_a_trial_by_hand_trains_as_one_of_ours(
     two_ranks: Ranks, ours: dict[str, list[float]], name: str, stages: int, tmp_path: Path
 ) -> None:

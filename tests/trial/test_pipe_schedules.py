@@ -61,9 +61,7 @@ IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16": (0, BF16),
     "bf16, ZeRO 1": (1, {**BF16, **IN_FP32}),
-    "bf16, ZeRO 1, at once": (1, {"bf16": {"enabled": True, "immediate_grad_update": True}, **IN_FP32}),
     "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
-    "fp16, ZeRO 1, summed in fp32": (1, {"fp16": {"enabled": True, "loss_scale": 64}, **IN_FP32}),
     "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2, "comms_logger": {"enabled": True}}),
 }
 
@@ -71,19 +69,14 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.long("each way in which an optimizer takes gradients; in fp32 above")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_precision_trains_as_1f1b_does(two_ranks: Ranks, tmp_path: Path, setting: str) -> None:
-    """To the bit with the same parts; with others, the gradient's norm is summed in another order."""
+    """To the bit, with the same parts."""
     zero, more = SETTINGS[setting]
-    names = (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("dualpipev", 2))
-    cases = [Case(schedule=name, chunks=chunks, zero=zero, more=more, steps=6) for name, chunks in names]
+    cases = [Case(schedule=name, zero=zero, more=more, steps=6) for name in ("1f1b", "zb-h1")]
     found = [trained(two_ranks, tmp_path / case.schedule, case) for case in cases]
-    for expected, zb_h1, *others in zip(*found, strict=True):
+    for expected, own in zip(*found, strict=True):
         assert expected.evaluated[1] < expected.evaluated[0]
-        assert (zb_h1.losses, zb_h1.evaluated) == (expected.losses, expected.evaluated)
-        assert all(np.array_equal(zb_h1.weights[name], each) for name, each in expected.weights.items())
-        for own in others:
-            tolerance = 1e-5 if setting == "timed" else 1e-2
-            assert own.losses == pytest.approx(expected.losses, rel=tolerance)
-            assert own.evaluated == pytest.approx(expected.evaluated, rel=tolerance)
+        assert (own.losses, own.evaluated) == (expected.losses, expected.evaluated)
+        assert all(np.array_equal(own.weights[name], each) for name, each in expected.weights.items())
 
 
 # ------------------------------------------------------------------------------------------- between stages

@@ -43,14 +43,6 @@ def test_what_is_not_asked_for_is_not_printed(one_rank: Ranks, tmp_path: Path) -
     assert [line for line in said if "validation" not in line] == []
 
 
-def test_warnings_of_deepspeed_reach_the_user(one_rank: Ranks, tmp_path: Path) -> None:
-    """A pipeline's engine drops this one, and says so."""
-    zero = {"stage": 1, "overlap_comm": True}
-    ds_config = {**with_adam(), "zero_optimization": zero}
-    [text] = one_rank.run(printed, str(tmp_path), ds_config, "pipeline")
-    assert "Pipeline parallelism does not support overlapped communication" in text
-
-
 def test_the_section_activation_checkpointing_reaches_deepspeeds_function(
     one_rank: Ranks, tmp_path: Path
 ) -> None:

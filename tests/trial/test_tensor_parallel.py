@@ -53,7 +53,7 @@ def config_of(kind: str, **more: Any) -> Any:
         return transformers.GPTBigCodeConfig(**{**BIGCODE, **special, "vocab_size": VOCABULARY, **more})
     if kind == "gpt2":
         return transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_head=4, n_layer=2, **special)
-    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+    classes = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
     return getattr(transformers, classes[kind])(**{**SIZES, **more})
 
 
@@ -185,10 +185,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama, tied": ("llama", 1, {"more": {"tie_word_embeddings": True}}),
     "llama, 3 heads of keys": ("llama", 1, {"more": THREE_HEADS}),
     "llama, accumulation": ("llama", 2, {"micro_batch_size": 2}),
-    "qwen2": ("qwen2", 1, {}),
     "qwen3": ("qwen3", 1, {}),
     "GPT-2 by nn.Linear": ("gpt_bigcode", 1, {}),
-    "GPT-2 by nn.Linear, ZeRO 3": ("gpt_bigcode", 3, {}),
 }
 
 
