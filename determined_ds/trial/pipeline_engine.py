@@ -25,7 +25,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.errors import Problem, TrialError
-from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Pipeline
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.muon_parameters import told_apart
 from determined_ds.trial.pipeline_module import ScheduledModule
@@ -43,7 +43,7 @@ def initialize(**arguments: Any) -> Any:
     own = deepspeed.PipelineEngine
     try:
         model = arguments["model"]
-        if isinstance(model, ScheduledModule) and model.pipe.schedule != ONE_F_ONE_B:
+        if isinstance(model, ScheduledModule) and model.is_planned:
             deepspeed.PipelineEngine = PlannedEngine
         with told_apart():
             engine, *_ = deepspeed.initialize(**arguments)

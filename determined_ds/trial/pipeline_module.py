@@ -64,6 +64,11 @@ class ScheduledModule(PipelineModule):
         self.__dict__.update(pipe=pipe, bounds=bounds, functions={}, checkpointable={}, seeds=None)
         super().__init__(**more)
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether the schedule is another than the one that DeepSpeed's own engine carries out."""
+        return bool(self.pipe.schedule != ONE_F_ONE_B)
+
     def _partition_layers(self, method: str = "uniform") -> None:
         self.num_stages = self.pipe.parts
         if self.bounds is None:

@@ -24,7 +24,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ZeRO 2": {ZERO: {"stage": 2}},
     "ZeRO 3": {ZERO: {"stage": 3, "reduce_scatter": False}},
     "ZeRO 0, clipped": {"gradient_clipping": 1.0},
-    "ZeRO 1, clipped": {ZERO: {"stage": 1}, "gradient_clipping": 1.0},
 }
 
 
@@ -78,12 +77,6 @@ def measured(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict
 def test_the_same_losses(measured: dict[str, list[float]], name: str) -> None:
     """Clipping scales a gradient, which Muon does not look at; of Adam's part little is left to see."""
     assert measured[name] == pytest.approx(measured["ZeRO 0"], rel=1e-3 if "clipped" in name else 1e-5)
-
-
-def test_under_zero_clipping_makes_steps_smaller(measured: dict[str, list[float]]) -> None:
-    """Which the rule ``muon-clipping`` warns of: what is clipped there is the update."""
-    learnt = {name: found[0] - found[-1] for name, found in measured.items()}
-    assert learnt["ZeRO 1, clipped"] < learnt["ZeRO 1"] / 3
 
 
 SHARDED = {"reduce_scatter": False}

@@ -268,7 +268,7 @@ def refusal(run_dir: Path, hparams: dict[str, Any]) -> str:
         (
             "llama",
             {"more": {**THREE_HEADS, "attention_dropout": 0.1}},
-            "so the ranks would draw different numbers of random numbers",
+            "so the ranks would draw different dropout",
         ),
         (
             "llama",
