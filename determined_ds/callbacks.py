@@ -36,9 +36,6 @@ class Callback(pytorch.PyTorchCallback):
         """Entered around each validation and prediction, by all ranks; left also where they fail."""
         yield
 
-    # A subclass may also define load_whole(states): called instead of load_state_dict where other ranks wrote the
-    # checkpoint, with what state_dict returned on each of them, by rank. Without it the state of one rank is taken.
-
 
 class EMA(Callback):
     """An exponential moving average of the weights, used for validation and prediction.

@@ -141,9 +141,14 @@ class Held:
     group: int  # the number of its group in param_groups
     lies: tuple[Lies, ...]  # which slices of which parameters are in it
     is_parameter: bool = False  # it is the parameter, and not a copy of it
+    # Muon under ZeRO 1 and 2: a rank keeps the momentum of all of each matrix that it has a share of.
+    # Source: _muon_momentum_buffer in deepspeed 0.19.8's runtime/zero/stage_1_and_2.py.
+    has_whole_momentum: bool = False
 
-    def is_along(self, value: Any) -> bool:
+    def is_along(self, key: str, value: Any) -> bool:
         """Whether a state has a number for each element."""
+        if key == MOMENTUM and self.has_whole_momentum:
+            return False
         return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape == self.tensor.shape
 
 
@@ -265,7 +270,7 @@ class EngineSlices:
         """The optimizer's states that have a number for each element of a parameter."""
         for held in self.held:
             for key, value in self.state_of(held).items():
-                if held.is_along(value):
+                if held.is_along(key, value):
                     yield from self._along(held, key, value)
 
     def others(self) -> dict[int, dict[str, Any]]:
@@ -276,38 +281,15 @@ class EngineSlices:
             own = {
                 key: value
                 for key, value in states
-                if value is not None and not held.is_along(value) and not _is_number(value)
+                if value is not None and not held.is_along(key, value) and not _is_number(value)
             }
             if own:
                 found[number] = own
         return found
 
     def state_of(self, held: Held) -> dict[str, Any]:
-        """The optimizer's state of a held tensor, along it; empty before the first step."""
-        found = dict(base_optimizer(self.engine).state.get(held.tensor, {}))
-        if MOMENTUM in found and (matrices := self.matrices_of(held)):
-            # Of the momentum of whole matrices, that of their slices in the held tensor.
-            offsets = {id(each.parameter): each.offset for each in matrices}
-            along = torch.zeros_like(held.tensor.data, dtype=found[MOMENTUM].dtype)
-            for each in held.lies:
-                start = offsets[id(each.parameter)] + each.start
-                along[each.offset : each.offset + each.count] = found[MOMENTUM][start : start + each.count]
-            found[MOMENTUM] = along
-        return found
-
-    def matrices_of(self, held: Held) -> tuple[Lies, ...]:
-        """Where the matrices lie in Muon's momentum, where that is not along the held tensor; else none.
-
-        Under ZeRO 1 and 2 a rank keeps the momentum of all of each matrix that it has a share of.
-
-        Source: ``_muon_momentum_buffer`` in deepspeed 0.19.8's ``runtime/zero/stage_1_and_2.py``.
-        """
-        optimizer = self.engine.optimizer
-        if not isinstance(optimizer, DeepSpeedZeroOptimizer) or optimizer.cpu_offload:
-            return ()
-        if not base_optimizer(self.engine).param_groups[held.group].get("use_muon", False):
-            return ()
-        return tuple(_one_by_one(optimizer.params_in_partition[held.group]))
+        """The optimizer's state of a held tensor; empty before the first step."""
+        return dict(base_optimizer(self.engine).state.get(held.tensor, {}))
 
     def in_whole(self, own: Any, state: str, start: int, tensor: Any) -> Iterator[Slice]:
         """A state's elements from ``start``, along the part that this rank has of a weight, as slices of the whole."""
@@ -406,6 +388,8 @@ def _held_by(engine: Any) -> Iterator[Held]:
             pairs = zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True)
         else:
             pairs = zip(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, strict=True)
+        groups = base_optimizer(engine).param_groups
+        is_zero = isinstance(optimizer, DeepSpeedZeroOptimizer) and not optimizer.cpu_offload
         for number, (parameters, partition) in enumerate(pairs):
             mapped = [(each, each._hp_mapping) for each in parameters if each._hp_mapping is not None]
             places = ((each, found.lp_fragment_address, found.hp_fragment_address) for each, found in mapped)
@@ -413,7 +397,8 @@ def _held_by(engine: Any) -> Iterator[Held]:
                 Lies(parameter=each, start=there.start, offset=here.start, count=there.numel)
                 for each, there, here in places
             ]
-            yield Held(tensor=partition, group=number, lies=tuple(lies))
+            whole = is_zero and bool(groups[number].get("use_muon", False))
+            yield Held(tensor=partition, group=number, lies=tuple(lies), has_whole_momentum=whole)
     elif isinstance(optimizer, FP16_Optimizer):
         for number, (parameters, flat) in enumerate(
             zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=True)

@@ -400,15 +400,10 @@ def write_engines(
     for each in taken:
         folder = path / each.folder
         folder.mkdir(parents=True, exist_ok=True)
-        squares: dict[str, float | None] = {}
 
-        def chunks(piece: Slice, squares: dict[str, float | None] = squares) -> Iterator[memoryview]:
-            squares[piece.key] = 0.0
+        def chunks(piece: Slice) -> Iterator[memoryview]:
             for chunk in piece.tensor.split(max(1, CHUNK_BYTES // piece.tensor.element_size())):
-                host = chunk.cpu().contiguous()
-                yield host.view(torch.uint8).numpy().data
-                more, before = _sum_of_squares(host), squares[piece.key]
-                squares[piece.key] = None if more is None or before is None else before + more
+                yield chunk.cpu().contiguous().view(torch.uint8).numpy().data
 
         slices = {piece.key: piece for piece in each.slices}
         streams = {
@@ -421,10 +416,7 @@ def write_engines(
                 piece.name,
                 piece.state,
                 streams[key].dtype,
-                Piece(
-                    *(each.shard, offsets[key], piece.start, piece.tensor.numel()),
-                    *(squares[key], piece.run, piece.stride),
-                ),
+                Piece(each.shard, offsets[key], piece.start, piece.tensor.numel(), piece.run, piece.stride),
             )
             for key, piece in slices.items()
         )
@@ -435,14 +427,6 @@ def write_engines(
         descriptions={each.folder: each.description for each in taken},
         fingerprints=marks,
     )
-
-
-def _sum_of_squares(tensor: torch.Tensor) -> float | None:
-    """Of some million elements; None where they are not real numbers of 16 bits or more."""
-    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        return None
-    values = tensor if tensor.dtype in (torch.float64, torch.float32) else tensor.float()
-    return float(torch.dot(values, values))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes | memoryview]) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,7 @@ logger = logging.getLogger("determined_ds")
 HUGGINGFACE, SAFETENSORS, TORCH = FORMATS = ("huggingface", "safetensors", "torch")
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NUM_SHOWN = 5
+SHARD_BYTES = 5 * 10**9  # most of one file of safetensors, as save_pretrained's; a larger tensor has its own
 OTHER_BYTES = 2**20  # headers, indexes and small files
 MADE = ".determined_ds.json"  # in a folder that was made here: the names of its files
 # What a folder of Hugging Face's holds beside the weights, and is read without running code of it; and of these what
@@ -58,12 +59,10 @@ class ExportRequest:
     dtype: str | None = None  # a key of TYPES; None: as the model computes
     average: str | None = None  # the name of an EMA whose averages are taken; None: the weights themselves
     merge_lora: bool = False  # whether adapters are merged into the weights
-    shard_bytes: int = 5 * 10**9  # most of one file of safetensors; a larger tensor has a file of its own
     config: Path | None = (
         None  # a folder with config.json and tokenizer of the model; None: those of the trial
     )
     context_dir: Path = Path()  # with the code of the trial
-    own_code: bool = False  # whether the checkpoint's copy of the code is taken in place of it
     force: bool = False  # whether an earlier export is replaced
 
 
@@ -143,7 +142,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
                     dict(weights),
                     get_storage_size=lambda each: each.num_bytes,
                     filename_pattern=stem + "{suffix}.safetensors",
-                    max_shard_size=num_bytes + 1 if stem == "adapter_model" else request.shard_bytes,
+                    max_shard_size=num_bytes + 1 if stem == "adapter_model" else SHARD_BYTES,
                 )
                 for file, names in split.filename_to_tensors.items():
                     write_safetensors(made / file, {name: weights[name] for name in names}, advance)
@@ -231,9 +230,7 @@ def _pretrained(request: ExportRequest) -> Iterator[Pretrained]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            trial = stack.enter_context(
-                trial_of(request.path, request.context_dir, own_code=request.own_code)
-            )
+            trial = stack.enter_context(trial_of(request.path, request.context_dir))
         except CheckpointError as error:  # it was written by a script, or does not say by what
             raise _unknown(str(error).splitlines()[0]) from None
         name, config = type(trial).__name__, trial.huggingface_config()
@@ -382,19 +379,19 @@ def check_target(source: Path, out: Path, *, force: bool, is_file: bool = False)
         out.exists() and not (out.is_dir() and not any(out.iterdir())),
     )
     if out.resolve().is_relative_to(source.resolve()):
-        raise refused("--out", out, f"lies in {source}", inside)
+        raise refused("--output", out, f"lies in {source}", inside)
     if source.resolve().is_relative_to(out.resolve()):
-        raise refused("--out", out, f"holds {source}", "name another folder")
+        raise refused("--output", out, f"holds {source}", "name another folder")
     if out.exists() and out.is_dir() == is_file:
         kind = "folder, and a file" if is_file else "file, and a folder"
-        raise refused("--out", out, f"is a {kind} is to be made", "name another")
+        raise refused("--output", out, f"is a {kind} is to be made", "name another")
     if exists and not force:
-        raise refused("--out", out, "exists already", "name another, or add --force to replace it")
+        raise refused("--output", out, "exists already", "name another, or add --force to replace it")
     if exists and not is_file and _made_in(out) is None:
         message = (
             f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
         )
-        raise refused("--out", out, message, "name another folder, or remove this one yourself")
+        raise refused("--output", out, message, "name another folder, or remove this one yourself")
 
 
 def _made_in(folder: Path) -> list[str] | None:
@@ -411,7 +408,7 @@ def check_disk(out: Path, num_bytes: int) -> None:
     if num_bytes + OTHER_BYTES > shutil.disk_usage(folder).free:
         raise CheckpointError(
             f"no space left on the disk of {out}: {room_in(folder)}, and {format_bytes(num_bytes)} are needed\n"
-            "  fix: free some space, or --out on another disk; --dtype bf16 takes half of fp32"
+            "  fix: free some space, or --output on another disk; --dtype bf16 takes half of fp32"
         )
 
 

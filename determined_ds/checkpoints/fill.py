@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from determined_ds.checkpoints.engine_slices import MOMENTUM, EngineSlices, Held, Slice
+from determined_ds.checkpoints.engine_slices import EngineSlices, Held, Slice
 from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
@@ -54,7 +55,10 @@ class Filling:
         here, reason = type(self._base).__name__, ""
         if there != here and not any(there in kin and here in kin for kin in KIN):
             reason = f", and this optimizer is {here}"
-        elif not exact and any(self._stored.folder.glob("own_states_rank*.pt")):
+        elif not exact and (
+            any(self._stored.folder.glob("own_states_rank*.pt"))
+            or ("Muon" in here and isinstance(self._own.engine.optimizer, DeepSpeedZeroOptimizer))
+        ):
             reason = (
                 " that are not cut along the parameters: only the ranks and the strategy that wrote them can "
             )
@@ -82,8 +86,6 @@ class Filling:
                 self._make_states(held, exact=exact)
             self.fill_states(own.states())
             own.put_back()
-            for held in own.held:
-                self._fill_whole_momentum(held, exact=exact)
         if own.weights_are_split:
             # Each rank's partitions of the weights are what the optimizer's copies are.
             # Source: _rigid_load_state_dict in deepspeed 0.19.8's runtime/zero/stage3.py.
@@ -146,15 +148,14 @@ class Filling:
         """Give a held tensor the states that its parameters have in the checkpoint, with room for their elements."""
         assert self._base is not None
         before = self._base.state.get(held.tensor, {})
-        left_out = {WEIGHT, MASTER, *((MOMENTUM,) if self._own.matrices_of(held) else ())}
         states: dict[str, Any] = {}
         for lies in held.lies:
             tensor = self._tensor(lies.parameter)
             for key, there in tensor.states.items():
-                if key in states or key in left_out or is_average(key):
+                if key in states or key in (WEIGHT, MASTER) or is_average(key):
                     continue
                 states[key] = before.get(key)
-                if not held.is_along(states[key]):
+                if not held.is_along(key, states[key]):
                     dtype = TORCH_DTYPES[there.dtype] if exact else held.tensor.dtype
                     states[key] = torch.zeros_like(held.tensor.data, dtype=dtype)
             for key, value in tensor.scalars.items():
@@ -183,19 +184,3 @@ class Filling:
             device = held.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
             return torch.tensor(value, dtype=torch.get_default_dtype(), device=device)
         return int(value) if key == "step" or isinstance(before, int) else value
-
-    def _fill_whole_momentum(self, held: Held, *, exact: bool) -> None:
-        """Give a rank the momentum of all of each matrix that it has a share of, where its optimizer keeps that."""
-        matrices = self._own.matrices_of(held)
-        kept = [self._tensor(each.parameter).states.get(MOMENTUM) for each in matrices]
-        if not any(kept):
-            return
-        dtype = TORCH_DTYPES[next(filter(None, kept)).dtype] if exact else held.tensor.dtype
-        length = matrices[-1].offset + matrices[-1].count
-        momentum = torch.zeros(length, dtype=dtype, device=held.tensor.device)
-        for each in matrices:
-            part = momentum[each.offset : each.offset + each.count]
-            for found in self._own.in_whole(each.parameter, MOMENTUM, 0, part):
-                self._read(self._name(found.name), MOMENTUM, found)
-        assert self._base is not None
-        self._base.state[held.tensor][MOMENTUM] = momentum

@@ -2,7 +2,7 @@
 
     files of safetensors, linked -> index.json over their bytes -> searcher.source_checkpoint_uuid: FOLDER
 
-A rank then reads the slices that it holds, and no process ever holds all. Files of torch's are written as safetensors.
+A rank then reads the slices that it holds, and no process ever holds all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import safetensors
-import torch
 
 from determined_ds.checkpoints.export import Stage, check_disk, check_target, refused, replacing, unseen
 from determined_ds.checkpoints.files import STATE, files_of, fingerprint, write_manifest
@@ -33,13 +30,11 @@ from determined_ds.checkpoints.index import (
 )
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.reader import layout_of
-from determined_ds.checkpoints.safe_load import read_data
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, Placed, read_header
-from determined_ds.checkpoints.weights import Weight, write_safetensors
 from determined_ds.errors import ConfigError
 
-FIX = "a file of safetensors or of torch's, or a folder that save_pretrained has written"
-OF_TORCH = (".bin", ".pt", ".pth")
+FIX = "give a file of safetensors, or a folder that save_pretrained has written"
+TO_SAFETENSORS = "save its state_dict as safetensors: safetensors.torch.save_file(torch.load(FILE), OUT)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +58,7 @@ def import_weights(
     """Make a checkpoint of weights.
 
     Args:
-        given: A file of safetensors, or one with a state_dict that ``torch.save`` wrote; or a folder of them.
+        given: A file of safetensors, or a folder of them.
         out: The checkpoint's folder, to make.
         prefix: To put before every name.
         skip: Shell patterns of names to leave out.
@@ -72,34 +67,27 @@ def import_weights(
 
     Raises:
         ConfigError: these are not such files, or ``out`` exists.
-        CheckpointError: a file of torch's cannot be read, or the disk has no room.
+        CheckpointError: the disk has no room.
     """
     out = out.resolve()
     files = _files_at(given)
     check_target(given, out, force=force)
-    headers = {file: _header_of(file) for file in files if file.suffix not in OF_TORCH}
+    headers = {file: _header_of(file) for file in files}
     tensors: dict[str, StoredTensor] = {}
-    aliases: dict[str, str] = {}
     linked, left = True, sum(file.stat().st_size for file in files)
     with replacing(out) as made, stage("read", left) as read:
         folder = made / "model0"
         folder.mkdir(parents=True)
         for file in files:
-            target = folder / f"{file.stem}.safetensors"
+            target = folder / file.name
             try:
-                if file not in headers:
-                    raise OSError
                 os.link(file.resolve(), target)  # of a link what it means
             except OSError:  # another disk, another's file, or a file system without links
                 linked = False
                 check_disk(out, left)
-                if file in headers:
-                    shutil.copyfile(file, target)
-                else:
-                    tied = _converted(file, target)
-                    aliases |= {prefix + alias: prefix + name for alias, name in tied.items()}
+                shutil.copyfile(file, target)
             left -= file.stat().st_size
-            for name, entry in (headers.get(file) or read_header(target)).items():
+            for name, entry in headers[file].items():
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                     continue
                 if prefix + name in tensors:
@@ -112,8 +100,7 @@ def import_weights(
                 tensors[prefix + name] = StoredTensor(shape=entry.shape, kind=IMPORTED, states=states)
         if not tensors:
             raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
-        aliases = {alias: name for alias, name in aliases.items() if name in tensors}
-        write_index(folder, EngineIndex(tensors=tensors, aliases=aliases))
+        write_index(folder, EngineIndex(tensors=tensors))
         (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
         prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
@@ -128,27 +115,25 @@ def _files_at(given: Path) -> list[Path]:
         return refused("WEIGHTS", given, message, fix)
 
     if given.is_file():
-        if given.suffix != ".safetensors" and given.suffix not in OF_TORCH:
-            raise wrong("is not a file of safetensors or of torch's")
+        if given.suffix != ".safetensors":
+            raise wrong("is not a file of safetensors", TO_SAFETENSORS)
         return [given]
     if not given.is_dir():
         raise wrong("there is no such file or folder")
     if (given / "latest").is_file() or layout_of(given) is not None:
         fix = "give OUT of: python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
         raise wrong("is a checkpoint of DeepSpeed's", fix)
-    for pattern in ("*.safetensors", "pytorch_model*.bin"):  # of both, what Hugging Face reads first
-        indexes = sorted(given.glob(f"{pattern}.index.json"))
-        try:
-            named = {
-                name for file in indexes for name in json.loads(file.read_bytes())["weight_map"].values()
-            }
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise wrong(f"{indexes[0].name} is not an index: {error!r}") from None
-        if files := [given / name for name in sorted(named)] or sorted(given.glob(pattern)):
-            if missing := [file.name for file in files if not file.is_file()]:
-                raise wrong(f"{missing[0]} is missing, which its index names", "copy it again")
-            return files
-    raise wrong("holds neither *.safetensors nor pytorch_model*.bin")
+    indexes = sorted(given.glob("*.safetensors.index.json"))
+    try:
+        named = {name for file in indexes for name in json.loads(file.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise wrong(f"{indexes[0].name} is not an index: {error!r}") from None
+    files = [given / name for name in sorted(named)] or sorted(given.glob("*.safetensors"))
+    if not files:
+        raise wrong("holds no *.safetensors", TO_SAFETENSORS)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise wrong(f"{missing[0]} is missing, which its index names", "copy it again")
+    return files
 
 
 def _header_of(file: Path) -> Mapping[str, Placed]:
@@ -163,29 +148,3 @@ def _header_of(file: Path) -> Mapping[str, Placed]:
     if odd := next((each for each in found.values() if each.dtype not in ITEM_BYTES), None):
         raise refused("WEIGHTS", file, f"holds numbers of the type {odd.dtype}, which no engine trains", FIX)
     return found
-
-
-def _converted(file: Path, target: Path) -> dict[str, str]:
-    """Write a state_dict of torch's as safetensors. Returns other names of tied weights -> the one in the file."""
-    state: Any = read_data(file, map_location="cpu", mmap=True)
-    values = list(state.values()) if isinstance(state, Mapping) else [state]
-    is_plain = isinstance(state, Mapping) and all(isinstance(each, torch.Tensor) for each in values)
-    if not is_plain:
-        odd = next((each for each in values if not isinstance(each, torch.Tensor)), state)
-        message = f"holds no state_dict of tensors alone: it has a {type(odd).__name__}"
-        raise refused(
-            "WEIGHTS", file, message, 'torch.save the state_dict alone, such as torch.load(FILE)["model"]'
-        )
-    weights: dict[str, Weight] = {}
-    names: dict[Any, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in state.items():
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
-        if (first := names.setdefault(place, name)) != name:
-            aliases[name] = first
-        else:
-            weights[name] = Weight(
-                shape=tuple(tensor.shape), dtype=tensor.dtype, read=partial(iter, [tensor])
-            )
-    write_safetensors(target, weights)
-    return aliases

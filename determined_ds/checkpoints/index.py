@@ -28,7 +28,7 @@ from determined_ds.errors import CheckpointError
 
 INDEX_NAME = "index.json"
 ENGINES = "model[0-9]*"
-VERSION = 3  # 1 has neither gaps nor pieces of several ranks, 2 has gaps
+VERSION = 4  # others are not read
 WEIGHT, MASTER, AVERAGE = "weight", "fp32", "ema"
 TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
 IMPORTED = "imported"  # of another program, which does not say which of these it is
@@ -69,8 +69,6 @@ class Piece(NamedTuple):
     offset: Count  # of the first byte in the file; with several ranks in each of their files
     start: Count  # of the first element, in the flattened tensor
     length: Count  # elements in a file
-    # Of all its elements; None where they are not real floating-point numbers, or unknown.
-    sum_of_squares: float | None = None
     run: Count = 0  # elements between two gaps, a divisor of ``length``; 0: it has no gaps
     stride: Count = (
         0  # from the first element of a run to that of the next, in the flattened tensor; 0 without gaps
@@ -116,13 +114,6 @@ class StoredState:
     dtype: Annotated[str, AfterValidator(_known_type)]  # by safetensors' name, e.g. ``BF16``
     # In order of ``start``; together they have each element once.
     pieces: tuple[Annotated[Piece, AfterValidator(_sound)], ...]
-
-    @property
-    def norm(self) -> float | None:
-        """The square root of the sum of squares; None if unknown."""
-        squares = [piece.sum_of_squares for piece in self.pieces]
-        known = [square for square in squares if square is not None]
-        return math.sqrt(sum(known)) if len(known) == len(squares) else None
 
     @property
     def num_bytes(self) -> int:
@@ -271,9 +262,7 @@ def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
             and (before.start + before.ranks * before.length, before.length, before.offset)
             == (piece.start, piece.length, piece.offset)
         ):
-            squares = (before.sum_of_squares, piece.sum_of_squares)
-            total = None if None in squares else sum(each for each in squares if each is not None)
-            found[-1] = before._replace(ranks=before.ranks + 1, sum_of_squares=total)
+            found[-1] = before._replace(ranks=before.ranks + 1)
         else:
             found.append(piece)
     return tuple(found)
@@ -291,7 +280,7 @@ def write_index(folder: Path, index: EngineIndex) -> None:
         states = {
             state: {
                 "dtype": stored.dtype,
-                "pieces": [each[: 8 if each.ranks > 1 else 7 if each.run else 5] for each in stored.pieces],
+                "pieces": [each[: 7 if each.ranks > 1 else 6 if each.run else 4] for each in stored.pieces],
             }
             for state, stored in tensor.states.items()
         }
@@ -307,10 +296,10 @@ def read_index(folder: Path) -> EngineIndex | None:
     place = folder / INDEX_NAME
     try:
         content = json.loads(place.read_bytes())
-        if (version := content["version"]) > VERSION:
+        if (version := content["version"]) != VERSION:
             raise CheckpointError(
-                f"{place} is of version {version}, and this determined_ds reads up to version {VERSION}\n"
-                "  fix: update determined_ds"
+                f"{place} is of version {version}, and this determined_ds reads version {VERSION}\n"
+                "  fix: use the determined_ds that wrote it"
             )
         return _INDEX.validate_python(content)
     except FileNotFoundError:

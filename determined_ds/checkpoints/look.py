@@ -95,21 +95,20 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _tensors(index: EngineIndex) -> list[dict[str, Any]]:
-    """Each tensor of an engine: name, shape, dtype, kind, norm, bytes, states, scalars, aliases."""
+    """Each tensor of an engine: name, shape, dtype, kind, bytes, states, scalars, aliases."""
     aliases: dict[str, list[str]] = {}
     for alias, name in index.aliases.items():
         aliases.setdefault(name, []).append(alias)
     found = []
     for name, tensor in index.tensors.items():
         shown = tensor.states.get(WEIGHT) or tensor.states.get(MASTER)
-        states = {state: {"dtype": each.dtype, "norm": each.norm} for state, each in tensor.states.items()}
+        states = {state: {"dtype": each.dtype} for state, each in tensor.states.items()}
         found.append(
             {
                 "name": name,
                 "shape": list(tensor.shape),
                 "dtype": shown.dtype if shown else None,
                 "kind": tensor.kind,
-                "norm": shown.norm if shown else None,
                 "bytes": sum(state.num_bytes for state in tensor.states.values()),
                 "states": states,
                 "scalars": dict(tensor.scalars),

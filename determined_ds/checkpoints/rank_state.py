@@ -192,21 +192,6 @@ class RankPlace:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfAll:
-    """The states that several ranks have written, for an owner whose ``load_whole`` takes them all."""
-
-    states: tuple[Any, ...]
-
-
-def load_into(owner: Any, state: Any) -> None:
-    """Give an owner its state, or those of several ranks."""
-    if isinstance(state, OfAll):
-        owner.load_whole(state.states)
-    else:
-        owner.load_state_dict(state)
-
-
 class RankParts:
     """Writes and reads the parts of ranks."""
 
@@ -341,10 +326,7 @@ class RankParts:
         kept["callbacks"], kept["parts"] = {}, {}
         for name, state in nearest["callbacks"].items():
             states = tuple(part["callbacks"][name] for part in old if name in part["callbacks"])
-            if hasattr(self._callbacks.get(name), "load_whole"):
-                kept["callbacks"][name] = OfAll(states=states)
-            else:
-                kept["callbacks"][name] = _one_of(f"callback {name!r}", state, states)
+            kept["callbacks"][name] = _one_of(f"callback {name!r}", state, states)
         for name, state in nearest["parts"].items():
             if name not in ("metrics", "reducers", "data"):
                 states = tuple(part["parts"][name] for part in old if name in part["parts"])
@@ -388,8 +370,7 @@ def _one_of(owner: str, own: Any, states: Sequence[Any]) -> Any:
     if not all(_is_equal(own, state) for state in states):
         logger.warning(
             "warning: %s differed between the ranks that wrote the checkpoint, and the ranks are others now: that of "
-            "the same replica, or of rank 0, is kept\n  fix: to join them, give it load_whole(states), with those of "
-            "all ranks",
+            "the same replica, or of rank 0, is kept",
             owner,
         )
     return own

@@ -21,7 +21,6 @@ Record = dict[str, Any]
 MOST_NAMED = 3
 # Attributes of a scheduler that are its position, not its settings.
 POSITION = ("last_epoch", "last_batch_iteration", "_last_lr", "_step_count")
-COMPARED = ("lr", "weight_decay", "betas", "eps", "momentum")
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 # Of DeepSpeed's loss scalers, what changes during training.
 SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -174,25 +173,6 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
                 kind = type(scheduler).__name__
                 said.append(f"{kind} goes on by its new settings: lr {', '.join(dict.fromkeys(moved))}")
     return said
-
-
-def settings_kept(engines: Sequence[Any], now: Sequence[Record]) -> str:
-    """The settings that differ from the configured ones after loading a checkpoint without a record, in words.
-
-    The learning rate of an engine with a scheduler is not compared.
-    """
-    kept = []
-    for engine, wanted in zip(engines, now, strict=True):
-        scheduled = getattr(engine, "lr_scheduler", None) is not None
-        groups = getattr(engine.optimizer, "param_groups", ())
-        for group, given in zip(groups, wanted["groups"], strict=False):
-            kept += [
-                f"{name} {group[name]}, not {given[name]}"
-                for name in COMPARED
-                if (name != "lr" or not scheduled) and name in group and name in given
-                if _plain(group[name]) != given[name]
-            ]
-    return ", ".join(dict.fromkeys(kept))
 
 
 def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence[Record]) -> None:

@@ -46,14 +46,10 @@ from determined_ds.checkpoints.engines import (
     write_files,
 )
 from determined_ds.checkpoints.files import PART, damages_of, is_sealed, unverified
-from determined_ds.checkpoints.rank_state import RankParts, TrialState, load_into, read_state, state_files
+from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state, state_files
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
-from determined_ds.checkpoints.settings import (
-    put_into_effect,
-    records_of,
-    settings_kept,
-)
+from determined_ds.checkpoints.settings import put_into_effect, records_of
 from determined_ds.checkpoints.storage import check_room, seal_folder, share_of, write_code
 from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError
@@ -138,7 +134,6 @@ class Checkpoints:
         self._engines.reset_optimizer = context.resets_optimizer
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
-        self._deleting: list[Future[None]] = []
         self._buffers: list[list[torch.Tensor]] = []  # none: every checkpoint is written at once
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -344,9 +339,6 @@ class Checkpoints:
         """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
         while self._pending:
             self.seal_oldest()
-        while self._deleting:
-            with HEART.patiently():
-                self._deleting.pop().result()
 
     def abandon(self) -> None:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
@@ -395,17 +387,7 @@ class Checkpoints:
             kept.remove(each)
             if self._distributed.rank == 0:
                 with HEART.patiently():
-                    self._delete(each, beside=pending.writing is not None)
-
-    def _delete(self, uuid: str, *, beside: bool) -> None:
-        """Delete a checkpoint; a large one takes long, and the thread does that where training is to continue."""
-        checkpoints = self._context._core.checkpoint
-        if not (beside and self._is_local):
-            checkpoints.delete(uuid)
-            return
-        folder = self._storage.set_aside(uuid)
-        self._deleting.append(self._thread.submit(lambda _: shutil.rmtree(folder, ignore_errors=True)))
-        checkpoints._report_checkpoint_deleted(uuid, {})
+                    self._context._core.checkpoint.delete(each)
 
     # -------------------------------------------------------------------------------------------- load
 
@@ -483,7 +465,7 @@ class Checkpoints:
             for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
                 for name, owned in checkpoint.get(states, {}).items():
                     if name in owners:
-                        load_into(owners[name], owned)
+                        owners[name].load_state_dict(owned)
             return state, checkpoint.get("rng_state", {})
         if self._warm_start == "all":
             self._load_all(path, uuid, state.batches_trained)
@@ -520,8 +502,6 @@ class Checkpoints:
         if built is not None:
             for line in put_into_effect(self._context.models, built, self._built):
                 self._note(f"schedule    {line}")
-        elif (kept := settings_kept(self._context.models, self._built)) and self._distributed.rank == 0:
-            logger.warning("warning: the optimizer's settings of checkpoint %s stay: %s", uuid, kept)
         return checkpoint
 
     def _load_engines(self, path: Path, uuid: str, load: Callable[[Path], None]) -> None:

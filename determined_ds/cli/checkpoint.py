@@ -15,7 +15,7 @@ import click
 
 from determined_ds.checkpoints.files import checkpoint_at, checkpoints_in
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.units import format_bytes, format_count, parse_bytes
+from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
@@ -35,8 +35,8 @@ Examples:
   det-ds checkpoint show best --run-dir runs/gpt2 --json
   det-ds checkpoint verify runs/gpt2
   det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
-  det-ds checkpoint export runs/gpt2 --to huggingface --out gpt2-trained
-  det-ds checkpoint import gpt2-trained --out runs/start
+  det-ds checkpoint export runs/gpt2 --to huggingface --output gpt2-trained
+  det-ds checkpoint import gpt2-trained --output runs/start
 """
 A_PATH = click.Path(path_type=Path)
 A_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -103,7 +103,6 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
                 " = ".join([each["name"], *each["aliases"]]),
                 " x ".join(map(str, each["shape"])) or "scalar",
                 (each["dtype"] or "").lower(),
-                "" if each["norm"] is None else f"{each['norm']:.6g}",
                 format_bytes(each["bytes"]),
                 ", ".join(
                     [each["kind"]] * (each["kind"] != "trained")
@@ -112,7 +111,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
             )
             for each in tensors
         ]
-        _print_table(("tensor", "shape", "dtype", "norm", "size", "holds"), rows, right=("norm", "size"))
+        _print_table(("tensor", "shape", "dtype", "size", "holds"), rows, right=("size",))
 
 
 @checkpoint.command()
@@ -217,21 +216,17 @@ def diff(
     "--to", type=click.Choice(("huggingface", "safetensors", "torch")), required=True, help="The form."
 )
 @click.option(
-    "--out",
+    "--output",
     type=A_PATH,
     help="The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run.",
 )
 @click.option("--dtype", type=click.Choice(("fp32", "bf16", "fp16")), help="Default: as the model computes.")
 @click.option("--merge-lora", is_flag=True, help="Merge adapters into the weights, as peft does.")
-@click.option("--shard-size", default="5GB", show_default=True, help="Most of one file of safetensors.")
 @click.option("--engine", type=click.IntRange(min=0), default=0, show_default=True, help="Of several, which.")
 @click.option("--average", metavar="NAME", help="The averages of this EMA callback in place of the weights.")
-@click.option("--force", is_flag=True, help="Replace an earlier export at --out; never another folder.")
+@click.option("--force", is_flag=True, help="Replace an earlier export at --output; never another folder.")
 @click.option(
     "--context-dir", type=A_FOLDER, default=Path(), help="With the trial's code, for --to huggingface."
-)
-@click.option(
-    "--own-code", is_flag=True, help="Run the checkpoint's own code/ in place of it. Only if trusted."
 )
 @click.option(
     "--config",
@@ -239,9 +234,7 @@ def diff(
     help="A folder with the config.json and tokenizer of the model; the trial is not run then.",
 )
 @json_option
-def export(
-    path: str, run_dir: Path | None, out: Path | None, shard_size: str, as_json: bool, **options: Any
-) -> None:
+def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, **options: Any) -> None:
     """Export a checkpoint, whichever ranks and strategy wrote it: for Hugging Face or for torch.
 
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
@@ -250,7 +243,7 @@ def export(
     from determined_ds.checkpoints.export import ExportRequest
     from determined_ds.checkpoints.export import export as exported
 
-    shard_bytes, found = parse_bytes(shard_size, key="--shard-size"), _one(path, run_dir)
+    found, out = _one(path, run_dir), output
     if out is None:  # never in the current folder: there it would be sent to a cluster, and be offered to git
         folder = found.resolve().parent
         if folder.name == CHECKPOINTS:
@@ -261,7 +254,7 @@ def export(
                 run = RunDir(run.path.parent)
             folder = run.exported
         out = folder / (f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
-    request = ExportRequest(path=found, out=out, shard_bytes=shard_bytes, **options)
+    request = ExportRequest(path=found, out=out, **options)
     done = exported(request, lambda said, size: byte_bar(size, said, hidden=as_json))
     if as_json:
         answer = {"version": 1, "uuid": found.name, "out": str(done.out), "tensors": done.num_tensors}
@@ -275,13 +268,13 @@ def export(
 
 @checkpoint.command("import")
 @click.argument("weights", type=A_PATH)
-@click.option("--out", type=A_PATH, required=True, help="The checkpoint's folder, to make.")
+@click.option("--output", type=A_PATH, required=True, help="The checkpoint's folder, to make.")
 @click.option("--prefix", default="", help="To put before every name, e.g. model.")
 @click.option(
     "--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'. Repeatable."
 )
-@click.option("--force", is_flag=True, help="Replace an earlier import at --out; never another folder.")
-def import_weights(weights: Path, out: Path, **options: Any) -> None:
+@click.option("--force", is_flag=True, help="Replace an earlier import at --output; never another folder.")
+def import_weights(weights: Path, output: Path, **options: Any) -> None:
     """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.
 
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
@@ -289,11 +282,11 @@ def import_weights(weights: Path, out: Path, **options: Any) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.importing import import_weights as imported
 
-    found = imported(weights, out, stage=lambda said, size: byte_bar(size, said), **options)
+    found = imported(weights, output, stage=lambda said, size: byte_bar(size, said), **options)
     how = "linked" if found.linked else "copied"
     size = f"{count(found.num_tensors, 'tensor')}, {format_bytes(found.num_bytes)}"
-    click.echo(f"{size}, {how} to {short(out)}")
-    click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(out)}")
+    click.echo(f"{size}, {how} to {short(output)}")
+    click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(output)}")
 
 
 # ------------------------------------------------------------------------------------------- which one is meant

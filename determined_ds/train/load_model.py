@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import filecmp
-import importlib.util
 import json
 import logging
 import math
@@ -16,29 +14,17 @@ from typing import Any
 import torch
 
 from determined_ds.checkpoints.files import damage_of, is_sealed, unverified
-from determined_ds.checkpoints.storage import CODE
 from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.resolve import reconcile
 from determined_ds.documents.document import Document
-from determined_ds.errors import CheckpointError, ConfigError, Problem
+from determined_ds.errors import CheckpointError
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
-from determined_ds.experiment.source import source_of
-from determined_ds.train.bare_trial import (
-    bare_trial,
-    chain_of,
-    entrypoint_problem,
-    forget_namesake,
-    inside,
-    trial_class,
-)
+from determined_ds.train.bare_trial import bare_trial, chain_of, inside, trial_class
 
 logger = logging.getLogger("determined_ds")
-CONTEXT_DIR, CHECKPOINT = "context_dir", "checkpoint"
-# Packages that may be imported from where they are installed, beside this library.
-TRUSTED = ("determined_ds", "model_defs")
 
 
 def load_state_dict_from_checkpoint_path(
@@ -76,23 +62,18 @@ def load_model_from_checkpoint_path(
     *,
     context_dir: str | Path = ".",
     trial: Any = None,
-    code: str = CONTEXT_DIR,
     average: str | None = None,
 ) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial, with the trained weights.
 
-    A checkpoint names its trial, and importing that runs its code: only what lies in ``context_dir``, in this library
-    or in its ``model_defs`` is imported.
+    A checkpoint names its trial, and importing that runs its code: load only what you trust.
 
     Determined's ``load_trial_from_checkpoint_path`` (0.38.1) takes trials of the class PyTorchTrial only.
 
     Args:
         path: A checkpoint's folder, see :func:`load_state_dict_from_checkpoint_path`.
-        context_dir: The folder with the trial's code.
+        context_dir: The folder with the trial's code; ``code`` in a checkpoint from a cluster is a copy of it.
         trial: The trial's class; the one that the checkpoint names, if None. If given, nothing is imported.
-        code: Where the trial's code comes from: ``context_dir``, or ``checkpoint`` for its ``code/``, which
-            checkpoints from a cluster have. That runs code of the checkpoint: use it only if you trust its author.
-            This library itself is not replaced.
         average: See :func:`load_state_dict_from_checkpoint_path`.
 
     Returns:
@@ -100,18 +81,14 @@ def load_model_from_checkpoint_path(
 
     Raises:
         CheckpointError: it cannot be read.
-        ConfigError: its trial is not in ``context_dir``, cannot be imported, or builds its model together with an
-            engine; or ``code`` is neither of the two.
+        ConfigError: its trial cannot be imported, or builds its model together with an engine.
     """
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
 
     path = Path(path).resolve()
-    if code not in (CONTEXT_DIR, CHECKPOINT):
-        message, fix = "is not a valid place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
-        raise ConfigError(Problem(key="code", value=code, message=message, fix=fix, code="out-of-range"))
     weights = load_state_dict_from_checkpoint_path(path, average=average)
-    with trial_of(path, Path(context_dir), own_code=code == CHECKPOINT, kind=trial) as built:
+    with trial_of(path, Path(context_dir), kind=trial) as built:
         name = type(built).__name__
         if isinstance(built, PipelineTrial):
             model: torch.nn.Module = chain_of(returned.layers(built, built.build_layers(), 1))
@@ -134,22 +111,19 @@ def load_model_from_checkpoint_path(
 
 
 @contextlib.contextmanager
-def trial_of(path: Path, context_dir: Path, *, own_code: bool = False, kind: Any = None) -> Iterator[Any]:
+def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any]:
     """The trial that wrote a checkpoint, prepared and without an engine; inside, its code can be called.
 
     Args:
         path: The checkpoint's folder.
         context_dir: With the trial's code.
-        own_code: Whether the checkpoint's copy of the code is taken in place of it.
         kind: The trial's class; None: the one that the checkpoint names.
 
     Raises:
         CheckpointError: the checkpoint does not name a trial.
-        ConfigError: the trial lies outside ``context_dir``, or cannot be imported or built.
+        ConfigError: the trial cannot be imported or built.
     """
     experiment = _experiment_of(path)
-    if own_code:
-        context_dir = _own_code(path, experiment.trial.partition(":")[0])
     given = experiment.hyperparameters.data
     # The sizes that it was trained with: all else in a configuration concerns the engine alone.
     sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
@@ -159,10 +133,7 @@ def trial_of(path: Path, context_dir: Path, *, own_code: bool = False, kind: Any
     ds = Document(name="load_data.json", data=batch)
     resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
     with inside(context_dir):
-        if kind is None:
-            _check_trusted(experiment)
-            kind = trial_class(experiment)
-        trial = bare_trial(kind, experiment, resolved, "cpu")
+        trial = bare_trial(kind or trial_class(experiment), experiment, resolved, "cpu")
         trial.prepare()
         yield trial
 
@@ -187,50 +158,3 @@ def _experiment_of(path: Path) -> Experiment:
     kept = ("name", "entrypoint", "hyperparameters", "data", "reproducibility")
     data = {key: config[key] for key in kept if key in config}
     return parse_experiment(restored(Document(name=str(path / "load_data.json"), data=data), os.environ))
-
-
-def _own_code(path: Path, module: str) -> Path:
-    """The code in a checkpoint, which has just been compared with its manifest."""
-    own = path / CODE
-    if source_of(module, own) is None:
-        lacks = (
-            f"holds no {module}" if own.is_dir() else "is missing: only checkpoints from a cluster have it"
-        )
-        fix = f"give the context_dir that holds {module}"
-        raise ConfigError(Problem(key="code", value=str(own), message=lacks, fix=fix, code="no-code"))
-    stored, here = own / "determined_ds", Path(__file__).resolve().parents[1]
-    names = [str(path.relative_to(stored)) for path in sorted(stored.rglob("*.py"))]
-    _, changed, missing = filecmp.cmpfiles(stored, here, names, shallow=False)
-    if stored.resolve() != here and (differing := sorted([*changed, *missing])):
-        logger.warning(
-            "warning: determined_ds in %s differs from the checkpoint's in %s modules, e.g. %s; to use the "
-            "checkpoint's, start Python with PYTHONPATH=%s",
-            *(here, len(differing), differing[0], own),
-        )
-    return own
-
-
-def _check_trusted(experiment: Experiment) -> None:
-    """Refuse a trial whose module would not be imported from the context directory, which is the current folder.
-
-    To find the first part of a dotted name nothing is run, and all others are below it.
-    """
-    context_dir = Path.cwd().resolve()
-    module = experiment.trial.partition(":")[0]
-    package = module.split(".")[0]
-    forget_namesake(package)
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # a module that was made by hand
-        spec = None
-    if spec is None:
-        return  # not found: the import will report it
-    first = Path(next(iter(spec.submodule_search_locations or ()), None) or spec.origin or "").resolve()
-    is_sole = spec.has_location  # else it may lie in several places, and this module in another
-    is_here = first.is_relative_to(context_dir) and (is_sole or source_of(module, context_dir) is not None)
-    if not is_here and (package not in TRUSTED or first.parent != Path(__file__).resolve().parents[2]):
-        message = (
-            f"the checkpoint names a trial outside {context_dir}, in {first}; importing it would run its code"
-        )
-        fix = "give the context_dir that holds it, or the class itself: trial=MyTrial"
-        raise ConfigError(entrypoint_problem(experiment, message, fix, "untrusted"))

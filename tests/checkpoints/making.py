@@ -40,7 +40,7 @@ def made(
     folder.mkdir(parents=True)
     contents = [bytearray(b"header") for _ in range(ranks)]
     index = {
-        "version": 1,
+        "version": 4,
         "optimizer": "AdamW",
         "aliases": dict(aliases or {}),
         "common": {},
@@ -90,8 +90,7 @@ def _state(dtype: str, values: np.ndarray, contents: list[bytearray]) -> dict[st
         if start == end:
             continue
         part = flat[start:end]
-        squares = float((part.astype(np.float64) ** 2).sum())
-        pieces.append([f"rank{rank}.bin", len(contents[rank]), int(start), int(end - start), squares])
+        pieces.append([f"rank{rank}.bin", len(contents[rank]), int(start), int(end - start)])
         contents[rank] += _bytes(dtype, part)
     return {"dtype": dtype, "pieces": pieces}
 

@@ -36,7 +36,7 @@ peft_warns = pytest.mark.filterwarnings("ignore::FutureWarning")  # by peft, of 
 
 
 def exported(run_dir: Path, out: Path, *options: str | Path) -> Path:
-    words = ["--to", "huggingface", "--context-dir", ROOT, "--out", out]
+    words = ["--to", "huggingface", "--context-dir", ROOT, "--output", out]
     succeeded("export", checkpoints(run_dir)[0], *words, *options)
     return out
 
@@ -73,11 +73,10 @@ def test_from_pretrained_computes_what_the_engine_did(
     assert json.loads((out / "config.json").read_text())["architectures"] == [name]
 
 
-def test_a_pipeline_and_shards(two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]) -> None:
+def test_a_pipeline(two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]) -> None:
     hparams = hyperparameters("gpt2", 1, pipe_parallel_size=2)
     two_ranks.run(trained.train, "gpt2_pipeline", str(tmp_path), hparams, text)
-    out = exported(tmp_path, tmp_path / "out", "--shard-size", "1MB")
-    assert len(list(out.glob("model-0000?-of-00004.safetensors"))) == 4
+    out = exported(tmp_path, tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     chain = load_model_from_checkpoint_path(checkpoints(tmp_path)[0], context_dir=ROOT)
     with torch.no_grad():
@@ -96,7 +95,7 @@ def test_averages_in_place_of_the_weights(
     expected = load_state_dict_from_checkpoint_path(path, average="ema")
     weights = load_state_dict_from_checkpoint_path(path)
     assert not all(torch.equal(weights[name], expected[name]) for name in expected)
-    options = ["--to", "torch", "--average", "ema", "--out", tmp_path / "averages.pt"]
+    options = ["--to", "torch", "--average", "ema", "--output", tmp_path / "averages.pt"]
     succeeded("export", path, *options)
     found = torch.load(tmp_path / "averages.pt")
     assert found.keys() >= expected.keys()
@@ -149,7 +148,7 @@ def test_what_a_checkpoint_does_not_have_is_refused(
         ("--merge-lora",): "no adapters of peft",
         ("--average", "ema"): "no average of a callback 'ema'; it has: none",
     }.items():
-        words = ["--to", "huggingface", "--context-dir", ROOT, "--out", tmp_path / "out"]
+        words = ["--to", "huggingface", "--context-dir", ROOT, "--output", tmp_path / "out"]
         done = checkpoint("export", path, *words, *option)
         assert (done.exit_code in (1, 2), said in done.output) == (True, True), done.output
         assert not list(tmp_path.glob("*out*"))

@@ -16,7 +16,7 @@ from tests.checkpoints import trained
 from tests.checkpoints.command import checkpoint, succeeded
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.package import checkpoints, contents, damage, tensors
+from tests.package import checkpoints, damage, tensors
 
 GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 256, "n_positions": 32}
 # One batch at this rate changes no weight.
@@ -40,7 +40,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def imported(given: Path, out: Path, *options: str) -> Path:
-    succeeded("import", given, "--out", out, *options)
+    succeeded("import", given, "--output", out, *options)
     return out
 
 
@@ -97,14 +97,14 @@ def test_weights_of_another_model_are_refused_by_name(
 
 def test_files_are_linked_and_sealed_and_nothing_is_replaced(gpt2: Path, tmp_path: Path) -> None:
     start = tmp_path / "start"
-    said = succeeded("import", gpt2, "--out", start)
+    said = succeeded("import", gpt2, "--output", start)
     assert "52 tensors" in said
     assert "--set searcher.source_checkpoint_uuid=" in said
     names = {file.name for file in (start / "model0").glob("*.safetensors")}
     assert names == {file.name for file in gpt2.glob("*.safetensors")}
     assert all(os.path.samefile(gpt2 / name, start / "model0" / name) for name in names)
     assert damage(start) is None
-    again = checkpoint("import", gpt2, "--out", start)
+    again = checkpoint("import", gpt2, "--output", start)
     assert (again.exit_code, "exists already" in again.output) == (2, True)
 
 
@@ -114,19 +114,6 @@ def test_names_get_a_prefix_and_some_are_left_out(tmp_path: Path) -> None:
     safetensors.torch.save_file({"wte.weight": torch.ones(2), "h.0.attn.bias": torch.ones(4)}, file)
     start = imported(file, tmp_path / "start", "--prefix", "transformer.", "--skip", "*.attn.bias")
     assert list(tensors(start)) == [("transformer.wte.weight", "weight")]
-
-
-def test_a_state_dict_of_torchs_is_written_as_safetensors(tmp_path: Path) -> None:
-    """A tied weight once, under both of its names."""
-    weight = torch.arange(6.0).view(2, 3)
-    state = {"embedding": weight, "head": weight, "turned": weight.t(), "half": weight.bfloat16()}
-    torch.save(state, tmp_path / "model.pt")
-    start = imported(tmp_path / "model.pt", tmp_path / "start")
-    found = {name: tensor for (name, _), tensor in tensors(start).items()}
-    assert found.keys() == {"embedding", "turned", "half"}
-    assert all(torch.equal(found[name], state[name]) for name in found)
-    assert contents(start)["model0/index.json"]["aliases"] == {"head": "embedding"}
-    assert damage(start) is None
 
 
 def test_force_replaces_what_an_import_made_and_nothing_else(gpt2: Path, tmp_path: Path) -> None:
@@ -140,7 +127,7 @@ def test_force_replaces_what_an_import_made_and_nothing_else(gpt2: Path, tmp_pat
     assert [each.name for each in start.glob("model0/*.safetensors")] == ["model.safetensors"]
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers/thesis.txt").write_text("mine")
-    done = checkpoint("import", file, "--out", tmp_path / "papers", "--force")
+    done = checkpoint("import", file, "--output", tmp_path / "papers", "--force")
     assert (done.exit_code, "was not made by det-ds checkpoint" in done.output) == (2, True)
     assert [each.name for each in (tmp_path / "papers").iterdir()] == ["thesis.txt"]
 
@@ -159,11 +146,6 @@ def without_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def nested(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"model": {"a": torch.ones(3)}}, folder / "pytorch_model.bin")
-
-
 def by_deepspeed(folder: Path) -> None:
     (folder / "latest").write_text("global_step2")
 
@@ -174,7 +156,6 @@ def by_deepspeed(folder: Path) -> None:
         (cut, "is not a whole file of safetensors"),
         (without_header, "is not a whole file of safetensors"),
         (without_shard, "model-2.safetensors is missing, which its index names"),
-        (nested, "holds no state_dict of tensors alone: it has a dict"),
         (by_deepspeed, "zero_to_fp32 --safe_serialization"),
     ],
 )
@@ -182,6 +163,6 @@ def test_what_is_not_whole_is_refused_and_leaves_nothing(tmp_path: Path, damaged
     (tmp_path / "given").mkdir()
     safetensors.torch.save_file({"a": torch.ones(3)}, tmp_path / "given/model.safetensors")
     damaged(tmp_path / "given")
-    done = checkpoint("import", tmp_path / "given", "--out", tmp_path / "start")
+    done = checkpoint("import", tmp_path / "given", "--output", tmp_path / "start")
     assert (done.exit_code, said in done.output, "fix: " in done.output) == (2, True, True)
     assert not list(tmp_path.glob("*start*"))

@@ -66,7 +66,7 @@ def exported(model: Any, lora: dict[str, Any], dtype: torch.dtype, folder: Path,
         for name, tensor in model.state_dict().items()
     }
     path = made(folder / "uuid", tensors, ranks=2, files={"load_data.json": json.dumps(loaded)})
-    where = ["--context-dir", str(folder / "code"), "--out", str(folder / "out")]
+    where = ["--context-dir", str(folder / "code"), "--output", str(folder / "out")]
     succeeded("export", path, "--to", "huggingface", *where, *options)
     (file,) = (folder / "out").glob("*.safetensors")
     return safetensors.torch.load_file(file)

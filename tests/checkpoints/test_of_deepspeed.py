@@ -45,7 +45,7 @@ def test_its_weights_are_exported(stage: int, two_ranks: Ranks, tmp_path: Path) 
     weights, _ = two_ranks.run(train, str(tmp_path / "run"), stage, False)
     [path] = checkpoints(tmp_path / "run")
     assert not (path / "model0" / "index.json").exists()
-    succeeded("export", path, "--to", "safetensors", "--out", tmp_path / "out")
+    succeeded("export", path, "--to", "safetensors", "--output", tmp_path / "out")
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[name].numpy(), weight) for name, weight in weights.items())
@@ -54,7 +54,7 @@ def test_its_weights_are_exported(stage: int, two_ranks: Ranks, tmp_path: Path) 
 def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
     two_ranks.run(train, str(tmp_path / "run"), 0, True)
     [path] = checkpoints(tmp_path / "run")
-    done = checkpoint("export", path, "--to", "safetensors", "--out", tmp_path / "out")
+    done = checkpoint("export", path, "--to", "safetensors", "--output", tmp_path / "out")
     assert done.exit_code == 1
     assert "DeepSpeed's zero_to_fp32 does not read such a layout" in done.output
     assert "fix: resume it on the ranks that wrote it" in done.output

@@ -34,7 +34,7 @@ def of_something_else(file: Path) -> None:
 
 
 def of_a_later_version(file: Path) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 4}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 9}))
 
 
 def piece(position: int, value: Any) -> Callable[[Path], None]:
@@ -70,8 +70,8 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
     "a number for a list": (STATE, b'{"batches_trained": 4, "kept": 3}', "kept = 3"),
     "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: it is not JSON"),
-    "an index without tensors": (INDEX, b'{"version": 1}', "index.json cannot be read: "),
-    "an index of a later version": (INDEX, of_a_later_version, "is of version 4"),
+    "an index without tensors": (INDEX, b'{"version": 4}', "index.json cannot be read: "),
+    "an index of a later version": (INDEX, of_a_later_version, "is of version 9"),
     "slices outside": (
         INDEX,
         piece(0, "../det_state_dict_rank0.pth"),

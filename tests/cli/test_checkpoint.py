@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import OWN_MODEL, at, run, steps_of, weights
+from tests.cli.own_runs import OWN_MODEL, at, run, steps_of
 from tests.package import checkpoints, reseal
 
 SHAPES = {"weight": [1, 4], "bias": [1]}
@@ -59,9 +59,6 @@ def test_show_names_every_tensor(trained: Path) -> None:
     assert found["strategy"]["zero_stage"] == 1
     (engine,) = found["engines"]
     assert {tensor["name"]: tensor["shape"] for tensor in engine["tensors"]} == SHAPES
-    held = weights(trained / "run/checkpoints" / found["uuid"])
-    for tensor in engine["tensors"]:
-        assert tensor["norm"] == pytest.approx(float(held[tensor["name"]].norm()))
     assert found["bytes"] == sum(found["files"].values()) > engine["bytes"] > 0
 
 

@@ -31,7 +31,7 @@ with det.import_from_path("got/code"):
     import determined_ds
     from determined_ds import load_model_from_checkpoint_path
 
-    model = load_model_from_checkpoint_path("got", code="checkpoint")
+    model = load_model_from_checkpoint_path("got", context_dir="got/code")
     import model_defs.gpt2.model
 
 print(determined_ds.__file__, model_defs.gpt2.model.__file__)

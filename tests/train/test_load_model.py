@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,55 +140,6 @@ def copy_of(run_dir: Path, folder: Path, **load_data: Any) -> Path:
     told = json.loads((path / "load_data.json").read_text())
     (path / "load_data.json").write_text(json.dumps({**told, **load_data}))
     return path
-
-
-@pytest.mark.parametrize("form", ["evil.py", "evil/__init__.py", "evil/deep/trial.py"])
-def test_nothing_is_imported_from_outside_the_context_directory(
-    run_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    """Whatever the checkpoint names, and though it can be imported; with the class at hand, nothing is."""
-    ran, source = tmp_path / "ran", tmp_path / "elsewhere" / form
-    source.parent.mkdir(parents=True)
-    source.write_text(f"open({str(ran)!r}, 'w')\nclass Trial: ...\n")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    module = form.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    path = copy_of(run_of("zero0"), tmp_path, trial_cls_spec=f"{module}:Trial")
-    with pytest.raises(ConfigError) as caught:
-        load_model_from_checkpoint_path(path, context_dir=ROOT)
-    assert "importing it would run its code" in str(caught.value)
-    assert "trial=MyTrial" in str(caught.value)
-    assert not ran.exists()
-    from model_defs.gpt2.trial import GPT2Trial
-
-    assert load_model_from_checkpoint_path(path, context_dir=ROOT, trial=GPT2Trial)
-    assert not ran.exists()
-
-
-def test_the_code_of_a_checkpoint_is_taken_when_told_to_and_nothing_else_then(
-    run_of: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Not that of the context directory, nor what is installed; a library that differs is named."""
-    path = copy_of(run_of("zero0"), tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="only checkpoints from a cluster have it"):
-        load_model_from_checkpoint_path(path, code="checkpoint")
-    shutil.copytree(
-        ROOT / "model_defs", path / "code/model_defs", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (path / "code/determined_ds").mkdir()
-    (path / "code/determined_ds/errors.py").write_text("# another")
-    with caplog.at_level(logging.WARNING):
-        model = load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")
-    assert Path(inspect.getfile(type(model))).is_relative_to(path / "code")
-    assert "differs from the checkpoint's in 1 modules, e.g. errors.py" in caplog.text
-    (path / "code/model_defs/gpt2/trial.py").unlink()
-    with pytest.raises(ConfigError, match=r"holds no model_defs\.gpt2\.trial"):
-        load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")
-    with pytest.raises(ConfigError, match="use context_dir or checkpoint"):
-        load_model_from_checkpoint_path(path, context_dir=ROOT, code="mine")
 
 
 def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path: Path) -> None:
