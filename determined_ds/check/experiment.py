@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from determined_ds.check.output import ERROR, Report, findings_of, in_order
+from determined_ds.check.output import ERROR, Report, findings_of
 from determined_ds.check.search import search_problems
 from determined_ds.check.space import judge_points, point_findings
 from determined_ds.check.trial import (
@@ -76,8 +76,8 @@ def check_experiment(
     named = document.get(("entrypoint",))
     if of_entrypoint and named is not None and "determined_ds" not in str(named):  # another library trains it
         is_said = any(problem.key == "entrypoint" for problem in (*refused, *warned))
-        found = findings_of(refused, [*warned, *([] if is_said else of_entrypoint)])
-        return Report(file=file, kind="experiment", findings=in_order(found, file))
+        found = findings_of(refused, warned if is_said else [*warned, *of_entrypoint])
+        return Report(file=file, kind="experiment", findings=found)
 
     # The configuration and the code
     reported = {problem.key for problem in refused}
@@ -101,15 +101,14 @@ def check_experiment(
             wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
             findings += findings_of(wrong, notes=unknown)
         elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters, []):
-            file_of_script = find_code(experiment.entrypoint, folder)
-            if file_of_script and not Script(file=file_of_script, context_dir=folder).may_use_library:
+            script = find_code(experiment.entrypoint, folder)
+            if script and not Script(file=script, context_dir=folder).may_use_library:
                 message = (
                     "the script does not import determined_ds: on a cluster nothing is sent to these tools"
                 )
                 fix = "train within `with determined_ds.report_to_tools(core_context):`"
-                path = (LOGGING,)
                 unsent = experiment.hyperparameters.problem(
-                    path, message, fix, "logger-script", value=NOT_GIVEN
+                    (LOGGING,), message, fix, "logger-script", value=NOT_GIVEN
                 )
                 findings += findings_of([], [unsent])
     errors = [finding.problem for finding in findings if finding.severity == ERROR]
@@ -129,8 +128,7 @@ def check_experiment(
         odd += filter(None, [limit_problem(document, fit.save_total_limit)])
         findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):  # no point is known
-        ordered = in_order(findings, file)
-        return Report(file=file, kind="experiment", findings=ordered, context_dir=folder)
+        return Report(file=file, kind="experiment", findings=findings, context_dir=folder)
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
@@ -177,7 +175,7 @@ def check_experiment(
     return Report(
         file=file,
         kind="experiment",
-        findings=in_order(findings, file),
+        findings=findings,
         num_points=len(points.values),
         num_runnable=sum(len(each.points) for each in judged if not each.problems),
         size=experiment.space.size,

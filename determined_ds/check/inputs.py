@@ -1,4 +1,4 @@
-"""Files to check -> Reports: an experiment's YAML, a DeepSpeed JSON or code each, and the context directories once."""
+"""Files to check -> Reports: an experiment, a DeepSpeed JSON or code each, and each context directory once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.check.output import Report, findings_of, in_order
+from determined_ds.check.output import Report, findings_of
 from determined_ds.config.create import problems_alone
 from determined_ds.config.resolve import missing_packages
 from determined_ds.documents.files import read_json, read_yaml
@@ -62,19 +62,18 @@ def check_files(
             from determined_ds.check.advice import advice
 
             changes, command = advice(file)
-            reports.append(Report(file=name, kind="code", findings=in_order(changes, name), run=command))
+            reports.append(Report(file=name, kind="code", findings=changes, run=command))
             continue
         try:
             document = read_json(file) if file.suffix == ".json" else read_yaml(file)
             if file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
                 errors, warnings = problems_alone(document)
-                found = in_order(findings_of(errors, [*warnings, *missing_packages(document)]), name)
+                found = findings_of(errors, [*warnings, *missing_packages(document)])
                 reports.append(Report(file=name, kind="deepspeed", findings=found))
                 continue
             document = with_flags(document, slots=slots, overrides=overrides)
         except ConfigError as error:  # it cannot be read
-            found = in_order(findings_of(error.problems), name)
-            reports.append(Report(file=name, kind="experiment", findings=found))
+            reports.append(Report(file=name, kind="experiment", findings=findings_of(error.problems)))
             continue
         from determined_ds.check.experiment import check_experiment
 
@@ -85,6 +84,6 @@ def check_files(
         if report.context_dir:
             folders.setdefault(report.context_dir.resolve(), report.context_dir)
     for folder in folders.values():
-        if found := in_order(findings_of(*context_problems(folder)), str(folder)):
+        if found := findings_of(*context_problems(folder)):
             reports.append(Report(file=str(folder), kind="context", findings=found))
     return reports

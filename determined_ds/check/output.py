@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,30 +47,32 @@ class Finding:
 class Report:
     """What was found in one file.
 
-    Args:
-        file: As the user named it.
-        kind: ``experiment``, ``deepspeed``, ``context``, or ``code`` to be brought here.
-        findings: By place.
-        num_points: Points of the search space that were checked; 1 where nothing is searched.
-        num_runnable: Those of them that can run.
-        size: Points in all; None where the space is not finite.
-        run: The command that runs the code, once it is changed; "" for another file.
-        context_dir: Of an experiment's code; None where it does not matter.
-        experiment: None for another file, and where another library trains it.
-        resolved: What runs: of a search the point in the middle, or else one that can run; None where none can, or
-            where code decides it.
+    The findings are put in order: the checked file first, by place, errors before warnings, none of them twice.
     """
 
-    file: str
-    kind: str
-    findings: tuple[Finding, ...] = ()
-    num_points: int = 0
+    file: str  # as the user named it
+    kind: str  # ``experiment``, ``deepspeed``, ``context``, or ``code`` to be brought here
+    findings: Sequence[Finding] = ()
+    num_points: int = 0  # of the search space that were checked; 1 where nothing is searched
     num_runnable: int = 0
-    size: int | None = None
-    run: str = ""
-    context_dir: Path | None = None
-    experiment: Experiment | None = None
+    size: int | None = None  # points in all; None where the space is not finite
+    run: str = ""  # the command that runs the code, once it is changed
+    context_dir: Path | None = None  # of an experiment's code
+    experiment: Experiment | None = None  # None for another file, and where another library trains it
+    # What runs: of a search the point in the middle, or else one that can run; None where code decides it.
     resolved: ResolvedConfig | None = None
+
+    def __post_init__(self) -> None:
+        unique = {
+            (each.severity, each.problem.key, each.problem.message, place(each, self.file)): each
+            for each in self.findings
+        }
+
+        def order(finding: Finding) -> tuple[bool, str, int, int, bool]:
+            where, line, column = place(finding, self.file)
+            return where != self.file, where, line, column, finding.severity != ERROR
+
+        object.__setattr__(self, "findings", tuple(sorted(unique.values(), key=order)))
 
     def count(self, severity: str) -> int:
         return sum(finding.severity == severity for finding in self.findings)
@@ -87,14 +89,9 @@ class Report:
         found = []
         for finding in self.findings:
             (where, line, column), problem = place(finding, self.file), finding.problem
-            each: dict[str, Any] = {
-                "file": where,
-                "line": line,
-                "column": column,
-                "severity": finding.severity,
-            }
+            each: dict[str, Any] = {"file": where, "line": line, "column": column}
+            each |= {"severity": finding.severity, "origin": str(problem.origin)}
             each |= {name: getattr(problem, name) for name in ("code", "key", "message", "fix")}
-            each["origin"] = str(problem.origin)
             if problem.value is not NOT_GIVEN:
                 each["value"] = problem.value
             if finding.share:
@@ -111,17 +108,6 @@ def findings_of(
     """Problems of the whole file as findings."""
     by_severity = ((ERROR, errors), (WARNING, warnings), (NOTE, notes))
     return [Finding(severity=severity, problem=each) for severity, found in by_severity for each in found]
-
-
-def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
-    """Findings by file and place, the checked file first; without repetitions, errors before warnings at a place."""
-    unique = {(f.severity, f.problem.key, f.problem.message, place(f, file)): f for f in findings}
-
-    def order(finding: Finding) -> tuple[bool, str, int, int, bool]:
-        where, line, column = place(finding, file)
-        return where != file, where, line, column, finding.severity != ERROR
-
-    return tuple(sorted(unique.values(), key=order))
 
 
 def place(finding: Finding, file: str) -> tuple[str, int, int]:

@@ -76,22 +76,20 @@ def judge_points(
         judged = next(filter(None, hits), None)
         if judged is None:
             recorder = _Recorder(experiment.space.at(values))
-            hyperparameters = experiment.at(recorder)
-            resolved: ResolvedConfig | None = None
+            hyperparameters, resolved = experiment.at(recorder), None
             problems, warnings = list[Problem](), list[Problem]()
             try:
                 resolved = resolve_stated(experiment, hyperparameters, where)
                 warnings += resolved.warnings if resolved else ()
             except ConfigError as error:
-                problems += error.problems
-                warnings += error.warnings
+                problems, warnings = [*error.problems], [*error.warnings]
             more, odd = check(hyperparameters, resolved)
             problems += more
             warnings += odd
-            texts = [str(len(problems)), *(f"{each.code} {each}" for each in (*problems, *warnings))]
+            key = (str(len(problems)), *(f"{each.code} {each}" for each in (*problems, *warnings)))
             runs = None if problems else resolved
             new = Judgement(problems=(*problems,), warnings=(*warnings,), points=[], resolved=runs)
-            judged = found.setdefault(tuple(texts), new)
+            judged = found.setdefault(key, new)
             axes = tuple(axis for axis, name in enumerate(names) if name in recorder.read)
             known.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = judged
         judged.points.append(index)
@@ -106,24 +104,21 @@ def point_findings(axes: Sequence[Axis], points: Points, judged: Sequence[Judgem
     some_run = any(not each.problems for each in judged)
     having: dict[tuple[bool, str, str], tuple[Finding, set[int]]] = {}
     for each in judged:
-        of_each = [(False, WARNING if some_run else ERROR, problem) for problem in each.problems]
+        severity = WARNING if some_run else ERROR
+        of_each = [(False, severity, problem) for problem in each.problems]
         if not (some_run and each.problems):
             of_each += [(True, WARNING, problem) for problem in each.warnings]
         for warns, severity, problem in of_each:
             finding = Finding(severity=severity, problem=problem)
             having.setdefault((warns, problem.code, problem.key), (finding, set()))[1].update(each.points)
     findings, total = [], len(points.values)
-    for _, (finding, members) in sorted(having.items(), key=lambda item: (item[0][0], -len(item[1][1]))):
+    for finding, members in having.values():
+        share = None
         if len(members) < total:
-            share = Share(
-                count=len(members),
-                share=sum(index < points.num_drawn for index in members) / points.num_drawn,
-                of=total,
-                exact=points.exact,
-                where=_located(axes, points.values, members),
-            )
-            finding = replace(finding, share=share)
-        findings.append(finding)
+            part = sum(index < points.num_drawn for index in members) / points.num_drawn
+            where = _located(axes, points.values, members)
+            share = Share(count=len(members), share=part, of=total, exact=points.exact, where=where)
+        findings.append(replace(finding, share=share))
     return findings
 
 
@@ -164,15 +159,9 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
 
 def _in_words(taken: list[Any]) -> str:
     """Some values of an axis: ``= 1, 2 or 3``."""
-    if len(taken) > MOST_NAMED:
-        taken = [*taken[:MOST_NAMED], f"{len(taken) - MOST_NAMED} more values"]
-    return f"= {listed(taken, 'or')}"
-
-
-def listed(values: Sequence[Any], word: str = "and") -> str:
-    """``1, 2 and 3``."""
-    *most, last = map(_shown, values)
-    return f"{', '.join(most)} {word} {last}" if most else last
+    named = [_shown(value) for value in taken[:MOST_NAMED]]
+    named += [f"{len(taken) - MOST_NAMED} more values"] if len(taken) > MOST_NAMED else []
+    return f"= {' or '.join(filter(None, (', '.join(named[:-1]), named[-1])))}"
 
 
 def _shown(value: Any) -> str:

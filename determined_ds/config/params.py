@@ -644,13 +644,16 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
     """
     problems: list[Problem] = []
     warnings: list[Problem] = []
-    for name, value in hyperparameters.data.items():
+    for name in list(
+        hyperparameters.data
+    ):  # other values are not looked at: a check of a search records what is read
         if name in NOT_READ and not (
             name == "batch_size" and stated_at(hyperparameters, (TOTAL,)) is not None
         ):
             message = "is not read by this library"
             problems.append(hyperparameters.problem((name,), message, NOT_READ[name], "other-name"))
-        if name not in BY_OTHER_NAMES or value is None or value == AUTO:
+        value = hyperparameters.data[name] if name in BY_OTHER_NAMES else None
+        if value is None or value == AUTO:
             continue
         path, origin = BY_OTHER_NAMES[name], hyperparameters.origin((name,))
         stated = stated_at(hyperparameters, path)
