@@ -258,7 +258,7 @@ def profile_picture(profile: Mapping[str, Any]) -> Figure | None:
         ranks = sorted(kept, key=lambda rank: rank["rank"])
     there = [part for part in PARTS if any(rank["seconds"].get(part) for rank in ranks)]
     roomy = 1000 * ROOMY * max(rank["step_s"] for rank in ranks)
-    with drawing("profile"):
+    with drawing():
         figure, (panel,) = figure_of([max(0.6, ROW_IN * len(ranks)) + 0.45])
         for at, rank in enumerate(ranks):
             seconds = [(part, rank["seconds"].get(part, 0.0)) for part in there]

@@ -187,8 +187,8 @@ def _page(results: Results) -> str:
     The file loads nothing, and what came from outside is text in it, never markup. The same results give the same
     text.
     """
-    from determined_ds.report.page import markup_of, self_contained
-    from determined_ds.report.style import PALETTE, strategy_colours
+    from determined_ds.report.page import self_contained
+    from determined_ds.report.style import PALETTE, address_of, strategy_colours
 
     pairs: list[Pair] = [
         (COLUMNS[name], COLUMNS.get(below))
@@ -237,7 +237,7 @@ def _page(results: Results) -> str:
         heads=heads,
         rows=rows,
         pictures=[
-            {"name": name, "svg": markup_of(figure, name), "caption": caption, "is_wide": name == "schedules"}
+            {"name": name, "address": address_of(figure), "caption": caption, "is_wide": name == "schedules"}
             for name, figure, caption in _drawn(results)
         ],
         unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],

@@ -131,7 +131,7 @@ def _picture(panels: Sequence[Panel], *, in_seconds: bool) -> Figure:
 
     unit = 0.001 if in_seconds else 1.0
     longest = max(span.end for _, _, ranks in panels for rank in ranks for span in rank) / unit
-    with drawing("schedules"):
+    with drawing():
         heights = [min(ROWS_IN[1], ROWS_IN[0] * pipe.ranks) for _, pipe, _ in panels]
         figure, axes = figure_of(heights, width=WIDE_IN)
         for each, (title, pipe, ranks) in zip(axes, panels, strict=True):

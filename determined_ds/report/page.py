@@ -7,15 +7,12 @@ import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from determined_ds.report.style import FONTS, GRID, GROUND, INK, MUTED, PALETTE, svg_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from determined_ds.report.style import FONTS, GRID, GROUND, INK, MUTED, PALETTE
 
 ASSETS = Path(__file__).parent / "assets"
 COLOURS = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
@@ -46,11 +43,6 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
         num_colours=len(PALETTE),
         **values,
     )
-
-
-def markup_of(figure: Figure | None, name: str) -> str:
-    """A picture for the inside of a page, see :func:`svg_of`; "" where there is none."""
-    return "" if figure is None else Markup(svg_of(figure, name))
 
 
 def can_draw() -> bool:

@@ -7,6 +7,7 @@ The way of the data::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from bisect import bisect_right
@@ -34,11 +35,11 @@ from determined_ds.report.numbers import (
     printable,
     seconds_text,
 )
-from determined_ds.report.page import can_draw, markup_of, self_contained
+from determined_ds.report.page import can_draw, self_contained
 from determined_ds.report.results import PROFILE_DIR, PROFILE_JSON
 from determined_ds.report.runs import LOSSES, RUNNING, RunView, Settings, differing
 from determined_ds.report.state import VALIDATION
-from determined_ds.report.style import PALETTE
+from determined_ds.report.style import PALETTE, address_of
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.recorded_step import read_step
 from determined_ds.rundir.records import COMPLETED, START
@@ -186,11 +187,7 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         ],
         charts=[(title, _keys(curves, several)) for title, curves in charts.items()],
         thinned=thinned,
-        profiles=[
-            (shown.label, found)
-            for index, shown in enumerate(runs)
-            if (found := _profile(shown, f"profile{index}"))
-        ],
+        profiles=[(shown.label, found) for shown in runs if (found := _profile(shown))],
         runs=runs,
         was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
         date=_date,
@@ -440,7 +437,7 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
 # ------------------------------------------------------------------------------------------- what happened
 
 
-def _profile(shown: RunView, name: str) -> dict[str, Any] | None:
+def _profile(shown: RunView) -> dict[str, Any] | None:
     """What ``det-ds profile`` has found; None where it was not profiled, or its file is torn or of another version."""
     try:
         profile = json.loads((shown.run.path / PROFILE_DIR / PROFILE_JSON).read_text(encoding="utf-8"))
@@ -451,15 +448,11 @@ def _profile(shown: RunView, name: str) -> dict[str, Any] | None:
             }
             for each in profile["findings"]
         ]
-        picture = profile_picture(profile) if can_draw() else None
+        figures = {"The parts by rank": profile_picture(profile) if can_draw() else None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    try:
-        step = step_picture(read_step(RunDir(shown.run.path).pipeline_step)) if can_draw() else None
-    except ConfigError:  # there is none, or it cannot be read
-        step = None
-    return {
-        "findings": findings,
-        "by_rank": markup_of(picture, f"{name}-parts"),
-        "schedule": markup_of(step, f"{name}-schedule"),
-    }
+    with contextlib.suppress(ConfigError):  # there is no recorded step, or it cannot be read
+        step = read_step(RunDir(shown.run.path).pipeline_step)
+        figures["What each rank computes when"] = step_picture(step) if can_draw() else None
+    pictures = {title: address_of(figure) for title, figure in figures.items() if figure is not None}
+    return {"findings": findings, "pictures": pictures}

@@ -6,9 +6,9 @@ touched; who draws pictures of their own beside these keeps their settings.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
-import re
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,8 @@ SETTINGS: dict[str, Any] = {
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "lines.linewidth": 1.8,
-    "svg.fonttype": "none",
+    "svg.fonttype": "path",  # a page looks the same everywhere
+    "svg.hashsalt": "determined_ds",  # and the same figure gives the same text
     "savefig.facecolor": GROUND,
 }
 
@@ -76,12 +77,8 @@ def ink_on(colour: str) -> str:
 
 
 @contextlib.contextmanager
-def drawing(salt: str = "") -> Iterator[None]:
-    """Within it, matplotlib draws in this style; its settings are as before afterwards.
-
-    Args:
-        salt: What the names inside an SVG are made from: the same for the same picture.
-    """
+def drawing() -> Iterator[None]:
+    """Within it, matplotlib draws in this style; its settings are as before afterwards."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -89,7 +86,7 @@ def drawing(salt: str = "") -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         parameters: Any = matplotlib.rcParams  # typed by a list of all their names
-        parameters.update({**SETTINGS, "svg.hashsalt": salt or "determined_ds"})
+        parameters.update(SETTINGS)
         yield
 
 
@@ -120,30 +117,10 @@ def png_of(figure: Figure) -> bytes:
         return file.getvalue()
 
 
-def svg_of(figure: Figure, name: str) -> str:
-    """A figure as an ``<svg>`` for the inside of a page: it takes its font, and has no ground.
-
-    The same figure gives the same text.
-
-    Args:
-        figure: Drawn in this style.
-        name: Of the picture; what is named inside it has this before its name, for a page holds several.
-    """
+def address_of(figure: Figure) -> str:
+    """A figure as SVG without a ground, in an address of an ``<img>``: nothing in it can be markup of the page."""
     figure.patch.set_visible(False)
-    with drawing(salt=name):
-        file = io.StringIO()
+    with drawing():
+        file = io.BytesIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = file.getvalue()
-    box = re.search(r'<svg[^>]* viewBox="([0-9. ]+)"[^>]*>', svg)
-    assert box is not None, svg[:500]
-    without = r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*|<!--.*?-->"
-    inside = re.sub(without, "", svg[box.end() :], flags=re.DOTALL)
-
-    def for_a_page(found: re.Match[str]) -> str:
-        """A tag with names that no other picture has, and the page's font. Texts stay what they are."""
-        tag = re.sub(r'\bid="', f'id="{name}-', found[0])
-        tag = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', tag).replace("url(#", f"url(#{name}-")
-        return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
-
-    inside = re.sub(r"<[a-zA-Z][^<>]*>", for_a_page, inside).rstrip()
-    return f'<svg aria-label="{name}" viewBox="{box[1]}" class="picture" role="img">{inside}'
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -57,9 +57,8 @@ class Page(HTMLParser):
         return " ".join([*said, *self.texts.get("p", []), *self.texts.get("li", [])])
 
     def markup(self) -> list[str]:
-        """Its tags, those of drawings apart: a longer name leaves room for fewer numbers on an axis."""
-        drawing = {"svg", "g", "defs", "path", "use", "clipPath", "clippath", "rect", "text"}
-        return [tag for tag, _ in self.tags if tag not in drawing]
+        """Its tags."""
+        return [tag for tag, _ in self.tags]
 
     def check_sealed(self) -> None:
         """It loads nothing from outside, and its policy lets its own last script run and nothing load."""
@@ -76,4 +75,4 @@ def loads(page: Page) -> list[str]:
     """What a browser would fetch: addresses in attributes and in styles, those within the page apart."""
     found = [value or "" for _, attrs in page.tags for name, value in attrs.items() if name in FETCHED]
     found += re.findall(r"url\(([^)]*)\)|@import", str(page.tags) + "".join(page.texts["style"]))
-    return [each for each in found if not each.startswith(("#", "data:,"))]
+    return [each for each in found if not each.startswith(("#", "data:,", "data:image/svg+xml;base64,"))]
