@@ -6,8 +6,6 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.package import cut_by_times
 from tests.pipe.steps import (
@@ -58,18 +56,6 @@ def test_of_twenty_models_nineteen_are_cut_within_a_tenth_of_the_best_there_is()
             best = min(seconds_of(each, step) for each in every_cut(seconds, step))
             ratios.append(seconds_of(cut(seconds, step), step) / best)
     assert sum(ratio <= 1.1 for ratio in ratios) >= 0.95 * len(ratios), sorted(ratios)[-4:]
-
-
-@given(st.lists(st.integers(1, 50), min_size=4, max_size=9), st.sampled_from(STEPS))
-def test_a_cut_is_never_slower_than_the_one_whose_slowest_part_is_fastest(
-    seconds: list[float], step: Step
-) -> None:
-    found, every = cut(seconds, step), every_cut(seconds, step)
-    assert len(found) == step.parts
-    assert all(found)
-    least = min(max(map(sum, each)) for each in every)
-    evenest = [each for each in every if max(map(sum, each)) == least]
-    assert seconds_of(found, step) <= max(seconds_of(each, step) for each in evenest)
 
 
 def test_a_heavy_head_gets_a_stage_of_few_layers() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints.strategies import ZERO, config_of, run, trial_class
+from tests.checkpoints.strategies import ZERO, config_of, trial_class
 from tests.harness.ranks import Ranks
 
 
@@ -43,12 +43,3 @@ def test_ranks_stand_where_det_ds_says(four_ranks: Ranks, tmp_path: Path, within
             "replicas": second if within else first,
             "pipeline": first if within else second,
         }
-
-
-def test_losses_do_not_depend_on_it(four_ranks: Ranks, tmp_path: Path) -> None:
-    """Two stages of two replicas, under ZeRO 1 and with a tied weight."""
-    losses = [
-        four_ranks.run(run, ZERO[name], str(tmp_path / name), steps=4)
-        for name in ("pipe2_zero1", "pipe2_within_machine")
-    ]
-    assert losses[0] == losses[1]

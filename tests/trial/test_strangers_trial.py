@@ -98,19 +98,6 @@ def test_its_losses_are_the_same_under_every_stage(
     assert numbers(found) == pytest.approx(numbers(without_zero), rel=TOLERANCE, abs=1e-7)
 
 
-def test_its_predictions_are_without_padding(context: Path, without_zero: list[dict[str, Any]]) -> None:
-    file = context / "translated.jsonl"
-    done = det_ds(
-        *("run", "experiments/translation.yaml", ".", "--run-dir", "zero0", "--slots", "1"),
-        *("--predict", str(file)),
-        cwd=context,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(rows) == 101
-    assert {len(row["words"]) for row in rows} == set(range(5, 13))
-
-
 def test_all_micro_batches_at_once_train_as_one_after_the_other(context: Path) -> None:
     """The trial of docs/ that accumulates by hand, beside the one that the loop calls for each."""
     losses = {}

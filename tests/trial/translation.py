@@ -102,12 +102,6 @@ class TranslationTrial(DataParallelTrial):
             "validation_auc": (batch["label"], scores),
         }
 
-    def predict(self, model, batch):
-        outputs, scores = model(batch["source"], batch["target_in"])
-        lengths = (batch["target"] > 0).sum(1)
-        words = [row[:length] for row, length in zip(outputs.argmax(-1), lengths, strict=True)]
-        return {"score": scores.sigmoid(), "words": words}
-
     def build_training_data_loader(self):
         return self.training_loader(lambda: sentences(1, 1000), collate_fn=collate)
 
