@@ -1,4 +1,4 @@
-"""A larger trial of an author's own (``translation.py``) trains alike under every ZeRO stage; so does one of docs/."""
+"""A larger trial of an author's own (``translation.py``) trains alike under every ZeRO stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml
 
 from tests.harness.command import det_ds
 from tests.harness.documented import context_of
-from tests.package import records
 
 STEPS = 8
 # fp32 on two ranks; sums in another order differ by about 1e-6.
@@ -96,21 +95,3 @@ def test_its_losses_are_the_same_under_every_stage(
 ) -> None:
     found = run(context, f"zero{zero_stage}", zero_stage)
     assert numbers(found) == pytest.approx(numbers(without_zero), rel=TOLERANCE, abs=1e-7)
-
-
-def test_all_micro_batches_at_once_train_as_one_after_the_other(context: Path) -> None:
-    """The trial of docs/ that accumulates by hand, beside the one that the loop calls for each."""
-    losses = {}
-    for name, trial in (("loop", "trial:MyTrial"), ("hand", "by_hand:MyTrialByHand")):
-        sets = (
-            f"entrypoint=python3 -m determined_ds.train model_defs.mine.{trial}",
-            "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=4",
-            "hyperparameters.fit.max_length.batches=4",
-            "hyperparameters.fit.reporting_period.batches=1",
-        )
-        words = [word for each in sets for word in ("--set", each)]
-        done = det_ds("run", "experiments/mine.yaml", ".", "--run-dir", name, *words, cwd=context)
-        assert done.returncode == 0, done.stderr
-        losses[name] = [metrics["loss"] for _, metrics in records(context / name, "training")]
-    assert len(losses["loop"]) == 4
-    assert losses["hand"] == pytest.approx(losses["loop"], rel=1e-5)
