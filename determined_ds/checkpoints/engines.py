@@ -218,7 +218,7 @@ class Engines:
             self._check_own_layouts(path)
             self.then = None
             for number, engine in enumerate(self._context.models):
-                _load_by_deepspeed(engine, path, number)
+                _load_by_deepspeed(self._context, engine, path, number)
             return
         with_optimizer, then = not self.reset_optimizer, list[Record | None](self._built)
         fillings = []
@@ -234,7 +234,7 @@ class Engines:
             fillings.append((number, own, stored.settings, filling, exact))
         for number, reason in enumerate(self.own_layouts):
             if reason:
-                _load_by_deepspeed(self._context.models[number], path, number)
+                _load_by_deepspeed(self._context, self._context.models[number], path, number)
         for number, own, settings, filling, exact in fillings:
             filling.fill(exact=exact, optimizer=with_optimizer)
             put_settings(own, settings, optimizer=with_optimizer)
@@ -274,7 +274,7 @@ class Engines:
                     Problem(key=key, value="weights", message=refused, fix=fix, code="warm-start")
                 )
             parts = dict.fromkeys(("load_optimizer_states", "load_lr_scheduler_states"), False)
-            _load_by_deepspeed(engine, path, number, **parts, load_module_only=True)
+            _load_by_deepspeed(self._context, engine, path, number, **parts, load_module_only=True)
 
     def load_averages(self, path: Path) -> set[str]:
         """Continue the averages that a checkpoint holds, whichever ranks wrote them; after the engines."""
@@ -364,8 +364,30 @@ def are_indexed(path: Path) -> bool:
     return any(path.glob(f"model*/{INDEX_NAME}"))
 
 
-def _load_by_deepspeed(engine: Any, path: Path, number: int, **parts: bool) -> None:
-    """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed."""
+def _load_by_deepspeed(context: Any, engine: Any, path: Path, number: int, **parts: bool) -> None:
+    """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed.
+
+    Under ZeRO 3 DeepSpeed copies flat partitions, and looks at neither names nor shapes.
+    """
+    reason = ""
+    if not isinstance(engine, DDPEngine) and engine.zero_optimization():
+        file = Path(engine._get_ckpt_name(str(path), f"model{number}"))
+        stored = (
+            read_data(file, map_location="cpu", mmap=True).get("param_shapes") if file.is_file() else None
+        )
+        there, here = (
+            {name: tuple(shape) for group in groups or () for name, shape in group.items()}
+            for groups in (stored, engine._get_zero_param_shapes())
+        )
+        if stored is not None and there != here:
+            names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+            words = [
+                f"{name} is {there.get(name, 'missing')} in it, {here.get(name, 'missing')} here"
+                for name in names
+            ]
+            reason = some_of(words)
+    if reasons := [each for each in context.distributed.allgather(reason) if each]:
+        raise another_model(path.name, reasons[0])
     with only_data():
         engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
 

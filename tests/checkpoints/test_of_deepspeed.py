@@ -14,9 +14,15 @@ from tests.harness.ranks import Ranks
 from tests.package import checkpoints
 
 
-def train(run_dir: str, stage: int, pipeline: bool) -> dict[str, Any]:
-    """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights."""
+def train(
+    run_dir: str, stage: int, pipeline: bool, resume: str | None = None, more: str = ""
+) -> dict[str, Any]:
+    """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights.
+
+    With ``more``, the model has another parameter of this name.
+    """
     import deepspeed
+    import torch
     from determined.pytorch import Batch
 
     from determined_ds import Trainer, open_context
@@ -26,6 +32,12 @@ def train(run_dir: str, stage: int, pipeline: bool) -> dict[str, Any]:
         def save(self, context: Any, path: Path) -> None:
             self.engine.save_checkpoint(str(path), tag="model0")
 
+        def build_model(self) -> Any:
+            model = super().build_model()
+            if more:
+                model.register_parameter(more, torch.nn.Parameter(torch.zeros(3)))
+            return model
+
     ds_config = {
         "zero_optimization": {"stage": stage},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -34,7 +46,7 @@ def train(run_dir: str, stage: int, pipeline: bool) -> dict[str, Any]:
     hparams |= {"pipe_parallel_size": 2} if pipeline else {}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         trial = Own(context)
-        Trainer(trial, context).fit(max_length=Batch(2))
+        Trainer(trial, context).fit(max_length=Batch(2), latest_checkpoint=resume)
         parameters = dict(trial.engine.module.named_parameters())
         with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
             return {name: value.detach().numpy().copy() for name, value in parameters.items()}
@@ -49,6 +61,16 @@ def test_its_weights_are_exported(stage: int, two_ranks: Ranks, tmp_path: Path) 
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[name].numpy(), weight) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_one_of_another_model_is_refused_by_name(stage: int, two_ranks: Ranks, tmp_path: Path) -> None:
+    """DeepSpeed itself copies flat partitions under ZeRO 3, whatever they are of."""
+    two_ranks.run(train, str(tmp_path / "run"), stage, False)
+    [path] = checkpoints(tmp_path / "run")
+    two_ranks.run(train, str(tmp_path / "same"), stage, False, str(path))
+    with pytest.raises(AssertionError, match=r"does not fit this model.*added is missing in it, \(3,\) here"):
+        two_ranks.run(train, str(tmp_path / "other"), stage, False, str(path), "added")
 
 
 def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
