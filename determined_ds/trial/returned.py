@@ -16,6 +16,7 @@ from deepspeed.pipe import LayerSpec
 from deepspeed.runtime.engine import DeepSpeedEngine
 from determined import pytorch
 
+from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
 from determined_ds.pipe.partition import BY_TYPE, METHODS, method_problem
 from determined_ds.trial.author import described, failed, method_of, written_by_author, wrong
@@ -168,11 +169,21 @@ def loader_arguments(trial: Any, method: str, options: Mapping[str, Any]) -> Non
 
 
 def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
-    """Check ``build_callbacks``."""
+    """Check ``build_callbacks``; warn of methods that look like hooks and are never called."""
     found = list(value.values()) if isinstance(value, dict) else [value]
     if not isinstance(value, dict) or not all(isinstance(each, pytorch.PyTorchCallback) for each in found):
         fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
         _refuse(trial, "build_callbacks", value, "a dict of names and PyTorchCallback objects", fix)
+    hooks = {"on_step_end", *dir(pytorch.PyTorchCallback)}
+    for callback in found if trial.context.distributed.rank == 0 else ():
+        for name in dir(callback):
+            if name.startswith("on_") and name not in hooks:
+                guess = nearest(name, sorted(hooks))
+                meant = f"; did you mean {guess}?" if guess else ""
+                where = method_of(callback, name)
+                logger.warning(
+                    "warning: %s is not a hook of PyTorchCallback, and is never called%s", where, meant
+                )
     return value
 
 

@@ -291,6 +291,30 @@ def test_ranks_that_share_the_layers_of_a_pipeline_hold_a_part_each(
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def misspelt_hook() -> list[str]:
+    """The warnings of a callback with a method that is named as a hook."""
+    import logging
+
+    class Misspelt(PyTorchCallback):
+        def on_train_start(self) -> None: ...
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("determined_ds").addHandler(handler)
+    try:
+        assert said_of("", {"build_callbacks": lambda self: {"mine": Misspelt()}}) == ""
+    finally:
+        logging.getLogger("determined_ds").removeHandler(handler)
+    return said
+
+
+def test_a_hook_that_is_never_called_is_named(one_rank: Ranks) -> None:
+    [[said]] = one_rank.run(misspelt_hook)
+    for words in ("Misspelt.on_train_start", HERE, "did you mean on_training_start?"):
+        assert words in said
+
+
 def without(name: str) -> str:
     """In a rank: what is said where this DeepSpeed has no such method of its engines."""
     from deepspeed.runtime.engine import DeepSpeedEngine
