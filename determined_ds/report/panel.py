@@ -110,8 +110,6 @@ def _lines(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[T
         for unit in ("samples", "tokens")
         if (value := number(f"{unit}_per_second")) is not None
     ]
-    if state.step_seconds is not None:
-        speed.append((f"{1000 * state.step_seconds:,.1f} ms a step", ""))
     if (bubble := number("bubble")) is not None:
         speed.append((f"bubble {percent(bubble, 0)}", ""))
     memory: list[Part] = []

@@ -11,7 +11,7 @@ from determined_ds.checkpoints.retention import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.report.numbers import rate, short_number
 
-TRAINING, VALIDATION, MEASURED = "training", "validation", "measured"
+TRAINING, VALIDATION = "training", "validation"
 STARTING = "starting"  # no report yet
 # Names by which a metric is known: this library's, then those of transformers.
 LOSS, RATE = ("loss", "train_loss"), ("lr", "learning_rate")
@@ -99,7 +99,6 @@ class RunState:
     training: dict[str, Any] = field(default_factory=dict)  # of the last report
     validation: SeenValidation | None = None
     best: SeenValidation | None = None
-    step_seconds: float | None = None  # of a run that is measured
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS))
 
     @classmethod
@@ -132,8 +131,6 @@ class RunState:
             # Of a metric that is not the searcher's, which of two is better is not known.
             if name == self.metric and is_better(value, before, smaller_is_better=self.smaller_is_better):
                 self.best = self.validation
-        elif group == MEASURED:
-            self.step_seconds = metric_of(metrics, "step_seconds")
 
     def at(self, batch: int, time: float) -> None:
         """So many batches are trained at a time, in seconds of any clock that does not change."""

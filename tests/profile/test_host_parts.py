@@ -99,13 +99,11 @@ def test_means_over_steps_and_ranks(tmp_path: Path) -> None:
     assert profile["warnings"] == []
 
 
-def test_missing_ranks_and_parts_that_do_not_add_up_to_the_clock_are_warned_of(tmp_path: Path) -> None:
+def test_missing_ranks_are_warned_of(tmp_path: Path) -> None:
     for rank in (0, 2):
-        record = {"ranks": 3, "steps": [{"batch": 1, "seconds": 0.0011}]}
-        written(tmp_path, [], [(0, 1000)], rank=rank, record=record)
-    missing, *clocks = profile_of(tmp_path)["warnings"]
+        written(tmp_path, [], [(0, 1000)], rank=rank, record={"ranks": 3})
+    (missing,) = profile_of(tmp_path)["warnings"]
     assert missing == "the traces of 1 of 3 ranks are missing (1): means are over the others"
-    assert clocks[0] == "the parts of rank 0 add up to 1.0 ms a step, and the loop's clock says 1.1 ms"
 
 
 @pytest.mark.parametrize("content", [b"", b'{"traceEvents": []}', b"[1, 2]", b"\x1f\x8bdamaged"])

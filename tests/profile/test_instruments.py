@@ -14,7 +14,7 @@ from tests.harness.ranks import Ranks
 from tests.package import records
 
 SAMPLES, MICRO_BATCHES, WIDTH = 8, 2, 64
-SHAPES = {"zero0": 0, "zero3": 3, "pipeline": 1}
+SHAPES = {"zero3": 3, "pipeline": 1}
 ASKED = {
     "comms_logger": {"enabled": True},
     "memory_breakdown": True,

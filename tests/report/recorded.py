@@ -9,14 +9,6 @@ from pathlib import Path
 from typing import Any
 
 BEGAN = 1_795_400_000.0  # seconds since the epoch
-_LAYER = {"name": "Block", "parameters": 10, "forward_s": 0.005, "backward_s": 0.005}
-# partition.json: how the layers of a pipeline are shared out by their times.
-SHARED_OUT = {
-    "pipe": {"schedule": "1f1b", "ranks": 2, "micro_batches": 8, "chunks": 1},
-    "layers": [_LAYER, _LAYER, {**_LAYER, "name": "<b>Head</b>", "backward_s": 0.025}],
-    "bounds": [0, 2, 3],
-    "by_parameters": [0, 1, 3],
-}
 
 
 def launch(**more: Any) -> dict[str, Any]:

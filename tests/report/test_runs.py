@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from tests.harness.browser import chromium
 from tests.report.pages import EVIL, Page
-from tests.report.recorded import BEGAN, SHARED_OUT, course, launch, line, recorded, training, warned
+from tests.report.recorded import BEGAN, course, launch, line, recorded, training, warned
 
 COMPLETED = {"status": "completed", "steps_completed": 40, "slots": 2}
 
@@ -70,18 +70,11 @@ def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "result", "launches", "said"),
     [
-        ([], None, None, "Not finished: 0 of 40 batches."),
         ([], {"status": "failed", "reason": "rank 1 was killed"}, None, "Failed: 0 of 40 batches."),
         (course(5), None, (), "Not finished: 5 batches in 4 s."),
         ([training(1, loss=math.nan)], None, None, "Not finished: 1 of 40 batches in 1 s."),
-        (
-            [{"group": "training", "steps_completed": 3, "metrics": {"loss": 1.0}}],
-            None,
-            (),
-            "Not finished: 3 batches.",
-        ),
     ],
-    ids=["nothing yet", "killed in its first batch", "an earlier version's", "never finite", "no times"],
+    ids=["killed in its first batch", "an earlier version's", "never finite"],
 )
 def test_there_is_always_a_page(tmp_path: Path, records: Any, result: Any, launches: Any, said: str) -> None:
     page = page_of(recorded(tmp_path / "run", records, result=result, launches=launches))
@@ -101,20 +94,13 @@ def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -
     assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
 
 
-def test_a_pipelines_layers_are_said_as_they_are_shared_out(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "run", course(4))
-    (path / "partition.json").write_text(json.dumps(SHARED_OUT))
-    said = "2+1 layers by their measured times; a micro-batch takes 30.0 ms on the slowest rank"
-    assert any(said in fact for fact in page_of(path).texts["dd"])
-
-
 @pytest.mark.parametrize("content", ["{", '{"findings": 3, "pipe": 1}'])
-@pytest.mark.parametrize("name", ["partition.json", "pipeline_step.json", "profile/profile.json"])
-def test_a_damaged_file_beside_the_metrics_is_left_out(tmp_path: Path, name: str, content: str) -> None:
+def test_a_damaged_file_beside_the_metrics_is_left_out(tmp_path: Path, content: str) -> None:
     path = recorded(tmp_path / "run", course(3))
     plain = page_of(path).markup()
-    (path / name).parent.mkdir(exist_ok=True)
-    (path / name).write_text(content)
+    (path / "profile").mkdir()
+    for name in ("partition.json", "pipeline_step.json", "profile/profile.json"):
+        (path / name).write_text(content)
     assert page_of(path).markup() == plain
 
 
@@ -251,13 +237,3 @@ def test_curves_are_drawn_whatever_is_in_them(tmp_path: Path) -> None:
     dom, complaints = chromium(saved(recorded(tmp_path / "empty")).as_uri())
     assert complaints == []
     assert "Nothing was reported" in dom
-
-
-@pytest.mark.usefixtures("browser")
-def test_a_script_that_is_not_its_own_does_not_run(tmp_path: Path) -> None:
-    page = saved(recorded(tmp_path / "run", course(10)))
-    foreign = "</main><script>document.body.append('foreign')</script>"
-    page.write_text(page.read_text().replace("</main>", foreign))
-    dom, complaints = chromium(page.as_uri())
-    assert "foreign</body>" not in dom.replace("\n", "")
-    assert any("Content Security Policy" in each for each in complaints)
