@@ -6,7 +6,6 @@ It knows plain DeepSpeed, transformers' Trainer, and Determined's own ``determin
 from __future__ import annotations
 
 import ast
-import contextlib
 import itertools
 import re
 import shlex
@@ -14,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.check.output import ERROR, NOTE, WARNING, Finding
-from determined_ds.documents.files import read_yaml
-from determined_ds.errors import ConfigError, Origin, Problem
-from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, SCRIPT_FORM, TrialEntrypoint, read_entrypoint
+from determined_ds.errors import Origin, Problem
+from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.experiment.source import (
     DRIVERS,
     FUNCTIONS,
@@ -25,7 +23,6 @@ from determined_ds.experiment.source import (
     TRIALS,
     Source,
     SourceError,
-    find_code,
     keyword,
     text_of,
 )
@@ -102,15 +99,17 @@ def advice(file: Path) -> tuple[list[Finding], str]:
     tests = (text_of(node.test) for node in source.tree.body if isinstance(node, ast.If))
     is_run = not trials or any("__main__" in test for test in tests)
     trial = "" if is_run else f"{file.stem}:{trials[-1].name}"
-    config = _experiment_of(file, trial)
+    beside = (each for name in (".", "experiments") for each in sorted((file.parent / name).glob("*.yaml")))
+    runs = re.compile(rf"^entrypoint:.*\b{re.escape(trial or file.name)}\b", re.MULTILINE)
+    config = next((each for each in beside if runs.search(each.read_text(errors="replace"))), None)
     if config is None:
         config = file.with_suffix(".yaml")
-        beside = sorted(file.parent.glob("*.json"))
-        named = (path.name for path in beside if DEEPSPEED_KEYS.search(path.read_text(errors="replace")))
+        files = sorted(file.parent.glob("*.json"))
+        named = (path.name for path in files if DEEPSPEED_KEYS.search(path.read_text(errors="replace")))
         ds_config = "".join(f"deepspeed_config: {name}" for name in itertools.islice(named, 1))
-        runs = [*(ENTRYPOINT_FORM if trial else SCRIPT_FORM).split()[:-1], trial or file.name]
+        command = [*(ENTRYPOINT_FORM if trial else SCRIPT_FORM).split()[:-1], trial or file.name]
         text = (
-            f"{{name: {config.stem}, entrypoint: {' '.join(runs)}, hyperparameters: {{{ds_config}}}, "
+            f"{{name: {config.stem}, entrypoint: {' '.join(command)}, hyperparameters: {{{ds_config}}}, "
             "resources: {slots_per_trial: 1}, searcher: {name: single, metric: validation_loss}}"
         )
         message, fix = "no experiment beside it runs it", f"write {config}: {text}"
@@ -143,8 +142,7 @@ def _of_determined(source: Source, has_trial: bool) -> Iterator[Change]:
         yield node, "other-trial", ERROR, f"{node.name} is trained without DeepSpeed", fix
     made = _made(source, source.calls_of(f"{THEIRS}.Trainer"))
     for call, owner in source.method_calls("fit"):
-        resumes = keyword(call, "latest_checkpoint") or any(each.arg is None for each in call.keywords)
-        if owner in made and not resumes:
+        if owner in made and keyword(call, "latest_checkpoint") is None:
             fix = "add latest_checkpoint=info.latest_checkpoint, of info = det.get_cluster_info()"
             message = "on a cluster, a trial that was paused starts again at step 0"
             yield call, "latest-checkpoint", WARNING, message, fix
@@ -255,19 +253,3 @@ def _around(source: Source, call: ast.Call, *kinds: type[ast.stmt]) -> list[str]
     blocks = (node for node in source.nodes if isinstance(node, kinds))
     around = [node for node in blocks if node.lineno <= call.lineno <= (node.end_lineno or 0)]
     return [getattr(node, "name", "") for node in around]
-
-
-def _experiment_of(file: Path, trial: str) -> Path | None:
-    """An experiment beside a file that runs it, or its trial."""
-    folders = [file.parent / each for each in (".", "experiments", "configs")]
-    for folder, form in itertools.product(folders, ("*.yaml", "*.yml")):
-        for path in sorted(folder.glob(form)):
-            with contextlib.suppress(ConfigError):
-                found = read_entrypoint(read_yaml(path).data.get("entrypoint"))
-                if isinstance(found, TrialEntrypoint):
-                    is_it = found.trial == trial
-                else:
-                    is_it = find_code(found, file.parent) == file
-                if is_it:
-                    return path
-    return None

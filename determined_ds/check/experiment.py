@@ -191,12 +191,8 @@ def _covered(key: str, keys: Iterable[str]) -> bool:
 
 
 def _context_of(experiment: Experiment, config: Path) -> Path:
-    """The folder of its code: the current one or the nearest above the configuration, with the trial in it.
-
-    A folder that has the DeepSpeed JSON, too, is preferred.
-    """
-    ds_config = experiment.hyperparameters.get(("deepspeed_config",))
-    folders = [Path(), *config.absolute().parents]
-    with_code = [folder for folder in folders if find_code(experiment.entrypoint, folder) is not None]
-    whole = (folder for folder in with_code if isinstance(ds_config, str) and (folder / ds_config).is_file())
-    return next(whole, with_code[0] if with_code else Path())
+    """The folder of its code: the current one or the nearest above the configuration, with the trial in it."""
+    folders = (Path(), *config.absolute().parents)
+    return next(
+        (folder for folder in folders if find_code(experiment.entrypoint, folder) is not None), Path()
+    )

@@ -69,16 +69,15 @@ def search_problems(
         fix = f"write {length.unit if length else UNITS[0]}"
         add("time_metric", message, fix, "search-time", warnings if reported is None else errors)
     if length and isinstance(length.value, int) and type(stated) is int and stated > 0 and unit in UNITS:
-        message, fix = "", f"set searcher.max_time to {length.value}"
+        message = f"fit.max_length is {length.value} {length.unit}: "
+        fix = f"set searcher.max_time to {length.value}"
         if length.unit != unit:
-            message = f"max_time is in {unit}, the two cannot be compared, so no last rung is certain"
             fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
+            add("max_time", f"{message}a length in {unit} cannot be compared", fix, "search-length")
         elif stated > length.value:
-            message = "no trial reaches the last rung, and one that ends earlier is not replaced"
-        elif stated < length.value:
-            message = "each trial is stopped early"
-            fix += f", or fit.max_length to {{{length.unit}: {stated}}}"
-        if message:
-            message = f"fit.max_length is {length.value} {length.unit}: {message}"
+            message += "no trial reaches the last rung, and one that ends earlier is not replaced"
             add("max_time", message, fix, "search-length")
+        elif stated < length.value:
+            fix += f", or fit.max_length to {{{length.unit}: {stated}}}"
+            add("max_time", f"{message}each trial is stopped early", fix, "search-length")
     return errors, warnings

@@ -32,11 +32,7 @@ SECRET_NAMES = re.compile(
 
 
 def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
-    """What is wrong with the files that would be sent.
-
-    Returns:
-        Errors; and warnings: of secrets, and of links that lead outside or are not followed.
-    """
+    """Errors of the files that would be sent; and warnings of secrets, and of links that leave it."""
     from pathspec import PathSpec  # late: not every command needs it
 
     lines, root, warned = [*IGNORED_BY_DEFAULT], context_dir.resolve(), list[Problem]()

@@ -126,7 +126,7 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
     """Where in the space some points lie: ``all 4 points with zero_stage = 2 or 3 and micro_batch_size = 8``.
 
     That is the smallest part of the space around them. Where it has other points, too, each axis says at which values
-    every point is one of them; and there is an example.
+    every point is one of them.
     """
     rows = [tuple(map(repr, point)) for point in values]
     outside = {*range(len(rows))} - members
@@ -143,7 +143,9 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
         ends = f"from {_shown(min(taken))} to {_shown(max(taken))}" if is_range else _in_words(taken)
         box.append(({index for index in outside if rows[index][axis] not in around}, f"{each.name} {ends}"))
         if clear := failing - {rows[index][axis] for index in outside}:
-            whole.append(f"{each.name} {_in_words([shown[code] for code in shown if code in clear])}")
+            whole.append(
+                f"every one with {each.name} {_in_words([shown[code] for code in shown if code in clear])}"
+            )
     named = set()
     for excluded, text in sorted(box, key=lambda each: -len(each[0])):
         if excluded & outside:
@@ -153,8 +155,8 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
         which = "the one point" if len(members) == 1 else f"all {len(members):,} points"
         return f"{which} with {' and '.join(text for _, text in box if text in named)}"
     first = zip(axes, values[min(members)], strict=True)
-    example = ", ".join(f"{axis.name} = {_shown(value)}" for axis, value in first)
-    return f"{len(members):,} points: {'; '.join([*(f'every one with {each}' for each in whole), f'e.g. {example}'])}"
+    whole.append(f"e.g. {', '.join(f'{axis.name} = {_shown(value)}' for axis, value in first)}")
+    return f"{len(members):,} points: {'; '.join(whole)}"
 
 
 def _in_words(taken: list[Any]) -> str:

@@ -56,55 +56,46 @@ def code_problems(experiment: Experiment, context_dir: Path) -> tuple[list[Probl
     """Why what an experiment runs cannot run anywhere, and why not here, though it may on a cluster.
 
     A module that is not in the context directory may be installed; what is in it is left to the ranks.
-
-    Args:
-        experiment: It.
-        context_dir: The folder with the code.
     """
     entrypoint, file = experiment.entrypoint, find_code(experiment.entrypoint, context_dir)
     module, _, name = experiment.trial.partition(":")
-    is_module = not isinstance(entrypoint, ScriptEntrypoint) or entrypoint.is_module
-
-    def refused(message: str, fix: str) -> tuple[list[Problem], list[Problem]]:
-        stated = str(entrypoint)
-        return [experiment.document.problem(("entrypoint",), message, fix, "entrypoint", value=stated)], []
-
-    if file is None:
-        wanted = module if experiment.script is None else experiment.script.name
-        first = wanted.split(".")[0]
-        if is_module and not is_inside(first, context_dir) and installed(first) is not None:
-            return [], []
-        forms = ("*.py", "*/trial.py", "*/*/trial.py") if module else ("*.py", "*/*.py")
-        there = sorted(
-            {str(each.relative_to(context_dir)) for form in forms for each in context_dir.glob(form)}
-        )
-        if is_module:
-            there = [each.removesuffix(".py").replace("/", ".") for each in there]
-        guess = nearest(wanted, there)
-        fix = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
-        message = f"the context directory has no {'module' if is_module else 'file'} {wanted}"
-        return refused(message, f"did you mean {guess}?" if guess else fix)
     try:
-        if experiment.script:
+        if file is not None and experiment.script:
             return [], [*Script(file=file, context_dir=context_dir).own_drivers()]
-        source = Source(file, context_dir)
+        source = Source(file, context_dir) if file is not None else None
     except SourceError as error:
-        where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}"
-        return refused(f"{where} {error}", f"fix {where}")
-    if not source.may_have(name):
-        guess, classes = nearest(name, source.classes), ", ".join(source.classes) or "no class"
-        fix = f"did you mean {guess}?" if guess else f"it has: {classes}"
-        return refused(f"module {module} has no {name}", fix)
-    return [], []
+        where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}" if file else ""
+        message, wanted, there, fix = f"{where} {error}", "", [], f"fix {where}"
+    else:
+        if source is not None and source.may_have(name):
+            return [], []
+        if source is not None:
+            message, wanted, there = f"module {module} has no {name}", name, source.classes
+            fix = f"it has: {', '.join(there) or 'no class'}"
+        else:
+            is_module = not isinstance(entrypoint, ScriptEntrypoint) or entrypoint.is_module
+            wanted = module if experiment.script is None else experiment.script.name
+            first = wanted.split(".")[0]
+            if is_module and not is_inside(first, context_dir) and installed(first) is not None:
+                return [], []
+            files = {file for form in ("*.py", "*/*.py", "*/*/trial.py") for file in context_dir.glob(form)}
+            there = sorted(str(file.relative_to(context_dir)) for file in files)
+            if is_module:
+                there = [each.removesuffix(".py").replace("/", ".") for each in there]
+            fix = (
+                f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
+            )
+            message = f"the context directory has no {'module' if is_module else 'file'} {wanted}"
+    guess = nearest(wanted, there)
+    fix = f"did you mean {guess}?" if guess else fix
+    stated = str(entrypoint)
+    return [experiment.document.problem(("entrypoint",), message, fix, "entrypoint", value=stated)], []
 
 
 def without_library(script: ScriptEntrypoint, option: str) -> Problem:
     """The problem of ``--test`` or ``--measure`` for a script of which nothing of this library sees a step."""
-    message = f"{script.name} trains without determined_ds.session(), so no step is measured"
-    fix = "train by determined_ds.session() or determined_ds.deepspeed.Trainer in it"
-    if option == "--test":
-        message = f"{script.name} trains by a loop of its own, which cannot be shortened to one batch"
-        fix += "; or leave --test out, and have the script train less by its arguments"
+    message = f"{script.name} trains without determined_ds.session(), so no step is measured or left out"
+    fix = "train by determined_ds.session() or determined_ds.deepspeed.Trainer in it, or leave the option out"
     return Problem(key=option, message=message, fix=fix, code=option.removeprefix("--"))
 
 
