@@ -7,7 +7,6 @@ The way of the data::
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from bisect import bisect_right
@@ -21,29 +20,21 @@ from markupsafe import Markup
 
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.pipe.partition import in_words, read_partition
-from determined_ds.report.charts import profile_picture
 from determined_ds.report.comparison import PAGE, RESULTS
-from determined_ds.report.gantt import step_picture
 from determined_ds.report.numbers import (
     UNKNOWN,
     count,
     duration,
     loss_text,
     number,
-    percent,
     printable,
-    seconds_text,
 )
-from determined_ds.report.page import can_draw, self_contained
-from determined_ds.report.results import PROFILE_DIR, PROFILE_JSON
+from determined_ds.report.page import self_contained
 from determined_ds.report.runs import LOSSES, RUNNING, RunView, Settings, differing
 from determined_ds.report.state import VALIDATION
-from determined_ds.report.style import PALETTE, address_of
+from determined_ds.report.style import PALETTE
 from determined_ds.rundir.metrics_file import jsonable
-from determined_ds.rundir.recorded_step import read_step
 from determined_ds.rundir.records import COMPLETED, START
-from determined_ds.rundir.run_dir import RunDir
 
 RUNS_PAGE = "runs.html"  # beside the report of det-ds compare or autotune
 MARK = b'<meta name="generator" content="det-ds report">'
@@ -187,7 +178,6 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         ],
         charts=[(title, _keys(curves, several)) for title, curves in charts.items()],
         thinned=thinned,
-        profiles=[(shown.label, found) for shown in runs if (found := _profile(shown))],
         runs=runs,
         was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
         date=_date,
@@ -224,7 +214,7 @@ def _verdict(runs: Sequence[RunView]) -> str:
 
 def _facts(shown: RunView) -> dict[str, str]:
     """Of a page of one run."""
-    launch, result, there = shown.launch, shown.run.result, RunDir(shown.run.path)
+    launch, result = shown.launch, shown.run.result
     newest = shown.run.checkpoints[0] if shown.run.checkpoints else None
     found = {"run directory": shown.place, "to resume": shown.run.resume or ""}
     if launch is not None:
@@ -240,11 +230,6 @@ def _facts(shown: RunView) -> dict[str, str]:
         started = _date(shown.run.launches[0].time)
         found |= {"command": launch.command, "runs": launch.runs, "started": started}
         found |= {"trained on": trained_on, "machine": ", ".join(words)}
-    try:
-        partition = read_partition(there.partition.read_text())
-        found["layers"] = in_words(partition) if partition else ""
-    except (OSError, ValueError):
-        pass
     found["best checkpoint"] = str((result.best or {}).get("checkpoint") or "") if result else ""
     found["newest checkpoint"] = f"{newest.uuid}, batch {newest.steps_completed:,}" if newest else ""
     order = ("command", "runs", "started", "trained on", "machine")
@@ -432,27 +417,3 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
         if finite:
             kept.update((min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)))
     return sorted(kept)
-
-
-# ------------------------------------------------------------------------------------------- what happened
-
-
-def _profile(shown: RunView) -> dict[str, Any] | None:
-    """What ``det-ds profile`` has found; None where it was not profiled, or its file is torn or of another version."""
-    try:
-        profile = json.loads((shown.run.path / PROFILE_DIR / PROFILE_JSON).read_text(encoding="utf-8"))
-        findings = [
-            {
-                **{key: printable(each[key]) for key in ("code", "seen", "fix")},
-                "saves": f"{seconds_text(each['saves_s'])}, {percent(each['share'])} of a step",
-            }
-            for each in profile["findings"]
-        ]
-        figures = {"The parts by rank": profile_picture(profile) if can_draw() else None}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    with contextlib.suppress(ConfigError):  # there is no recorded step, or it cannot be read
-        step = read_step(RunDir(shown.run.path).pipeline_step)
-        figures["What each rank computes when"] = step_picture(step) if can_draw() else None
-    pictures = {title: address_of(figure) for title, figure in figures.items() if figure is not None}
-    return {"findings": findings, "pictures": pictures}

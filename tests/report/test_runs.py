@@ -94,16 +94,6 @@ def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -
     assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
 
 
-@pytest.mark.parametrize("content", ["{", '{"findings": 3, "pipe": 1}'])
-def test_a_damaged_file_beside_the_metrics_is_left_out(tmp_path: Path, content: str) -> None:
-    path = recorded(tmp_path / "run", course(3))
-    plain = page_of(path).markup()
-    (path / "profile").mkdir()
-    for name in ("partition.json", "pipeline_step.json", "profile/profile.json"):
-        (path / name).write_text(content)
-    assert page_of(path).markup() == plain
-
-
 def test_what_came_from_outside_is_text_and_nothing_is_loaded(tmp_path: Path) -> None:
     def hostile(path: Path, text: str) -> Path:
         """A run in which all that comes from outside is this text."""
