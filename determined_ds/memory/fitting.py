@@ -14,10 +14,9 @@ from determined_ds.memory.units import GIB, divisors, format_bytes
 from determined_ds.pipe.orders import INTERLEAVED, SCHEDULES, default_chunks
 from determined_ds.pipe.timeline import most_held
 
-# What CUDA, cuBLAS and NCCL take before the first tensor: their kernels, workspaces and communication channels.
-# The context alone is 0.3 to 0.6 GiB from Volta to Hopper; NCCL adds about 0.1 a communicator, cuBLAS up to 0.03 a
-# handle. Source: "Model Memory Anatomy" of transformers' documentation has 1.3 GB with kernels loaded eagerly (CUDA
-# 11); CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2, about halves it.
+# What CUDA, cuBLAS and NCCL take before the first tensor. The context alone is 0.3 to 0.6 GiB from Volta to Hopper;
+# NCCL adds about 0.1 a communicator, cuBLAS up to 0.03 a handle. Source: "Model Memory Anatomy" of transformers'
+# documentation has 1.3 GB with kernels loaded eagerly (CUDA 11); loading them lazily, as since 12.2, about halves it.
 CUDA_BYTES = GIB
 # Share of the rest that torch's caching allocator cannot use: blocks are rounded up to 2 MiB, and gaps remain.
 FRAGMENTED = 0.05

@@ -56,61 +56,35 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredActivations:
-    """What a forward and a backward pass held beside the parameters and their gradients.
+    """What a forward and a backward pass held beside the parameters and their gradients."""
 
-    Args:
-        bytes_per_sample: Bytes that each further sample of a micro-batch takes at the peak.
-        fixed_bytes: Bytes at the peak that do not depend on the micro-batch.
-        element_bytes: Width of the model's floats in that pass: 2 or 4.
-        is_checkpointed: Whether the model computed its blocks again in that pass, so that these are the bytes left.
-    """
-
-    bytes_per_sample: int
-    fixed_bytes: int = 0
-    element_bytes: int = 2
-    is_checkpointed: bool = False
+    bytes_per_sample: int  # that each further sample of a micro-batch takes at the peak
+    fixed_bytes: int = 0  # at the peak, whatever the micro-batch
+    element_bytes: int = 2  # width of the model's floats in that pass: 2 or 4
+    is_checkpointed: bool = False  # it computed its blocks again in that pass: these are the bytes left
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The sizes of a model. Of a shape only ``num_parameters`` must be known; 0 elsewhere means unknown.
+    """The sizes of a model. Of a shape only ``num_parameters`` must be known; 0 elsewhere means unknown."""
 
-    Args:
-        num_parameters: All of them, a shared one counted once.
-        num_trainable_parameters: Those with a gradient; all of them, if None.
-        num_layers: Transformer blocks.
-        hidden_size: Width of the residual stream.
-        num_heads: Attention heads; they divide ``hidden_size``.
-        vocab_size: Width of the logits; 0 for a model without a vocabulary.
-        sequence_length: Tokens of a sample.
-        largest_layer_parameters: Parameters of the largest module that owns any itself, such as an embedding:
-            what ZeRO 3 holds whole at least.
-        stage_parameters: Parameters of each pipeline stage, where they were counted in its engines.
-        layers: Of a pipeline, where they are known one by one.
-        layer_element_bytes: Width of their floats as they were measured: 2 or 4.
-        partition_method: How a ``PipelineTrial`` shares them out.
-        num_expert_parameters: Those of a mixture of experts' experts, which expert parallel divides.
-        checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
-        activations: Measured on the model; estimated from the sizes above, if None.
-        assumptions: Sizes that were assumed, in words.
-    """
-
-    num_parameters: int
-    num_trainable_parameters: int | None = None
-    num_layers: int = 0
-    hidden_size: int = 0
-    num_heads: int = 0
-    vocab_size: int = 0
-    sequence_length: int = 0
+    num_parameters: int  # all of them, a shared one counted once
+    num_trainable_parameters: int | None = None  # those with a gradient; None: all
+    num_layers: int = 0  # transformer blocks
+    hidden_size: int = 0  # width of the residual stream
+    num_heads: int = 0  # attention heads; they divide ``hidden_size``
+    vocab_size: int = 0  # width of the logits; 0 for a model without a vocabulary
+    sequence_length: int = 0  # tokens of a sample
+    # Of the largest module that owns any itself, such as an embedding: what ZeRO 3 holds whole at least.
     largest_layer_parameters: int = 0
-    stage_parameters: tuple[int, ...] = ()
-    layers: tuple[LayerShape, ...] = ()
-    layer_element_bytes: int = 2
-    partition_method: str = "parameters"
-    num_expert_parameters: int = 0
-    checkpoint_interval: int = 0
-    activations: MeasuredActivations | None = None
-    assumptions: tuple[str, ...] = field(default=(), compare=False)
+    stage_parameters: tuple[int, ...] = ()  # of each pipeline stage, where they were counted in its engines
+    layers: tuple[LayerShape, ...] = ()  # of a pipeline, where they are known one by one
+    layer_element_bytes: int = 2  # width of their floats as they were measured: 2 or 4
+    partition_method: str = "parameters"  # how a ``PipelineTrial`` shares them out
+    num_expert_parameters: int = 0  # those of a mixture of experts' experts, which expert parallel divides
+    checkpoint_interval: int = 0  # layers that a ``PipelineTrial`` has computed again together; 0: none
+    activations: MeasuredActivations | None = None  # measured on the model; None: estimated from the sizes
+    assumptions: tuple[str, ...] = field(default=(), compare=False)  # sizes that were assumed, in words
 
     def __post_init__(self) -> None:
         assert self.num_parameters >= 1, self

@@ -26,29 +26,17 @@ BOOKKEEPING = 0.05  # of a step, that a schedule may take beyond a simpler one f
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A model, the GPUs to train it on, and what the user has decided already.
+    """A model, the GPUs to train it on, and what the user has decided already."""
 
-    Args:
-        shape: The model; its depth and width are those of published transformers of its size.
-        slots: In all, a multiple of ``pipe_parallel_size``.
-        gpu_memory_bytes: Of one GPU.
-        global_batch_size: Samples an optimizer step.
-        precision: ``bf16``, ``fp16`` or ``fp32``.
-        offload: ``none``; ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always.
-        nvme_path: Folder for what is offloaded to nvme, "" for none.
-        pipe_parallel_size: Pipeline stages; 1: without a pipeline.
-        is_script: A script is to be trained, whose engine has a schedule and a partition of its own.
-    """
-
-    shape: ModelShape
-    slots: int
-    gpu_memory_bytes: int
-    global_batch_size: int
+    shape: ModelShape  # its depth and width are those of published transformers of its size
+    slots: int  # in all, a multiple of ``pipe_parallel_size``
+    gpu_memory_bytes: int  # of one GPU
+    global_batch_size: int  # samples an optimizer step
     precision: str = "bf16"
-    offload: str = "none"
-    nvme_path: str = ""
+    offload: str = "none"  # ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always
+    nvme_path: str = ""  # folder for what is offloaded to nvme
     pipe_parallel_size: int = 1
-    is_script: bool = False
+    is_script: bool = False  # a script is to be trained, whose engine has its own schedule and partition
 
     @property
     def replicas(self) -> int:

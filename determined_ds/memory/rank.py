@@ -51,23 +51,16 @@ GRADIENTS_BETWEEN = 11 / 16
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one rank.
+    """Bytes of one rank."""
 
-    Args:
-        parameters_bytes: Parameters, in the precision that the model computes in.
-        gradients_bytes: Gradients.
-        optimizer_states_bytes: The optimizer's copy of the parameters, and its states.
-        activations_bytes: What the forward pass keeps for the backward pass.
-        buffers_bytes: Buckets of communication, parameters that ZeRO 3 gathers, copies that the step makes.
-        host_bytes: Host memory of this rank; every other field is of the device.
-    """
-
-    parameters_bytes: int
+    parameters_bytes: int  # in the precision that the model computes in
     gradients_bytes: int
-    optimizer_states_bytes: int
-    activations_bytes: int = 0
-    buffers_bytes: int = 0
-    host_bytes: int = 0
+    optimizer_states_bytes: int  # the optimizer's copy of the parameters, and its states
+    activations_bytes: int = 0  # what the forward pass keeps for the backward pass
+    buffers_bytes: int = (
+        0  # buckets of communication, parameters that ZeRO 3 gathers, copies that the step makes
+    )
+    host_bytes: int = 0  # host memory of this rank; every other field is of the device
 
     @property
     def model_states_bytes(self) -> int:

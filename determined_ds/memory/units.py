@@ -29,12 +29,8 @@ _NUMBER = re.compile(
 def parse_count(text: str, *, key: str = "--parameters") -> int:
     """``"6B"`` -> 6 000 000 000; also ``345M``, ``1.5e9``, ``124_439_808``.
 
-    Args:
-        text: A number above 0, with K, M, B (or G) or T after it.
-        key: What the text was given for, for messages.
-
     Raises:
-        ConfigError: it is not such a number.
+        ConfigError: the text, which was given for ``key``, is not such a number above 0.
     """
     return _parse(text, COUNT_UNITS, "K, M, B and T", key, "write e.g. 6B, 345M or 1.5e9")
 
@@ -42,12 +38,8 @@ def parse_count(text: str, *, key: str = "--parameters") -> int:
 def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
     """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone, from 1024 on, is bytes.
 
-    Args:
-        text: A number above 0, with a unit after it: B, kB, MB, GB, TB, KiB, MiB, GiB or TiB.
-        key: What the text was given for, for messages.
-
     Raises:
-        ConfigError: it is not such a number.
+        ConfigError: the text, which was given for ``key``, is not such a number above 0.
     """
     shown, fix = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
     value = _parse(text, BYTE_UNITS, shown, key, fix)

@@ -127,27 +127,6 @@ def of_deepspeed(folder: Path, strategy: str, path: Path_, value: Any, way: int)
         check(folder, placed(ds, path, value), name="ds.json")
 
 
-def test_every_key_is_known_here() -> None:
-    found = {".".join(str(step) for step, _ in path) for path in (*OF_MASTER, *OWN)}
-    assert len(OF_DEEPSPEED) >= 388
-    assert len(OF_MASTER) > 300
-    assert {
-        "searcher.max_trials",
-        "hyperparameters.x.minval",
-        "environment.ports.x",
-        "bind_mounts.0.read_only",
-    } <= found
-    assert {"hyperparameters.fit.max_length.batches", "hyperparameters.logging.wandb.project"} <= found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_without_it_the_strategy_runs(strategy: str, folder: Path) -> None:
-    """Beside the trial, which has no stages."""
-    hyperparameters, ds = STRATEGIES[strategy]
-    config = experiment(**hyperparameters, deepspeed_config=const(ds))
-    assert {found.code for found in check(folder, config) if found.severity == "error"} <= {"trial-kind"}
-
-
 def test_a_value_under_each_key_of_a_deepspeed_json(folder: Path) -> None:
     """Null under each as well: it reached rules that compare numbers."""
     for number, path in enumerate(OF_DEEPSPEED):

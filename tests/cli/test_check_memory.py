@@ -58,17 +58,6 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "for fragments" in result.stdout
 
 
-def test_json_is_in_bytes() -> None:
-    found = as_json(*SIX_BILLION, "--gpu-memory", "80GiB", "--precision", "fp16", "--micro-batch-size", "2")
-    zero2 = found["strategies"][2]
-    assert (zero2["zero_stage"], zero2["precision"], zero2["micro_batch_size"]) == (2, "fp16", 2)
-    assert zero2["parameters_bytes"] == 12 * 10**9
-    assert zero2["fits"] is True
-    assert zero2["largest_micro_batch"] >= 2
-    assert found["cheapest"] == "ZeRO 1"
-    assert found["gpu_memory_bytes"] == 80 * 2**30
-
-
 def test_the_answer_that_nothing_fits_is_an_answer_and_a_check_of_it_an_error() -> None:
     """A program can tell it from a failure; ``check --gpu-memory`` alone is the test."""
     assert as_json(*SIX_BILLION, "--gpu-memory", "2GiB")["cheapest"] is None

@@ -120,14 +120,6 @@ def test_a_script_is_an_entrypoint_too(code: str, context: Path) -> None:
     assert "train.py --epochs 3" in load_experiment(Path("experiments/mine.yaml")).config["entrypoint"]
 
 
-def test_a_dry_run_prints_what_would_be_written(context: Path) -> None:
-    result = start("--dry-run")
-    assert result.exit_code == 0
-    assert written(context) == set()
-    start()
-    assert result.stdout == f"# {YAML}\n{Path(YAML).read_text()}\n# {JSON}\n{Path(JSON).read_text()}"
-
-
 # ------------------------------------------------------------------------------------------------------- refused
 
 

@@ -66,11 +66,3 @@ def test_layers_are_counted_where_deepspeed_puts_them_by_their_parameters(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
     check(two_ranks, tmp_path, "1f1b", 1, "parameters")
-
-
-@pytest.mark.long("two ranks hold what is estimated")
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_four_ranks_hold_what_is_estimated(
-    four_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int
-) -> None:
-    check(four_ranks, tmp_path, schedule, chunks)
