@@ -134,6 +134,7 @@ class Checkpoints:
         self._engines.reset_optimizer = context.resets_optimizer
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
+        self._deleting: list[Future[None]] = []
         self._buffers: list[list[torch.Tensor]] = []  # none: every checkpoint is written at once
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -339,6 +340,9 @@ class Checkpoints:
         """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
         while self._pending:
             self.seal_oldest()
+        while self._deleting:
+            with HEART.patiently():
+                self._deleting.pop().result()
 
     def abandon(self) -> None:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
@@ -387,7 +391,17 @@ class Checkpoints:
             kept.remove(each)
             if self._distributed.rank == 0:
                 with HEART.patiently():
-                    self._context._core.checkpoint.delete(each)
+                    self._delete(each, beside=pending.writing is not None)
+
+    def _delete(self, uuid: str, *, beside: bool) -> None:
+        """Delete a checkpoint; a large one takes long, and the thread does that where training is to continue."""
+        checkpoints = self._context._core.checkpoint
+        if not (beside and self._is_local):
+            checkpoints.delete(uuid)
+            return
+        folder = self._storage.set_aside(uuid)
+        self._deleting.append(self._thread.submit(lambda _: shutil.rmtree(folder, ignore_errors=True)))
+        checkpoints._report_checkpoint_deleted(uuid, {})
 
     # -------------------------------------------------------------------------------------------- load
 

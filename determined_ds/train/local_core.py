@@ -202,6 +202,12 @@ class AtomicStorage(storage.SharedFSStorageManager):
     def download(self, src: str, dst: str | os.PathLike[str], selector: Any = None) -> None:
         super().download(str(self.path_of(src)), dst, selector)
 
+    def set_aside(self, uuid: str) -> Path:
+        """Make a checkpoint a folder that is none, to be deleted. Returns the folder."""
+        aside = self.folder / f".{uuid}{PARTIAL}"
+        os.rename(self.folder / uuid, aside)
+        return aside
+
     def counted(self, kept: Sequence[str]) -> list[str]:
         """Uuids that a limit counts, the first ones to go first: this run's damaged checkpoints, then those kept.
 
