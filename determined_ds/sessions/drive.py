@@ -13,7 +13,7 @@ from determined_ds.checkpoints.safe_load import check_state
 from determined_ds.checkpoints.settings import records_of
 from determined_ds.config.params import Length
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
-from determined_ds.train.group.collectives import all_ranks_come
+from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import ScriptRun
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.stopping import Due

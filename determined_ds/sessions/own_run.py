@@ -37,8 +37,7 @@ from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP
 from determined_ds.sessions.session import in_words
 from determined_ds.train.ending import cause_of, exit_code_of, reason_of
-from determined_ds.train.group.collectives import as_chief
-from determined_ds.train.group.process_group import join_process_group
+from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.opening import open_context
 from determined_ds.train.warning_keeper import KEEPER
 

@@ -112,7 +112,7 @@ class Session:
         else:
             # What makes a run is not sent to a cluster.
             from determined_ds.sessions.own_run import own_run
-            from determined_ds.train.tracebacks import show_own_errors
+            from determined_ds.train.rank_process import show_own_errors
 
             show_own_errors()
             opened = own_run(

@@ -17,8 +17,7 @@ from typing import Any
 from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import survived_by_parent
-from determined_ds.train.rank_process import RankProcess, end_process
-from determined_ds.train.tracebacks import exit_of_author, os_exit_reported
+from determined_ds.train.rank_process import RankProcess, end_process, exit_of_author, os_exit_reported
 
 
 def main(argv: list[str] | None = None) -> int:

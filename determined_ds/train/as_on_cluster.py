@@ -53,8 +53,9 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
     load_deepspeed(accelerator.name)
     for name, value in NOMINAL.items():
         os.environ.setdefault(name, value)
-    if STORE in os.environ:  # not of a single rank, nor under another launcher
+    if STORE in os.environ:  # not under another launcher
         _meet_by_files(os.environ[STORE])
+    is_chief = os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as ending:
 
         def core_init(
@@ -64,10 +65,32 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
             preempt_mode: core.PreemptMode = core.PreemptMode.WorkersAskChief,
             tensorboard_mode: core.TensorboardMode = core.TensorboardMode.AUTO,
         ) -> core.Context:
-            """In place of ``determined.core.init``, with its arguments; see :func:`_core_context`."""
-            if checkpoint_storage is not None and os.environ.get("RANK", "0") == "0":
+            """In place of ``determined.core.init``, with its arguments: a context with files in the run directory.
+
+            Raises:
+                ConfigError: there are several ranks, and ``distributed`` is missing.
+            """
+            if checkpoint_storage is not None and is_chief:
                 print(warned(f"warning: {NO_STORAGE}"), file=sys.stderr)
-            context = _core_context(run, distributed, preempt_mode, tensorboard_mode)
+            size = int(os.environ.get("WORLD_SIZE", "1"))
+            if distributed is None and size > 1:
+                message, fix = (
+                    f"core.init() needs to know the {size} ranks",
+                    f"write core.init({NO_DISTRIBUTED})",
+                )
+                raise ConfigError(Problem(key="distributed", message=message, fix=fix))
+            run.listens = True
+            context = local_core_context(
+                run.run_dir,
+                distributed or core.DummyDistributedContext(),
+                metric=run.experiment.metric,
+                smaller_is_better=run.experiment.smaller_is_better,
+                report=run.report,
+                run=run,
+                writes_scalars=core.TensorboardMode(tensorboard_mode) == core.TensorboardMode.AUTO,
+                preempt_mode=core.PreemptMode(preempt_mode),
+                info=det.get_cluster_info(),
+            )
             if run.measurement is None:
                 task = task_of(run.experiment)
                 ending.enter_context(reported_to_tools(context, task, accelerator, run_dir=run.there))
@@ -76,43 +99,11 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
         ending.enter_context(mock.patch.object(_info, "_info", _cluster_info(run)))
         for module in (core, _context):
             ending.enter_context(mock.patch.object(module, "init", core_init))
-        if REPORT in os.environ and os.environ.get("RANK", "0") == "0":
+        if REPORT in os.environ and is_chief:
             from determined_ds.cluster.unmanaged import reported
 
             run.report = ending.enter_context(reported(run.run_dir, run.experiment.config, run.hparams))
         yield
-
-
-def _core_context(
-    run: ScriptRun,
-    distributed: core.DistributedContext | None,
-    preempt_mode: core.PreemptMode,
-    tensorboard_mode: core.TensorboardMode,
-) -> core.Context:
-    """Determined's core context of a script, with files in the run directory.
-
-    Raises:
-        ConfigError: there are several ranks, and ``distributed`` is missing.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if distributed is None and size > 1:
-        message = f"core.init() needs to know the {size} ranks"
-        raise ConfigError(
-            Problem(key="distributed", message=message, fix=f"write core.init({NO_DISTRIBUTED})")
-        )
-    distributed = distributed or core.DummyDistributedContext()
-    run.listens = True
-    return local_core_context(
-        run.run_dir,
-        distributed,
-        metric=run.experiment.metric,
-        smaller_is_better=run.experiment.smaller_is_better,
-        report=run.report,
-        run=run,
-        writes_scalars=core.TensorboardMode(tensorboard_mode) == core.TensorboardMode.AUTO,
-        preempt_mode=core.PreemptMode(preempt_mode),
-        info=det.get_cluster_info(),
-    )
 
 
 def _cluster_info(run: ScriptRun) -> det.ClusterInfo:

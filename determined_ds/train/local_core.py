@@ -79,9 +79,7 @@ class LocalTrainContext(core.DummyTrainContext):
         self._writes_scalars = writes_scalars
         self._writer: Any = None
         self._best: float | None = None
-        for record in read_records(
-            self._there.current(self._there.metrics), "validation"
-        ):  # of a resumed run
+        for record in read_records(self._there.current(self._there.metrics), "validation"):  # it resumes
             self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
@@ -123,11 +121,7 @@ class LocalTrainContext(core.DummyTrainContext):
             self._writer.flush()
 
     def report_early_exit(self, reason: core.EarlyExitReason) -> None:
-        """The core context calls it where a script has raised ``det.InvalidHP``, and would then exit with status 0.
-
-        Raises:
-            ConfigError: the script cannot run with this point.
-        """
+        """Refuse the point: the core context calls this for ``det.InvalidHP``, and would then exit with status 0."""
         if core.EarlyExitReason(reason) == core.EarlyExitReason.INVALID_HP:
             message = f"the script cannot run with this point: {sys.exc_info()[1] or reason}"
             fix = "choose other values, e.g. by --set hyperparameters.NAME=VALUE"
@@ -157,9 +151,7 @@ class AtomicStorage(storage.SharedFSStorageManager):
         self, base_path: str, metrics: Path, *, shared: bool = False, elsewhere: Sequence[Path] = ()
     ) -> None:
         super().__init__(base_path)
-        self._shared = shared
-        self.folder = Path(base_path)
-        self._metrics = metrics
+        self.folder, self._metrics, self._shared = Path(base_path), metrics, shared
         self._elsewhere = {path.name: str(path.absolute()) for path in elsewhere}
 
     def store_path_is_direct_access(self) -> bool:
@@ -175,17 +167,11 @@ class AtomicStorage(storage.SharedFSStorageManager):
         super().upload(src, self.pre_store_path(dst).name, paths)
 
     def publish(self, uuid: str, metadata: Mapping[str, Any]) -> None:
-        """Make what all ranks have written a checkpoint, with a manifest; on rank 0.
-
-        Args:
-            uuid: Of the checkpoint.
-            metadata: What ``metadata.json`` holds.
-        """
+        """Make what all ranks have written a checkpoint, with a manifest and this metadata; on rank 0."""
         written = self.pre_store_path(uuid)
         if not (written / MANIFEST).exists():  # our own writer has the checksums, and seals it
-            write_manifest(
-                written, {name: fingerprint(written / name) for name in files_of(written)}, metadata
-            )
+            files = {name: fingerprint(written / name) for name in files_of(written)}
+            write_manifest(written, files, metadata)
         put_on_disk(self._metrics)
         put_on_disk(self._metrics.parent)
         sync_to_disk(written)
@@ -243,10 +229,7 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
         run: ScriptRun | None = None,
     ) -> None:
         super().__init__(distributed, storage_manager)
-        self._files = storage_manager
-        self._report = report
-        self._links = links
-        self._run = run
+        self._files, self._report, self._links, self._run = storage_manager, report, links, run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
         """Called on rank 0 once all ranks have written, before they go on.
@@ -331,9 +314,9 @@ def local_core_context(
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
     report = report if is_chief else None
-    links = (
-        Links(there, metric=metric, smaller_is_better=smaller_is_better) if checkpoint_dir is None else None
-    )
+    links = None
+    if checkpoint_dir is None:
+        links = Links(there, metric=metric, smaller_is_better=smaller_is_better)
     elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
     files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
     return core.Context(

@@ -15,7 +15,6 @@ import determined as det
 from determined import core
 
 from determined_ds.checkpoints.storage import determineds_folder
-from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where
@@ -34,7 +33,7 @@ from determined_ds.train.group.process_group import TorchDistributedContext, joi
 from determined_ds.train.group.watch import leave_watch
 from determined_ds.train.here import cluster_info, cluster_trial, script_run, task_of
 from determined_ds.train.local_core import local_core_context
-from determined_ds.train.tracebacks import show_own_errors
+from determined_ds.train.rank_process import show_own_errors
 
 logger = logging.getLogger("determined_ds")
 
@@ -90,6 +89,8 @@ def open_context(
     ranks = _ranks(distributed, devices)
     with contextlib.ExitStack() as stack:
         if task.on_cluster:
+            from determined_ds.cluster.core_context import cluster_core_context
+
             there = RunDir(Path(tempfile.mkdtemp()))
             core_context = stack.enter_context(cluster_core_context(ranks))
         else:

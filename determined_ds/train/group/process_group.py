@@ -1,23 +1,28 @@
-"""The ranks of a run: their process group, and Determined's view of it."""
+"""The ranks of a run: their process group, Determined's view of it, and what they exchange."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from determined import core
 from torch.distributed import distributed_c10d
 
 from determined_ds.config.layout import Accelerator
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
+from determined_ds.rundir.heartbeat import HEART
+from determined_ds.train.ending import exit_code_of, seen_in_store
 from determined_ds.train.group.addresses import take_interfaces, take_own_port
 from determined_ds.train.group.watch import watch_joined
 from determined_ds.train.upstream import load_deepspeed
 
+T = TypeVar("T")
 # How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
 PATIENCE = timedelta(hours=6)
 FOR_EVER = timedelta(days=7)
@@ -177,3 +182,52 @@ class TorchDistributedContext(core.DistributedContext):
         gathered: list[Any] = [None] * size
         dist.all_gather_object(gathered, stuff, group=group)
         return gathered
+
+
+# ------------------------------------------------------------------------------------------- exchanges
+
+
+def is_alone() -> bool:
+    """Whether there is one rank."""
+    return not dist.is_initialized() or dist.get_world_size() < 2
+
+
+def reduce_over_ranks(vector: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+    """Sum a vector over ranks, or reduce it by another operation, in place; a collective."""
+    if not is_alone():
+        dist.all_reduce(vector, op=operation)
+
+
+def allgather_objects(stuff: Any) -> list[Any]:
+    """The objects of all ranks, by rank; a collective of the training backend."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, stuff)
+    return gathered
+
+
+def as_chief(distributed: Any, step: Callable[[], T]) -> T:
+    """What a step returns on the chief, which alone takes it, or the error that it ends in; a collective."""
+    result, error, shared = None, None, None
+    if distributed.rank == 0:
+        try:
+            with HEART.patiently():
+                result = step()
+        except Exception as caught:
+            error = shared = caught
+            if not isinstance(caught, DeterminedDSError):
+                shared = ChiefFailed(f"rank 0: {caught!r}")
+                shared.exit_code = exit_code_of(caught)
+    result, shared = distributed.broadcast((result, shared))
+    if shared is not None:
+        raise error or shared
+    return result  # type: ignore[return-value]
+
+
+def all_ranks_come(name: str, *, within_s: float) -> bool:
+    """Whether every rank calls this with the same name in time; no collective, which a failed rank never joins.
+
+    Args:
+        name: Of the meeting, a new one each time.
+        within_s: How long to wait for the others.
+    """
+    return is_alone() or seen_in_store(name, name, dist.get_world_size(), within_s=within_s)

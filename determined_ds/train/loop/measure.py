@@ -19,7 +19,7 @@ from determined_ds.profile.median_step import median_step, record_passes
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.recorded_step import write_step
 from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
-from determined_ds.train.group.collectives import reduce_over_ranks
+from determined_ds.train.group.process_group import reduce_over_ranks
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress

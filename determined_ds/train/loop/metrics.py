@@ -22,7 +22,7 @@ import torch.distributed as dist
 from determined import pytorch, util
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
-from determined_ds.train.group.collectives import allgather_objects, is_alone, reduce_over_ranks
+from determined_ds.train.group.process_group import allgather_objects, is_alone, reduce_over_ranks
 from determined_ds.trial.author import described, place_of
 
 logger = logging.getLogger("determined_ds")

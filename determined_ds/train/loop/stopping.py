@@ -15,7 +15,7 @@ from determined import pytorch
 
 from determined_ds.config.params import Duration, FitOptions, Length
 from determined_ds.errors import ConfigError, NotFiniteError, Problem
-from determined_ds.train.group.collectives import reduce_over_ranks
+from determined_ds.train.group.process_group import reduce_over_ranks
 
 ASK_EVERY_S = 5.0
 # The same while a checkpoint is written, so that it is soon complete.

@@ -29,7 +29,7 @@ from determined_ds.train.data.loaders import build_loader, check_apart
 from determined_ds.train.data.samples import METHOD, DataPlace, training_data
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
-from determined_ds.train.group.collectives import all_ranks_come, as_chief
+from determined_ds.train.group.process_group import all_ranks_come, as_chief
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched

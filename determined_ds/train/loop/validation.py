@@ -18,7 +18,7 @@ from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.shares import Calls, Share
 from determined_ds.train.data.streams import FirstRow, check_first_rows
-from determined_ds.train.group.collectives import as_chief
+from determined_ds.train.group.process_group import as_chief
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, metrics_source, wrong
