@@ -51,14 +51,6 @@ def test_ranks_of_a_machine_divide_its_cores() -> None:
     assert halves == max(1, cores // 2)
 
 
-@pytest.mark.parametrize("own", ["", "/opt/modules"])
-def test_python_looks_into_the_context_directory_first(context_dir: Path, own: str) -> None:
-    _, exports, _ = start_task({**ON_TWO, **TRIAL, "PYTHONPATH": own})
-    assert exports["PYTHONPATH"].split(os.pathsep) == [str(context_dir), *filter(None, [own])]
-    _, exports, _ = start_task({**ON_TWO, "DET_TASK_TYPE": "NOTEBOOK", "PYTHONPATH": own})
-    assert "PYTHONPATH" not in exports
-
-
 def test_every_reason_has_a_line_and_the_last_line_is_for_the_master() -> None:
     ds = {"zero_optimization": {"stage": 7}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     code, _, said = start_task({**ON_TWO, **trial({**BAD_BATCH, "deepspeed_config": ds, "fit": {}})})

@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,34 @@ from determined.common.api import bindings, logs
 from determined.experimental import Determined
 from determined.experimental import Trial as DeterminedTrial
 
-from tests.cluster.protocol import Checkpoint, Cluster, Json, Metrics, Trial
 from tests.harness.command import ROOT
 from tests.package import records
+
+Json = dict[str, Any]
+Metrics = list[tuple[int, dict[str, Any]]]  # steps completed, name -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial as the master described it last."""
+
+    id: int
+    state: str  # by the names of the API, less their ``STATE_``
+    restarts: int  # after failures; being paused does not count
+    hparams: Json
+    batches: int  # so many it has reported
+    best: dict[str, Any]  # the metrics of its best validation, if any
+    tasks: tuple[str, ...]  # of which ``det experiment continue`` begins another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that the master lists as complete, the batch it was written at, and the names of its files."""
+
+    uuid: str
+    batch: int
+    files: tuple[str, ...]
+
 
 DET = Path(sys.executable).with_name("det")
 ENDED = ("COMPLETED", "ERROR", "CANCELED", "DELETED")
@@ -45,8 +71,8 @@ def metrics_of(run_dir: Path) -> dict[str, Metrics]:
     return {group: [(steps, alike(found)) for steps, found in records(run_dir, group)] for group in groups}
 
 
-class MasterClient(Cluster):
-    """A cluster as its master's API shows it.
+class Cluster(ABC):
+    """A cluster with two CPU slots or more, asked by the real ``det`` and by the API of its master.
 
     Args:
         session: With the master.
@@ -63,7 +89,19 @@ class MasterClient(Cluster):
     def run_det(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         """Run ``det`` to its end."""
 
+    @abstractmethod
+    def reached(self, batch: int, *experiment_ids: int) -> AbstractContextManager[None]:
+        """Activate experiments that are paused, each of one trial, and wait until these have reported a batch.
+
+        Within the block they are still training: ours holds them, a real one needs a training that is long enough.
+        """
+
+    @abstractmethod
+    def slots(self, kind: str = "") -> list[str]:
+        """The agent of each slot that may be used, of all kinds or of one (``TYPE_CPU``, ...)."""
+
     def det(self, *arguments: str | Path | int, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run ``det`` in the repository's root, to its end; with ``check`` it has to succeed."""
         words = [str(argument) for argument in arguments]
         done = self.run_det(words)
         if check:
@@ -88,9 +126,11 @@ class MasterClient(Cluster):
         return int(match[1])
 
     def activate(self, experiment_id: int) -> None:
+        """``det experiment activate``."""
         self.det("experiment", "activate", experiment_id)
 
     def stop(self, experiment_id: int, *, at: int, how: str = "pause") -> int:
+        """``det experiment pause`` or ``cancel`` after that batch; returns the batch of the last checkpoint."""
         with self.reached(at, experiment_id):
             self.det("experiment", how, experiment_id)
         state = {"pause": "PAUSED", "cancel": "CANCELED"}[how]
@@ -101,6 +141,7 @@ class MasterClient(Cluster):
         return self.checkpoints(trial)[-1].batch
 
     def continue_(self, experiment_id: int, *overrides: str) -> None:
+        """``det experiment continue ID --config OVERRIDE ...``, until the master has taken it up."""
         words = [word for override in overrides for word in ("--config", override)]
         self.det("experiment", "continue", experiment_id, *words)
         self.poll(lambda: self._state(experiment_id) not in ENDED)
@@ -122,11 +163,13 @@ class MasterClient(Cluster):
         return [_trial(one) for one in sorted(found, key=lambda one: int(one["id"]))]
 
     def trial(self, experiment_id: int) -> Trial:
+        """Its only trial."""
         self.poll(lambda: bool(self.trials(experiment_id)))  # a master makes it a moment after the experiment
         [trial] = self.trials(experiment_id)
         return trial
 
     def num_starts(self, trial: Trial) -> int:
+        """How often the containers of a trial were started."""
         return len([start for start in self.starts(trial) if start.get("startTime")])
 
     def starts(self, trial: Trial) -> list[Json]:
@@ -136,16 +179,19 @@ class MasterClient(Cluster):
         ]
 
     def reports(self, trial: Trial, group: str) -> Metrics:
+        """The reports of a group that count, in the order of training."""
         found = DeterminedTrial(trial.id, self._session).iter_metrics(group)
         return [(report.steps_completed, report.metrics) for report in found]
 
     def metrics(self, trial: Trial) -> dict[str, Metrics]:
+        """Group (``training``, ``validation``) -> reports, but what differs from run to run."""
         return {
             group: [(steps, alike(metrics)) for steps, metrics in self.reports(trial, group)]
             for group in ("training", "validation")
         }
 
     def checkpoints(self, trial: Trial) -> list[Checkpoint]:
+        """Those that are there, in the order of training."""
         found = self.get(f"/api/v1/trials/{trial.id}/checkpoints")["checkpoints"]
         there = [
             Checkpoint(
@@ -162,6 +208,7 @@ class MasterClient(Cluster):
         return "".join(line.message for line in logs.trial_logs(self._session, trial.id))
 
     def errors(self, trial: Trial) -> list[str]:
+        """The lines of a trial's log that the web UI shows under its filter "Error"."""
         lines = logs.trial_logs(self._session, trial.id, min_level=bindings.v1LogLevel.ERROR)
         return [line.message.rstrip() for line in lines]
 
@@ -175,6 +222,7 @@ class MasterClient(Cluster):
             time.sleep(self._every_s)
 
     def wait(self, experiment_id: int, state: str = "COMPLETED") -> list[Trial]:
+        """Wait until an experiment ends, in this state and no other. Returns its trials."""
         self.poll(lambda: self._state(experiment_id) in ENDED)
         found, trials = self._state(experiment_id), self.trials(experiment_id)
         assert found == state, f"experiment {experiment_id}: {found}\n{self.log(trials[-1])[-6000:]}"
@@ -205,7 +253,7 @@ def _trial(one: Json) -> Trial:
     )
 
 
-class RealCluster(MasterClient):
+class RealCluster(Cluster):
     """A real master. What is created there is deleted by :meth:`delete_all`.
 
     Args:
@@ -218,7 +266,6 @@ class RealCluster(MasterClient):
         super().__init__(session, timeout_s=1800.0, every_s=0.5)  # others may use it, too
         self._address = address
         self._created: list[int] = []
-        self._models: list[str] = []
 
     def run_det(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -244,14 +291,6 @@ class RealCluster(MasterClient):
             self.wait_for_report(self.trial(number), batch)
         yield
 
-    def register(self, name: str, uuid: str) -> Json:
-        """``det model create NAME`` and ``det model register-version NAME UUID``. Returns the version."""
-        self.det("model", "create", name)
-        self._models.append(name)
-        self.det("model", "register-version", name, uuid)
-        [version] = self.get(f"/api/v1/models/{name}/versions")["modelVersions"]
-        return dict(version)
-
     def slots(self, kind: str = "") -> list[str]:
         """The agent of each slot that may be used, of all kinds or of one (``TYPE_CPU``, ...)."""
         return [
@@ -263,8 +302,6 @@ class RealCluster(MasterClient):
 
     def delete_all(self) -> None:
         """Delete what was created here, whatever state it is in; name on stderr what could not be deleted."""
-        for name in self._models:
-            self._try("model", "delete", name)
         for number in self._created:
             if self._state(number) not in ENDED:
                 self._try("experiment", "kill", number)

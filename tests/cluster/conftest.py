@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.agent import why_not
-from tests.cluster.client import RealCluster
+from tests.cluster.client import Cluster, RealCluster
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster
 from tests.cluster.scenarios import REAL
 from tests.harness.command import ROOT, det_ds
 from tests.harness.required import skip_or_fail

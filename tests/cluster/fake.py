@@ -15,9 +15,8 @@ from typing import Any
 from determined.common.api import authentication
 
 from tests.cluster.agent import Agent
-from tests.cluster.client import MasterClient
+from tests.cluster.client import Cluster, Trial
 from tests.cluster.master import Master
-from tests.cluster.protocol import Trial
 from tests.cluster.server import Fault, FaultKind
 from tests.cluster.state import USERNAME, Call
 from tests.cluster.state import Trial as Kept
@@ -25,7 +24,7 @@ from tests.harness.command import ROOT, run_forked
 from tests.harness.machines import Machine
 
 
-class FakeCluster(MasterClient):
+class FakeCluster(Cluster):
     """A master with one agent, or with one on each machine.
 
     Beyond what every cluster can do, it injects faults and shows what the master was asked.
@@ -101,7 +100,7 @@ class FakeCluster(MasterClient):
             for trial in trials:
                 self.kept(trial).gate = None
 
-    def slots(self) -> list[str]:
+    def slots(self, kind: str = "") -> list[str]:
         return ["agent-1"] * self.agent.slots
 
     # --- What only ours can do --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.cluster.protocol import Cluster
+from tests.cluster.client import Cluster
 from tests.cluster.scenarios import CONST, INTERLEAVED, SHORT, ZB_H1, by_launcher
 from tests.package import NO_RESTART_HELPS
 

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
+from tests.cluster.client import Trial
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Trial
 from tests.cluster.scenarios import CONST, tiny
 from tests.cluster.server import Fault
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.client import metrics_of
+from tests.cluster.client import Cluster, Trial, metrics_of
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster, Trial
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH, REAL
 from tests.harness.command import ROOT
 
@@ -91,14 +90,17 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     assert [(call.method, call.path) for call in of_others] == [("POST", "/api/v1/runs/start")]
     count = Counter(call.path.split("/")[-1] for call in calls if call.rank == 0)
     num_reports = len([steps for steps in (2, 4, 6, 8, 10) if steps > followed.stopped_at])
-    assert count["metrics"] == num_reports + 2
+    num_validations = len([steps for steps in (5, 10) if steps > followed.stopped_at])
+    assert count["metrics"] == num_reports + num_validations
     assert count["progress"] == num_reports
-    assert count["best_searcher_validation_metric"] == 2
-    assert count["checkpoints"] == 2
+    assert count["best_searcher_validation_metric"] == num_validations
+    assert count["checkpoints"] == num_validations
     assert count["preemption"] <= 3
     assert count[str(followed.trial.id)] == 0  # its searcher, ``single``, stops no trial
     states = [call.body["state"] for call in calls if call.path.endswith("/runner/metadata")]
-    assert states == ["training", *["validating", "checkpointing", "training"] * 2][: len(states)]
+    assert (
+        states == ["training", *["validating", "checkpointing", "training"] * num_validations][: len(states)]
+    )
     assert not [call for call in calls if call.status not in (200, 404, None)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.client import RealCluster, metrics_of
+from tests.cluster.client import Cluster, Metrics, Trial, metrics_of
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster, Metrics, Trial
 from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, SHORT, entrypoint
-from tests.package import damage
 
 pytestmark = pytest.mark.long(
     "forks and continues on a cluster; test_follow downloads, cli/test_going_on.py forks"
@@ -94,11 +91,6 @@ def loaded_in(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_checkpoint_is_registered(real: RealCluster, source: Trial) -> None:
-    version = real.register(f"tests-{secrets.token_hex(4)}", last(real, source))
-    assert version["checkpoint"]["uuid"] == last(real, source)
-
-
 @pytest.mark.parametrize("key", ["source_checkpoint_uuid", "source_trial_id"])
 def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial, key: str) -> None:
     """As the web UI's Continue Trial does, which makes a new experiment: the rate is that of a first step again."""
@@ -108,16 +100,6 @@ def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Tr
     taken = "its weights alone, with a new optimizer and schedule; counting from batch 0"
     assert f"warm start  {whence}: {taken}" in said
     assert after[0][1]["lr"] == before[0][1]["lr"]
-
-
-def test_a_fork_may_begin_with_the_optimizer_too_and_on_other_slots(cluster: Cluster, source: Trial) -> None:
-    from_it = (
-        f"searcher.source_checkpoint_uuid={last(cluster, source)}",
-        "hyperparameters.fit.warm_start=all",
-    )
-    said, before, after = forked(cluster, source, *from_it, "resources.slots_per_trial=2")
-    assert "its weights, optimizer, schedule and loss scale; counting from batch 0" in said
-    assert after[0][1]["lr"] >= before[-1][1]["lr"], "its schedule goes on"
 
 
 def forked(cluster: Cluster, source: Trial, *overrides: str) -> tuple[str, Metrics, Metrics]:
@@ -195,17 +177,3 @@ def test_canceled_and_continued_it_trains_the_same(
         assert {steps: metrics[loss] for steps, metrics in found[group]} == pytest.approx(expected, rel=drift)
     for text in said:
         assert re.search(text, cluster.log(trial)), text
-
-
-def test_a_completed_trial_is_continued_for_longer_and_counts_on(cluster: Cluster, tmp_path: Path) -> None:
-    """``det experiment continue``; its last checkpoint is intact."""
-    number = cluster.create(CONST, *SHORT)
-    cluster.wait(number)
-    cluster.continue_(number, "hyperparameters.fit.max_length.batches=20")
-    [trial] = cluster.wait(number)
-    found = cluster.metrics(trial)
-    assert [steps for steps, _ in found["validation"]] == [5, 10, 15, 20]
-    assert [steps for steps, _ in found["training"]] == list(range(2, 21, 2))
-    assert "resumed at batch 10 of 20" in cluster.log(trial)
-    cluster.det("checkpoint", "download", cluster.checkpoints(trial)[-1].uuid, "-o", tmp_path / "got")
-    assert damage(tmp_path / "got") is None

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.agent import marked
-from tests.cluster.client import RealCluster, metrics_of
+from tests.cluster.client import Cluster, metrics_of
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster
 from tests.cluster.scenarios import (
     CONST,
     INTERLEAVED,
@@ -95,19 +94,3 @@ def test_a_trial_that_fails_is_restarted_as_often_as_allowed(cluster: Cluster) -
     if isinstance(cluster, FakeCluster):
         left = cluster.kept(trial).allocations
         cluster.poll(lambda: not any(marked("DET_ALLOCATION_ID", allocation.id) for allocation in left))
-
-
-def test_preempted_by_one_of_higher_priority_it_ends_as_if_it_never_was(
-    real: RealCluster, run_here: Callable[..., Path]
-) -> None:
-    pools = real.get("/api/v1/resource-pools")["resourcePools"]
-    if "SCHEDULER_TYPE_PRIORITY" not in {pool["schedulerType"] for pool in pools}:
-        pytest.skip("it has no scheduler by priority")
-    slots = f"resources.slots_per_trial={len(real.slots())}"
-    number = real.create(CONST, *LONG_ENOUGH, slots, "resources.priority=50", paused=True)
-    with real.reached(4, number):
-        urgent = real.create(CONST, *SHORT, slots, "resources.priority=1")
-    real.wait(urgent)
-    [trial] = real.wait(number)
-    assert (trial.restarts, real.num_starts(trial)) == (0, 2)
-    assert real.metrics(trial) == metrics_of(run_here(CONST, *LONG_ENOUGH, slots))

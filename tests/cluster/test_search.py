@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.client import Cluster, Trial
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster, Trial
 from tests.cluster.scenarios import CONST, SEARCH, SHORT, tiny
 from tests.harness.command import ROOT
 

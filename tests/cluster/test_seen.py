@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
+from tests.cluster.client import Cluster, Trial
 from tests.cluster.fake import FakeCluster
-from tests.cluster.protocol import Cluster, Trial
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH
 from tests.harness.command import det_ds
 from tests.logs.reading import points_of, wandb_runs

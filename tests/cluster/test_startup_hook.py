@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from determined.common import context
@@ -20,38 +19,14 @@ from determined_ds import __version__
 from tests.cluster.server import Fault
 from tests.cluster.still import User, still_master
 from tests.harness.command import ROOT
+from tests.harness.task import BAD_BATCH, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
-ON_TWO = {"DET_SLOT_IDS": "[0, 1]"}
-BAD_BATCH = {"global_batch_size": 9}
 LIGHT = "attrdict3"
 LOST = ("attrdict", LIGHT)  # what begins the names of its files
 Hook = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def trial(hparams: dict[str, Any] | None = None, searcher: str = "single") -> dict[str, str]:
-    """What a cluster puts into the environment of a trial's container, but for its slots."""
-    script = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:Trial"
-    config = {
-        "entrypoint": script,
-        "resources": {"slots_per_trial": 2},
-        "searcher": {"name": searcher, "metric": "validation_loss"},
-    }
-    given = {
-        "global_batch_size": 8,
-        "deepspeed_config": {"zero_optimization": {"stage": 1}},
-        "fit": {"max_length": {"batches": 4}},
-    }
-    return {
-        "DET_TASK_TYPE": "TRIAL",
-        "DET_TRIAL_ID": "7",
-        "DET_TRIAL_SEED": "3",
-        "DET_STEPS_COMPLETED": "0",
-        "DET_HPARAMS": json.dumps({**given, **(hparams or {})}),
-        "DET_EXPERIMENT_CONFIG": json.dumps(config),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +87,7 @@ def test_the_ranks_find_the_variables_in_their_environment(hook: Hook) -> None:
     script = (
         "set -euo pipefail; source startup-hook.sh; bash -c 'echo $LOCAL_SIZE ${OMP_NUM_THREADS:+stated}'"
     )
-    done = hook(script=script, DET_SLOT_IDS="[0, 1]", **trial())
+    done = hook(script=script, **ON_TWO, **trial())
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 stated\n", "")
 
 
@@ -157,7 +132,7 @@ def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook) -> None:
 
 def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> None:
     """The master takes the early exit; its answer is lost, and it is told again."""
-    task = trial(BAD_BATCH, "grid")
+    task = trial(BAD_BATCH, {"searcher": {"name": "grid", "metric": "validation_loss"}})
     with still_master() as master:
         User(master).create(json.loads(task["DET_EXPERIMENT_CONFIG"]))
         [dropped] = master.trials.values()

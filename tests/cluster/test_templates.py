@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.client import metrics_of
-from tests.cluster.protocol import Cluster
+from tests.cluster.client import Cluster, metrics_of
 from tests.cluster.scenarios import CONST, LONG_ENOUGH, ON_CPU, ONE_SLOT, REAL, batches, by_launcher
 from tests.harness.command import ROOT
 
