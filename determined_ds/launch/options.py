@@ -70,7 +70,7 @@ class RunOptions:
     )
     predict: Path | None = _option(
         EVALUATING,
-        "Write the trial's predictions, a row a sample, to a .jsonl, .csv, .parquet or .pt file.",
+        "Write the trial's predictions, a row a sample, to a .jsonl file.",
         metavar="FILE",
         type=PATH,
     )

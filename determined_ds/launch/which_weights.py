@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.options import RunOptions
 from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.run_dir import RunDir, short
-
-SUFFIXES = (".jsonl", ".csv", ".parquet", ".pt")
 
 
 def check_options(
@@ -52,12 +49,10 @@ def _flag(options: RunOptions) -> str:
 
 def _check_file(file: Path) -> Iterator[Problem]:
     message, fix = "", ""
-    if file.suffix not in SUFFIXES:
-        message, fix = f"must end in {', '.join(SUFFIXES)}", f"write e.g. {file.stem or 'predictions'}.jsonl"
+    if file.suffix != ".jsonl":
+        message, fix = "must end in .jsonl", f"write e.g. {file.stem or 'predictions'}.jsonl"
     elif not file.absolute().parent.is_dir():
         message, fix = "its folder does not exist", f"make it: mkdir -p {short(file.absolute().parent)}"
-    elif file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        message, fix = "needs pyarrow", "pip install pyarrow, or write to .jsonl, .csv or .pt"
     if message:
         yield Problem(key="--predict", value=str(file), message=message, fix=fix, code="predict")
 

@@ -56,8 +56,7 @@ def get_gpu_memory_stats(device: int | str | torch.device | None = None) -> list
     it is left out.
 
     Args:
-        device: One alone: its index, a name as ``"cuda:1"``, or a ``torch.device``; ``"cuda"`` is the current one.
-            None: all of them.
+        device: One alone: its index, a name as ``"cuda:1"``, or a ``torch.device``; None: all of them.
 
     Returns:
         One entry a GPU, in the order of their indices.
@@ -68,7 +67,16 @@ def get_gpu_memory_stats(device: int | str | torch.device | None = None) -> list
     Source: ``torch.cuda.memory_allocated``, ``memory_reserved`` and ``mem_get_info``.
     """
     cuda, count = torch.cuda, torch.cuda.device_count()
-    wanted = range(count) if device is None else (_index_of(device, count),)
+    wanted = list(range(count))
+    if device is not None:
+        given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if given.type != "cuda" or not count or (given.index or 0) >= count:
+            message = f"this process sees {count or 'no'} GPU{'s' * (count > 1)}, and not this one"
+            fix = "leave device out: all that are seen are listed"
+            raise ConfigError(
+                Problem(key="device", value=str(device), message=message, fix=fix, code="device")
+            )
+        wanted = [cuda.current_device() if given.index is None else given.index]
     driver: dict[str, list[int]] = {}
     if wanted:
         ask = ["nvidia-smi", "--query-gpu=uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
@@ -83,7 +91,6 @@ def get_gpu_memory_stats(device: int | str | torch.device | None = None) -> list
             if index != cuda.current_device() and not cuda.memory_reserved(index):
                 continue
             free_and_total = list(cuda.mem_get_info(index))
-        free, total = free_and_total
         found.append(
             GpuMemoryStats(
                 device=index,
@@ -91,35 +98,11 @@ def get_gpu_memory_stats(device: int | str | torch.device | None = None) -> list
                 allocated_bytes=cuda.memory_allocated(index),
                 peak_allocated_bytes=cuda.max_memory_allocated(index),
                 reserved_bytes=cuda.memory_reserved(index),
-                free_bytes=free,
-                total_bytes=total,
+                free_bytes=free_and_total[0],
+                total_bytes=free_and_total[1],
             )
         )
     return found
-
-
-def _index_of(device: int | str | torch.device, count: int) -> int:
-    """The index of a GPU that is there."""
-    index, message = -1, ""
-    try:
-        given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError):
-        message = "not a valid device"
-    else:
-        if given.type != "cuda":
-            message = f"a {given.type} device: this function describes GPUs"
-        elif not count:
-            message = "this process sees no GPU"
-        else:
-            index = torch.cuda.current_device() if given.index is None else given.index
-            if index >= count:
-                message = f"this process sees {count} GPU{'s' if count > 1 else ''}"
-    if message:
-        names = "0 or cuda:0" if count == 1 else f"an index from 0 to {count - 1}, or a name as cuda:0"
-        fix = f"give {names}" if count else "leave device out: the list is empty without a GPU"
-        shown = str(device) if isinstance(device, torch.device) else device
-        raise ConfigError(Problem(key="device", value=shown, message=message, fix=fix, code="device"))
-    return index
 
 
 # ------------------------------------------------------------------------------------------- a rank
@@ -284,41 +267,33 @@ def record_estimate(trial: Any, context: Any) -> None:
         trial: Its ``tokens_per_sample``, where it has one, is the length of a sequence.
         context: Its context, with one engine or several.
     """
+    from determined_ds.checkpoints.engine_slices import name_of_whole, whole_shape  # count with this module
     from determined_ds.train.local_core import LocalTrainContext
 
     if not isinstance(context._core.train, LocalTrainContext):
         return
-    tokens = getattr(trial, "tokens_per_sample", lambda: None)()
-    own = [
-        (getattr(engine, "stage_id", 0), _own_shape(engine, int(tokens or 0))) for engine in context.models
-    ]
+    tokens, own = getattr(trial, "tokens_per_sample", lambda: None)(), []
+    for engine in context.models:  # what this rank has of each: all of it, or its pipeline stage
+        module = engine.module
+        config = getattr(getattr(module, "module", module), "config", None)
+        shape = shape_of_built(module, config, sequence_length=int(tokens or 0))
+        # Under tensor and expert parallel several may be parts of one parameter.
+        wholes = {name_of_whole(each, name): each for name, each in module.named_parameters()}
+        counts = {name: math.prod(whole_shape(each)) for name, each in wholes.items()}
+        if sum(counts.values()) > shape.num_parameters:
+            shape = replace(
+                shape,
+                num_parameters=sum(counts.values()),
+                num_trainable_parameters=sum(
+                    counts[name] for name, each in wholes.items() if each.requires_grad
+                ),
+                num_expert_parameters=sum(count for name, count in counts.items() if ".experts." in name),
+            )
+        own.append((getattr(engine, "stage_id", 0), shape))
     ranks = context.distributed.allgather(own)
     if context.distributed.rank == 0:
         with contextlib.suppress(Exception):  # it is for people to look at, and ends no training
             _write(context, [_whole(parts) for parts in zip(*ranks, strict=True)])
-
-
-def _own_shape(engine: Any, sequence_length: int) -> ModelShape:
-    """Of what this rank has of a model: all of it, or its pipeline stage."""
-    # Rooms above, which count with this module.
-    from determined_ds.checkpoints.engine_slices import name_of_whole, whole_shape
-    from determined_ds.trial.expert_parallel import expert_degree_of
-    from determined_ds.trial.tensor_parallel import degree_of
-
-    module = engine.module
-    config = getattr(getattr(module, "module", module), "config", None)
-    shape = shape_of_built(module, config, sequence_length=sequence_length)
-    if degree_of(engine) == 1 and not expert_degree_of(engine):
-        return shape
-    # Several may be parts of one parameter.
-    wholes = {name_of_whole(each, name): each for name, each in module.named_parameters()}
-    counts = {name: math.prod(whole_shape(each)) for name, each in wholes.items()}
-    return replace(
-        shape,
-        num_parameters=sum(counts.values()),
-        num_trainable_parameters=sum(counts[name] for name, each in wholes.items() if each.requires_grad),
-        num_expert_parameters=sum(count for name, count in counts.items() if ".experts." in name),
-    )
 
 
 def _whole(parts: Sequence[tuple[int, ModelShape]]) -> ModelShape:

@@ -1,8 +1,8 @@
 """The shape of a model, built on torch's meta device: parameters are counted, activations measured, no memory taken.
 
 A forward and a backward pass on meta tensors compute nothing, but allocate and free as real ones do; the live bytes are
-counted. The layers of a pipeline are measured one after the other as well. The model is that of an experiment's trial,
-of a Hugging Face configuration, or of one that a script's hyperparameter names; a script is not run.
+counted. The layers of a pipeline are measured one after the other as well. The model is that of an experiment's trial
+or of a Hugging Face configuration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from determined_ds.config.params import OWN_KEYS
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
-from determined_ds.documents.document import Document, KeyPath
-from determined_ds.errors import NOT_GIVEN, ConfigError, DeterminedDSError, Problem
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model import LayerBytes, LayerShape, MeasuredActivations, ModelShape
 from determined_ds.pipe.partition import MEASURED
@@ -50,15 +50,6 @@ NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"
 }
 UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
 LONGEST_ASSUMED = 2048
-MODEL_TYPE = "model_type"  # in every configuration of transformers
-# Hyperparameters by which scripts state the tokens of a sample.
-LENGTHS = ("sequence_length", "max_seq_length", "max_length", "block_size")
-SAY_MODEL = (
-    "state it as a hyperparameter (a config.json, its folder, or a mapping with model_type) that the script builds the "
-    "model from; or give its size: det-ds check --memory --parameters 345M"
-)
-Refuse = Callable[[str, str], ConfigError]  # of a message and its fix, with the place of the configuration
-
 _shapes: dict[str, ModelShape] = {}
 
 
@@ -75,19 +66,21 @@ def shape_of_experiment(
 ) -> ModelShape:
     """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
 
-    A script is not run: a hyperparameter must describe its model. Built once for each set of hyperparameters that a
-    model depends on.
+    Built once for each set of hyperparameters that a model depends on.
 
     Args:
-        experiment: Names the trial or the script.
+        experiment: Names the trial.
         resolved: Gives the pipeline stages and the precision.
         context_dir: The folder with the code.
         hyperparameters: The resolved point of the search space; that of the experiment, if None.
         precision: What activations are measured in; as resolved, if None.
 
     Raises:
-        ConfigError: the trial cannot be built so, or no hyperparameter of a script describes its model.
+        ConfigError: the trial cannot be built so, or it is a script, which is not run.
     """
+    if experiment.script is not None:
+        message = "a script builds its model by itself, and is not run for it"
+        raise ConfigError(experiment.document.problem(("entrypoint",), message, SAY_SIZE, "unknown-model"))
     if hyperparameters is not None:
         experiment = replace(experiment, hyperparameters=hyperparameters)
     precision = precision or resolved.strategy.precision
@@ -104,10 +97,7 @@ def shape_of_experiment(
     key = json.dumps(depends, sort_keys=True, default=str)
     if key not in _shapes:
         with inside(context_dir), _quietly():
-            if experiment.script is not None:
-                _shapes[key] = _shape_of_script(experiment, precision)
-            else:
-                _shapes[key] = _shape_of_trial(experiment, resolved, precision)
+            _shapes[key] = _shape_of_trial(experiment, resolved, precision)
     return _shapes[key]
 
 
@@ -179,68 +169,13 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     )
 
 
-def _shape_of_script(experiment: Experiment, precision: str) -> ModelShape:
-    """The shape of the model that a hyperparameter describes; the current folder is the context directory.
-
-    Its activations are measured where a hyperparameter states the tokens of a sample; else they are unknown.
-    """
-    hyperparameters = experiment.hyperparameters
-    found = dict(_descriptions(hyperparameters.data, ()))
-    names = {path: hyperparameters.key(path) for path in found}
-    # Two names may be of one model, such as a folder that is named for its tokenizer as well.
-    models = {
-        str(source.resolve()) if isinstance(source, Path) else json.dumps(source, sort_keys=True, default=str)
-        for source in found.values()
-    }
-    if len(models) != 1:
-        if found:
-            message, fix = f"{' and '.join(names.values())} describe different models", "state one of them"
-        else:
-            message = "a script builds its model by itself, and no hyperparameter describes it"
-            fix = SAY_MODEL
-        raise ConfigError(
-            experiment.document.problem(("entrypoint",), message, fix, "unknown-model", value=NOT_GIVEN)
-        )
-    [(path, source), *_] = found.items()
-
-    def refuse(message: str, fix: str) -> ConfigError:
-        value = str(source) if isinstance(source, Path) else NOT_GIVEN
-        origin = hyperparameters.origin(path)
-        return ConfigError(
-            Problem(key=names[path], value=value, origin=origin, message=message, fix=fix, code="hf-config")
-        )
-
-    stated = (hyperparameters.get((name,)) for name in LENGTHS)
-    length = next((value for value in stated if type(value) is int and value > 0), 0)
-    assumptions = (f"the script trains the model of {names[path]}, and all of it",)
-    return _shape_of_config(_read_config(source, refuse), length, precision, assumptions, refuse)
-
-
-def _descriptions(data: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Path | dict[str, Any]]]:
-    """Hyperparameters that describe a model: mappings with a ``model_type``, and paths of a ``config.json``."""
-    for key, value in data.items():
-        here = (*path, key)
-        if here[0] in OWN_KEYS:
-            continue
-        if isinstance(value, Mapping) and isinstance(value.get(MODEL_TYPE), str):
-            yield here, dict(value)
-        elif isinstance(value, Mapping):
-            yield from _descriptions(value, here)
-        elif isinstance(value, str) and value:
-            file = Path(value) if value.endswith(".json") else Path(value, "config.json")
-            with contextlib.suppress(OSError, ValueError):
-                read = json.loads(file.read_text(encoding="utf-8"))
-                if isinstance(read, dict) and isinstance(read.get(MODEL_TYPE), str):
-                    yield here, file
-
-
 # ------------------------------------------------------------------------------------------- of Hugging Face
 
 
 def shape_of_huggingface(
     source: Path, *, sequence_length: int | None = None, precision: str = "bf16"
 ) -> ModelShape:
-    """The shape of the model that a Hugging Face configuration describes.
+    """The shape of the model that a Hugging Face configuration describes; nothing is loaded from the hub.
 
     Args:
         source: A ``config.json``, or the folder that holds one.
@@ -252,23 +187,11 @@ def shape_of_huggingface(
     """
 
     def refuse(message: str, fix: str) -> ConfigError:
-        return ConfigError(
-            Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
-        )
+        problem = Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
+        return ConfigError(problem)
 
-    config = _read_config(source, refuse)
-    assumptions: tuple[str, ...] = ()
-    if sequence_length is None:
-        room = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_ASSUMED
-        sequence_length = min(room, LONGEST_ASSUMED)
-        assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
-    return _shape_of_config(config, sequence_length, precision, assumptions, refuse)
-
-
-def _read_config(source: Path | Mapping[str, Any], refuse: Refuse) -> Any:
-    """A configuration of transformers, from a file, its folder or a mapping; nothing is loaded from the hub."""
-    file = source / "config.json" if isinstance(source, Path) and source.is_dir() else source
-    if isinstance(file, Path) and not file.is_file():
+    file = source / "config.json" if source.is_dir() else source
+    if not file.is_file():
         message = "has no config.json in it" if file != source else "no such file or folder"
         raise refuse(message, "give a config.json, or the folder that save_pretrained wrote")
     try:
@@ -277,48 +200,43 @@ def _read_config(source: Path | Mapping[str, Any], refuse: Refuse) -> Any:
         raise refuse("needs the package transformers", "pip install 'determined-ds[models]'") from None
     transformers.logging.set_verbosity_error()
     try:
-        if isinstance(file, Path):
-            return transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
-        return transformers.AutoConfig.for_model(**file)
+        config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
     except Exception as error:  # transformers checks a configuration with errors of huggingface_hub, too
         by_hub = type(error).__module__.startswith("huggingface_hub") and error.__cause__
         fix = "give a config.json of a model_type that the installed transformers has"
         raise refuse(_first_sentence(by_hub or error), fix) from None
+    assumptions: tuple[str, ...] = ()
+    if sequence_length is None:
+        room = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_ASSUMED
+        sequence_length = min(room, LONGEST_ASSUMED)
+        assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
+    tokens_of = partial(torch.zeros, dtype=torch.long, device="meta")
+    with _quietly():
+        try:
+            with torch.device("meta"):
+                names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
+                if names:
+                    model = getattr(transformers, names[0])._from_config(config)
+                elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+                    model = transformers.AutoModelForCausalLM.from_config(config)
+                else:
+                    model = transformers.AutoModel.from_config(config)
+        except Exception as error:
+            message = f"cannot be built: {_first_sentence(error)}"
+            raise refuse(message, "say its size with --parameters") from error
 
+        def loss(arguments: dict[str, Any], samples: int) -> Any:
+            tokens = tokens_of(samples, sequence_length)
+            return model(input_ids=tokens, labels=tokens, **arguments).loss
 
-def _shape_of_config(
-    config: Any, sequence_length: int, precision: str, assumptions: tuple[str, ...], refuse: Refuse
-) -> ModelShape:
-    """The shape of a configuration's model; its activations are measured, unless the sequence length is 0."""
-    import transformers
-
-    try:
-        with torch.device("meta"), _quietly():
-            names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
-            if names:
-                model = getattr(transformers, names[0])._from_config(config)
-            elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
-                model = transformers.AutoModelForCausalLM.from_config(config)
-            else:
-                model = transformers.AutoModel.from_config(config)
-    except Exception as error:
-        raise refuse(
-            f"cannot be built: {_first_sentence(error)}", "say its size with --parameters"
-        ) from error
-
-    def loss(arguments: dict[str, Any], samples: int) -> Any:
-        tokens = torch.zeros(samples, sequence_length, dtype=torch.long, device="meta")
-        return model(input_ids=tokens, labels=tokens, **arguments).loss
-
-    # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every model
-    # takes one.
-    mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
-    more: tuple[str, ...] = ()
-    measured = None
-    for arguments in ({"attention_mask": mask, "use_cache": False}, {}) if sequence_length else ():
+        # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every
+        # model takes one.
+        mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
+        measured, more = _try_to_measure(
+            model, partial(loss, {"attention_mask": mask, "use_cache": False}), precision
+        )
         if measured is None:
-            with _quietly():
-                measured, more = _try_to_measure(model, partial(loss, arguments), precision)
+            measured, more = _try_to_measure(model, partial(loss, {}), precision)
     known = {"activations": measured, "assumptions": (*assumptions, *more)}
     return shape_of_built(model, config.get_text_config(), sequence_length=sequence_length, **known)
 
@@ -508,47 +426,40 @@ def _measure_layer(
     layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
 ) -> tuple[dict[str, int], Any]:
     """Bytes of a layer, and its outputs: forward and backward, then again with the backward pass in two."""
-
-    def forget_gradients() -> None:
+    found, handed_on = {"inputs": _bytes(inputs), "unsaved": 0}, None
+    for splits in (False, True):
+        start = live.begin()
+        outputs = layer(inputs)
+        if not splits:
+            found["outputs"] = _bytes(outputs)
+            if after is None:
+                handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        if after is not None:
+            outputs, with_outputs = after(outputs), live.live_bytes
+            if not splits:
+                found["unsaved"] = with_outputs - live.live_bytes
+        kept = live.live_bytes - start
+        found |= {} if splits else {"kept": kept, "forward": live.peak_bytes - start}
+        floats = [each for each in _tensors(outputs) if each.requires_grad]
+        gradients = [torch.empty_like(each) for each in floats]
+        begin, held = live.begin(), None
+        if splits:
+            parameters = [each for each in layer.parameters() if each.requires_grad]
+            held = input_pass(floats, gradients, _tensors(inputs), parameters)
+            gradients.clear()
+        elif floats:
+            _run_backward(floats, gradients)
+        found["input_pass" if splits else "backward"] = kept + live.peak_bytes - begin
         for each in _tensors(inputs):
             each.grad = None
-
-    found, start = {"inputs": _bytes(inputs)}, live.begin()
-    outputs = layer(inputs)
-    handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-    found |= {"outputs": _bytes(outputs), "unsaved": 0}
-    if after is not None:
-        outputs, with_outputs = after(outputs), live.live_bytes
-        del handed_on
-        handed_on, found["unsaved"] = None, with_outputs - live.live_bytes
-    found |= {"kept": live.live_bytes - start, "forward": live.peak_bytes - start}
-    floats = [each for each in _tensors(outputs) if each.requires_grad]
-    gradients = [torch.empty_like(each) for each in floats]
-    begin = live.begin()
-    if floats:
-        _run_backward(floats, gradients)
-    found["backward"] = found["kept"] + live.peak_bytes - begin
-    del outputs, floats, gradients
-    forget_gradients()
-
-    start = live.begin()
-    outputs = layer(inputs)
-    if after is not None:
-        outputs = after(outputs)
-    kept = live.live_bytes - start
-    floats = [each for each in _tensors(outputs) if each.requires_grad]
-    gradients = [torch.empty_like(each) for each in floats]
-    parameters = [each for each in layer.parameters() if each.requires_grad]
-    begin = live.begin()
-    held = input_pass(floats, gradients, _tensors(inputs), parameters)
-    found["input_pass"] = kept + live.peak_bytes - begin
-    gradients.clear()
-    forget_gradients()
-    found["gradients"] = live.live_bytes - start - kept
-    del outputs, floats
-    found["split"] = live.begin() - start
-    weight_pass(held)
-    return found | {"weight_pass": live.peak_bytes - start}, handed_on
+        if held is not None:
+            found["gradients"] = live.live_bytes - start - kept
+        del outputs, floats, gradients
+        if held is not None:
+            found["split"] = live.begin() - start
+            weight_pass(held)
+            found["weight_pass"] = live.peak_bytes - start
+    return found, handed_on
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from determined_ds.trial.stream_loader import StreamLoader, is_stream
 from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of
 
 # Methods that the loop of this library calls.
-OWN_LOOP = ("frozen", "on_step_end")
+OWN_LOOP = ("on_step_end",)
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -63,7 +63,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.context = context
         self.args = Arguments(context.get_hparams())
         self.resolved = resolved_of(context)
-        self._groups: list[tuple[Any, list[set[int]]]] = []  # of each engine, ids of what its groups train
         check_upstream()
         self._check_abilities()
         self.sequence = sequence_group_of(self)
@@ -187,20 +186,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 reading one waits for the device. Empty on ranks that report none (all but the last pipeline stage).
         """
 
-    def frozen(self, batch_idx: int) -> Iterable[Any]:
-        """Choose what a step does not train: no gradient is computed for it, and the optimizer leaves it out.
-
-        It must be whole groups of :meth:`build_parameters`, which require a gradient when :meth:`build_model` returns.
-        The choice depends on nothing but the step, so a resumed run makes the same.
-
-        Args:
-            batch_idx: The step, from 0.
-
-        Returns:
-            Modules and parameters, such as ``[self.engine.module.encoder] if batch_idx < 100 else []``.
-        """
-        return ()
-
     def predict(self, model: Any, batch: Any) -> dict[str, Any]:
         """Predictions for a batch, which ``det-ds run --predict FILE`` writes: one row a sample.
 
@@ -288,14 +273,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         optimizer, parameters = returned.optimizer(self, model, self.build_optimizer(model)), None
         if optimizer is None:
             parameters = returned.parameters(self, self.build_parameters(model))
-        groups = returned.groups(self, model, optimizer, parameters)
+        returned.groups(self, model, optimizer, parameters)
         check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
         if self._by_ddp:
             engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
         else:
             parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
-            names = expert_parallel.whole_names(model)
             with (
                 expert_parallel.carried_out(model, ds_config),
                 tensor_parallel.carried_out(model, ds_config) as mpu,
@@ -308,9 +292,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                     config=dict(ds_config),
                 )
             fix_engine(engine)
-            groups = expert_parallel.groups_after(groups, names, model)
         give_schedule(self, engine, ds_config)
-        self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
         return self.sequence.wrapped(engine, self.context)

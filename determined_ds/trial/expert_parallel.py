@@ -187,20 +187,6 @@ def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) 
     return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
 
 
-def whole_names(model: torch.nn.Module) -> dict[int, str]:
-    """The id of each parameter -> its name; of a divided one, the name that it had in the whole model."""
-    named = model.named_parameters()
-    return {id(each): getattr(getattr(each, PLACE, None), "name", name) for name, each in named}
-
-
-def groups_after(found: list[set[int]], names: Mapping[int, str], model: torch.nn.Module) -> list[set[int]]:
-    """Sets of ids of parameters, of those that go by the same names in the divided model; they may be other objects."""
-    now: dict[str, set[int]] = {}
-    for each, name in whole_names(model).items():
-        now.setdefault(name, set()).add(each)
-    return [set().union(*(now.get(names.get(each, ""), {each}) for each in group)) for group in found]
-
-
 def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:
     """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'.
 

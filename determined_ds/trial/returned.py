@@ -113,8 +113,8 @@ def parameters(trial: Any, value: Any) -> list[Any]:
     return found
 
 
-def groups(trial: Any, model: torch.nn.Module, optimizer: Any, parameters: Any) -> list[set[int]]:
-    """The ids of the parameters in each group that the optimizer steps over; warn of those in none."""
+def groups(trial: Any, model: torch.nn.Module, optimizer: Any, parameters: Any) -> None:
+    """Warn of parameters that are in no group of the optimizer."""
     given: list[Any] = optimizer.param_groups if optimizer is not None else list(parameters)
     if given and not isinstance(given[0], Mapping):
         given = [{"params": given}]
@@ -134,7 +134,6 @@ def groups(trial: Any, model: torch.nn.Module, optimizer: Any, parameters: Any) 
             "requires_grad off in build_model",
             *(method, ", ".join(missed[:3]) + more),
         )
-    return [group for group in found if group]
 
 
 def engines(trial: Any, found: list[Any]) -> None:

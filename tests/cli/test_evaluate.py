@@ -112,26 +112,12 @@ def test_predictions_are_one_row_a_sample_in_the_order_of_the_data(trained: Path
     assert [row["output"] for row in one] == pytest.approx([row["output"] for row in two], rel=1e-5)
 
 
-def test_a_column_of_parquet_widens(trained: Path) -> None:
-    """Integers, then nothing, then fractions; an empty stream is refused."""
-    from pyarrow import parquet
-
-    row = '{"value": [1 if index < 8 else None if index < 16 else 0.5 for index in batch[0].tolist()]}'
-    own = (trained / "trial.py").read_text()
-    own = own.replace('{"index": batch[0], "output": model(batch[1]).squeeze(-1)}', row)
-    (trained / "widens.py").write_text(own)
+def test_an_empty_stream_is_refused(trained: Path) -> None:
     empty = "    def build_prediction_data_loader(self):\n        return self.validation_loader(lambda: iter(()))\n"
-    (trained / "empty.py").write_text(own + "\n" + empty)
-
-    def predicted(name: str) -> Any:
-        entrypoint = f"entrypoint=python3 -m determined_ds.train {name}:Trial"
-        return run(trained, "--predict", f"{name}.parquet", "--checkpoint", "last", "--set", entrypoint)
-
-    done = predicted("widens")
-    assert done.returncode == 0, done.stderr
-    table = parquet.read_table(trained / "widens.parquet")
-    assert table.column("value").to_pylist() == [1.0] * 8 + [None] * 8 + [0.5] * 21
-    assert "is a stream that yields no samples" in predicted("empty").stderr
+    (trained / "empty.py").write_text((trained / "trial.py").read_text() + "\n" + empty)
+    entrypoint = "entrypoint=python3 -m determined_ds.train empty:Trial"
+    done = run(trained, "--predict", "empty.jsonl", "--checkpoint", "last", "--set", entrypoint)
+    assert "is a stream that yields no samples" in done.stderr
 
 
 def test_the_average_is_had_in_python_too(trained: Path) -> None:
@@ -183,16 +169,16 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
         (("--evaluate", "best", "--run-dir", "elsewhere"), "there is no such checkpoint"),
         (("--predict", "p.jsonl"), "needs the weights of a checkpoint"),
         (("--evaluate", "best", "--test"), "together with --test"),
-        (("--evaluate", "best", "--predict", "p.csv"), "together with --predict"),
+        (("--evaluate", "best", "--predict", "p.jsonl"), "together with --predict"),
         (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
-        (("--predict", "nowhere/p.csv", "--run-dir", "run"), "its folder does not exist"),
+        (("--predict", "nowhere/p.jsonl", "--run-dir", "run"), "its folder does not exist"),
         (("--checkpoint", "best"), "is for --predict"),
         (
             ("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"),
             "runs trials",
         ),
         (
-            ("--predict", "p.csv", "--run-dir", "run", "--set", "hyperparameters.pipe_parallel_size=2"),
+            ("--predict", "p.jsonl", "--run-dir", "run", "--set", "hyperparameters.pipe_parallel_size=2"),
             "pipeline",
         ),
     ],
@@ -211,7 +197,7 @@ def test_a_damaged_checkpoint_and_a_trial_without_predict_are_refused(trained: P
     shutil.copytree(trained, tmp_path / "there", symlinks=True)
     trial = tmp_path / "there/trial.py"
     trial.write_text(trial.read_text().replace("def predict(", "def other("))
-    done = run(tmp_path / "there", "--predict", "p.csv", "--checkpoint", "last")
+    done = run(tmp_path / "there", "--predict", "p.jsonl", "--checkpoint", "last")
     assert done.returncode != 0
     assert "expected a method predict" in done.stderr
     newest = checkpoints(tmp_path / "there/run")[0]

@@ -84,9 +84,6 @@ class T(TinyTrial):
     def build_scheduler(self, optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5])
 
-    def frozen(self, batch_idx):
-        return [self.engine.module.bias] if batch_idx < 1 else []
-
     def loss(self, model, batch):
         loss = super().loss(model, batch)
         return {"loss": loss, "half": loss / 2}

@@ -122,38 +122,7 @@ def test_hugging_face_models_are_counted_exactly(tmp_path: Path) -> None:
     assert model["num_parameters"] == 2 * block + 2 * 1000 * 256 + 256
 
 
-def test_a_mapping_a_file_and_a_folder_describe_the_same_model_of_a_script(tmp_path: Path) -> None:
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA))
-    whole = estimate("--hf-config", tmp_path / "llama", "--sequence-length", 16)["model"]
-    for key, described in (
-        ("model_config", {"model_config": LLAMA}),
-        ("model", {"model": "llama"}),
-        ("model", {"model": "llama/config.json"}),
-        ("model.name", {"model": {"name": "llama", "dropout": 0.1}}),
-        ("model", {"model": "llama", "tokenizer": "llama"}),  # one folder, by two names
-    ):
-        found = estimate(*script(tmp_path, **described, sequence_length=16), "--precision", "bf16")["model"]
-        said = f"the script trains the model of hyperparameters.{key}, and all of it"
-        assert {**found, "activations": 0} == {**whole, "activations": 0, "assumptions": [said]}
-    unknown = estimate(*script(tmp_path, model_config=LLAMA))["model"]  # no hyperparameter states the length
-    assert (unknown["sequence_length"], unknown["activations"]) == (0, None)
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "said", "fix"),
-    [
-        ({}, "no hyperparameter describes it", "state it as a hyperparameter"),
-        ({"model": "gpt2", "data": "config.json"}, "no hyperparameter describes it", "--parameters"),
-        ({"model": LLAMA, "teacher": {**LLAMA, "num_hidden_layers": 8}}, "describe different", "one of them"),
-        ({"model": {"model_type": "nothing"}}, "nothing", "config.json of a model_type"),
-        ({"model": {**LLAMA, "num_attention_heads": 5}}, "is not a multiple", ""),
-    ],
-    ids=["none", "of the hub", "two", "unknown", "impossible"],
-)
-def test_any_other_model_of_a_script_is_not_known(
-    hyperparameters: dict[str, Any], said: str, fix: str, tmp_path: Path
-) -> None:
-    message = refused(*script(tmp_path, **hyperparameters))
-    assert said in message
-    assert fix in message
+def test_the_model_of_a_script_is_not_known(tmp_path: Path) -> None:
+    message = refused(*script(tmp_path, model=LLAMA))
+    assert "a script builds its model by itself" in message
+    assert "--parameters" in message

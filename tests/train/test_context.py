@@ -198,12 +198,12 @@ def write_and_move(run_dir: Path) -> Any:
     return same, ours["names"] == theirs["names"], type(ours["pair"]).__name__
 
 
-def test_a_batch_is_moved_as_determined_does_and_what_cannot_be_is_named_by_its_place_once(
+def test_a_batch_is_moved_as_determined_does_and_what_cannot_be_is_named_once(
     one_rank: Ranks, tmp_path: Path
 ) -> None:
     """A named tuple stays one; and the author's TensorBoard writer writes to the run directory."""
     assert one_rank.run(write_and_move, tmp_path) == [(True, True, "Pair")]
-    assert one_rank.said(0).count("batch['names'][0] is the str 'a'") == 1
+    assert one_rank.said(0).count("a batch holds the str 'a'") == 1
     (events,) = (tmp_path / "tensorboard").rglob("*tfevents*")
     assert b"mine" in events.read_bytes()
 

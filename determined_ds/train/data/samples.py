@@ -21,7 +21,7 @@ from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.train.data.loaders import GivenBatches, drawn_for, epoch_seed, with_batch_sampler
 from determined_ds.train.data.seeds import SeededDataset, seeded
-from determined_ds.train.data.streams import FirstRow, open_stream
+from determined_ds.train.data.streams import FirstRow, TrainingStream
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
@@ -108,7 +108,7 @@ def training_data(
             _check_enough(length, "samples", per_batch)
         if start_batch and not place:  # of a checkpoint that was written before streams were supported
             place = {"samples": start_batch * per_batch}
-        stream = open_stream(
+        stream = TrainingStream(
             loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place, note=note
         )
         per_epoch = None if length is None else length // per_batch

@@ -160,8 +160,7 @@ class Calls:
         for made in itertools.islice(self._made, self._num_ahead - len(self._ahead)):
             if self._padding is None:
                 self._padding = made.batch
-                if self._share is not None and self._share.stream is not None:
-                    self._first = self._share.stream.first_row(made.first)
+                self._first = made.first
             if made.samples:
                 self._ahead.append(made)
         self._own_left = len(self._ahead)

@@ -3,6 +3,7 @@
 The stream is read in rows, each one micro-batch of every replica; a batch is ``accumulation`` rows. Every reader (the
 rank itself or each of its workers) reads all rows and keeps its own part. So readers need not communicate, between two
 batches all of them are at the same position, and a step has the same samples for any number of replicas and workers.
+torchdata's ``StatefulDataLoader`` keeps a position for each worker of each replica, which neither of them may change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils import data as torch_data
+from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
@@ -30,8 +32,6 @@ CPU = torch.device("cpu")
 # Readers of a whole stream, from which on a warning says how many there are.
 MANY_READERS = 8
 
-# ------------------------------------------------------------------------------------ the samples
-
 
 class Passes:
     """The samples of a dataset, pass after pass.
@@ -40,7 +40,6 @@ class Passes:
     and in every worker, and does not disturb those of training.
 
     Attributes:
-        samples: Samples read in all.
         ended: Number and samples of the first pass that has ended here.
     """
 
@@ -51,9 +50,8 @@ class Passes:
         self._endless = endless
         self._iterator: Iterator[Any] | None = None
         self._generators: dict[str, Any] = {}
-        self._pass, self._of_pass = 0, 0
-        self._over = False
-        self.samples = 0
+        self._samples, self._pass, self._of_pass = 0, 0, 0
+        self._is_over = False
         self.ended: tuple[int, int] | None = None
 
     def take(self, count: int, keep: range) -> tuple[list[Any], int]:
@@ -66,12 +64,12 @@ class Passes:
         kept: list[Any] = []
         taken = 0
         with self._reading():
-            while taken < count and not self._over:
+            while taken < count and not self._is_over:
                 if self._iterator is None:
                     seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
-                    self._announce_pass()
-                    self._iterator = self._loader.open()
+                    self._open()
                 before = taken
+                assert self._iterator is not None
                 for sample in itertools.islice(self._iterator, count - taken):
                     if taken in keep:
                         kept.append(sample)
@@ -79,7 +77,7 @@ class Passes:
                 self._of_pass += taken - before
                 if taken < count:
                     self._end_pass()
-        self.samples += taken
+        self._samples += taken
         return kept, taken
 
     @contextlib.contextmanager
@@ -96,32 +94,32 @@ class Passes:
             self._generators = rng_state(CPU)
             set_rng_state(outer, CPU)
 
-    def _announce_pass(self) -> None:
+    def _open(self) -> None:
         if hasattr(self._loader.dataset, "set_epoch"):
             self._loader.dataset.set_epoch(self._pass)
+        self._iterator = self._loader.open()
 
     def _end_pass(self) -> None:
         have, need = self._of_pass, self._at_least
         if have < need:
+            message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
+            fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
+            if not have:
+                message, fix = "is a stream that yields no samples", "check its files and its filter"
             if self._pass and not have:
                 message = f"yielded nothing when it was iterated again (pass {self._pass + 1})"
                 fix = "make iter() begin anew each time, or give a function that returns a new iterator"
-            elif not have:
-                message, fix = "is a stream that yields no samples", "check its files and its filter"
-            else:
-                message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
-                fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
             raise DataError(Problem(key=self._loader.name, message=message, fix=fix, code="too-little-data"))
         self.ended = self.ended or (self._pass, have)
         self._iterator, self._pass, self._of_pass = None, self._pass + 1, 0
-        self._over = not self._endless
+        self._is_over = not self._endless
 
     def place(self) -> dict[str, Any]:
         """The position, for :meth:`go_to`; with the dataset's own state where it has one."""
-        place: dict[str, Any] = {"samples": self.samples, "pass": self._pass, "of_pass": self._of_pass}
-        parts = {"dataset": self._loader.dataset, "iterator": self._iterator}
-        if parts["iterator"] is parts["dataset"]:
-            del parts["iterator"]
+        place: dict[str, Any] = {"samples": self._samples, "pass": self._pass, "of_pass": self._of_pass}
+        parts = {"dataset": self._loader.dataset}
+        if self._iterator is not self._loader.dataset:
+            parts["iterator"] = self._iterator
         states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
         return {**place, "states": states, "generators": self._generators} if states else place
 
@@ -129,14 +127,13 @@ class Passes:
         """Continue from a position: by the dataset's state, or else by reading everything before it."""
         skip = samples_to_skip(self._loader, place)
         if skip != place["samples"]:
-            self.samples = place["samples"] - skip
+            self._samples = place["samples"] - skip
             self._pass, self._of_pass = place["pass"], place["of_pass"] - skip
         if states := place.get("states"):
             with self._reading():
-                self._announce_pass()
                 if "dataset" in states:
                     self._load(self._loader.dataset, states["dataset"])
-                self._iterator = self._loader.open()
+                self._open()
                 if "iterator" in states:
                     self._load(self._iterator, states["iterator"])
             self._generators = dict(place["generators"])
@@ -161,24 +158,6 @@ def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
     return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
 
 
-# ------------------------------------------------------------------------------------ a replica's part
-
-
-class Made(NamedTuple):
-    """A micro-batch from a reader, and what it reports beside it.
-
-    ``samples`` are those of this replica, 0 for padding; ``first`` the digest of the first row that it read;
-    ``ended`` number and samples of the first pass that has ended; ``place`` the position after the micro-batch,
-    pickled, only between two batches.
-    """
-
-    batch: Any
-    samples: int
-    first: str | None = None
-    ended: tuple[int, int] | None = None
-    place: bytes | None = None
-
-
 class FirstRow(NamedTuple):
     """What a rank has read first, to compare with the other ranks."""
 
@@ -186,6 +165,16 @@ class FirstRow(NamedTuple):
     replica: int
     sharded: bool
     digest: str
+
+
+class Made(NamedTuple):
+    """A micro-batch from a reader, and what it reports beside it."""
+
+    batch: Any
+    samples: int  # of this replica; 0 for padding
+    first: FirstRow | None = None
+    ended: tuple[int, int] | None = None  # of :class:`Passes`
+    place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
 class ReplicaStream(torch_data.IterableDataset[Made]):
@@ -213,29 +202,21 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
         self._trains = start_batch is not None
         self._start = (start_batch or 0) * accumulation
         self._place = place
-        self._ahead: tuple[list[Any], int, str] | None = None
+        self._ahead: tuple[list[Any], int, FirstRow] | None = None
         at_least = self._row * accumulation if self._trains else 1
         self._new = functools.partial(Passes, loader, seed=seed, at_least=at_least, endless=self._trains)
         self.passes = self._new()
 
-    def peek(self) -> str:
-        """Read the first row ahead of the rest, in the process that iterates. Returns its digest."""
+    def peek(self) -> FirstRow:
+        """Read the first row ahead of the rest, in the process that iterates."""
         self.passes = self._new()
         if self._place:
             self.passes.go_to(self._place)
-        self._ahead = self._first_row()
-        return self._ahead[2]
-
-    def first_row(self, digest: str | None) -> FirstRow | None:
-        """What this rank has read first, given its digest."""
-        loader = self._loader
-        return None if digest is None else FirstRow(loader.name, self._seeds[1], loader.sharded, digest)
-
-    def _first_row(self) -> tuple[list[Any], int, str]:
-        """The samples of this replica, or others where it has none; how many are its own; and the row's digest."""
         row, _ = self.passes.take(self._row, range(self._row))
         own = row[self._own.start : self._own.stop]
-        return own or row[: self._size], len(own), digest(row)
+        first = FirstRow(self._loader.name, self._seeds[1], self._loader.sharded, digest(row))
+        self._ahead = own or row[: self._size], len(own), first  # a replica without samples pads with others
+        return first
 
     def __iter__(self) -> Iterator[Made]:
         info = torch_data.get_worker_info()
@@ -244,7 +225,7 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
             self.peek()
         for number in itertools.count(self._start):
             mine = (number - self._start) % workers == worker
-            first = None
+            first = place = None
             if self._ahead is not None:
                 samples, own, first = self._ahead
                 self._ahead = None
@@ -255,23 +236,18 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
                     return
             if not mine:
                 continue
-            place = None
             if info is not None:
                 seed_everything(mixed_seed(*self._seeds, number))
                 # Without workers, the position is asked for when it is needed.
                 if self._trains and (number + 1) % self._accumulation == 0:
-                    place = self._pickled_place()
+                    try:  # as bytes: each tensor that a worker sends costs a file descriptor
+                        place = pickle.dumps(self.passes.place())
+                    except (TypeError, AttributeError, pickle.PicklingError) as error:
+                        raise CheckpointError(
+                            f"the state_dict of {self._loader.name} cannot be saved: {error}; return tensors, numbers, "
+                            "strings, lists and dicts"
+                        ) from error
             yield Made(self._loader.collate_fn(samples), own, first, self.passes.ended, place)
-
-    def _pickled_place(self) -> bytes:
-        """As bytes: each tensor that a worker sends costs a file descriptor."""
-        try:
-            return pickle.dumps(self.passes.place())
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise CheckpointError(
-                f"the state_dict of {self._loader.name} cannot be saved: {error}; return tensors, numbers, strings, "
-                "lists and dicts"
-            ) from error
 
 
 def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Made]:
@@ -292,29 +268,62 @@ def _unchanged(made: Made) -> Made:
 
 
 class TrainingStream:
-    """The endless micro-batches that a rank trains on, and the position in them.
+    """The endless micro-batches that a replica trains on, and the position in them.
+
+    The arguments are those of ``training_data``.
 
     Attributes:
         first: What this rank has read first, for :func:`check_first_rows`.
+        apart: The stream's name where each replica reads its own samples.
     """
 
     def __init__(
-        self, loader: StreamLoader, stream: ReplicaStream, place: Mapping[str, Any], seed: int, note: Any
+        self,
+        loader: StreamLoader,
+        batch: Batch,
+        *,
+        replica: int,
+        seed: int,
+        start_batch: int,
+        place: Mapping[str, Any],
+        note: Callable[[str], None],
     ) -> None:
-        self._loader = loader
-        self._stream = stream
-        self._place = dict(place)
-        self._note = note
-        self._taken = False
-        self._has_noted = False
+        if skip := samples_to_skip(loader, place) if place else 0:
+            note(
+                f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
+                f"batch {start_batch}"
+            )
+        readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
+        if readers >= MANY_READERS:
+            shard = "dataset.shard(num_shards, index)" if hasattr(loader.dataset, "shard") else "its files"
+            note(
+                warned(
+                    f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
+                    f"  fix: give each replica a part ({shard}) with sharded=True; or use fewer workers, and do the "
+                    "work on a sample in collate_fn, which sees only those that are kept"
+                )
+            )
+        self._loader, self._place, self._note = loader, dict(place), note
+        self._taken = self._has_noted = False
         self._ahead: Made | None = None
+        self.apart = (loader.name, False) if loader.sharded else None
+        self._stream = ReplicaStream(
+            loader,
+            batch_size=batch.micro_batch_size,
+            replica=replica,
+            replicas=batch.replicas,
+            seed=seed,
+            accumulation=batch.accumulation,
+            start_batch=start_batch,
+            place=place,
+        )
         if loader.num_workers:
-            self._made = iter(reader_of(loader, stream, seed))
+            self._made = iter(reader_of(loader, self._stream, seed + start_batch))
             self._ahead = next(self._made)
-            self.first = stream.first_row(self._ahead.first)
+            self.first = self._ahead.first
         else:  # samples are read, but collate_fn runs, and draws random numbers, only when training takes them
-            self.first = stream.first_row(stream.peek())
-            self._made = iter(reader_of(loader, stream, seed))
+            self.first = self._stream.peek()
+            self._made = iter(reader_of(loader, self._stream, seed + start_batch))
 
     def __iter__(self) -> TrainingStream:
         return self
@@ -334,56 +343,11 @@ class TrainingStream:
                 self._note(warned(f"warning: {text}: epochs are counted by len()"))
         return made.batch
 
-    @property
-    def apart(self) -> tuple[str, bool] | None:
-        """The stream's name where each replica reads its own samples."""
-        return (self._loader.name, False) if self._loader.sharded else None
-
     def state_dict(self) -> dict[str, Any]:
         """The position after what training has taken."""
         if self._loader.num_workers or not self._taken:
             return self._place
         return self._stream.passes.place()
-
-
-def open_stream(
-    loader: StreamLoader,
-    batch: Batch,
-    *,
-    replica: int,
-    seed: int,
-    start_batch: int,
-    place: Mapping[str, Any],
-    note: Callable[[str], None],
-) -> TrainingStream:
-    """The training data of a replica; the arguments are those of ``training_data``."""
-    if skip := samples_to_skip(loader, place) if place else 0:
-        note(
-            f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
-            f"batch {start_batch}"
-        )
-    workers, replicas = max(1, loader.num_workers), 1 if loader.sharded else batch.replicas
-    if workers * replicas >= MANY_READERS:
-        shard = "dataset.shard(num_shards, index)" if hasattr(loader.dataset, "shard") else "its files"
-        fix = f"give each replica a part ({shard}) with sharded=True; " if replicas > 1 else ""
-        text = f"every sample of {loader.name} is read {workers * replicas} times, by each of {workers} workers on "
-        count = f"{replicas} replicas" if replicas > 1 else "a replica"
-        more = "use fewer workers, and do the work on a sample in collate_fn, which sees only those that are kept"
-        note(warned(f"warning: {text}{count}\n  fix: {fix}{more}"))
-    stream = ReplicaStream(
-        loader,
-        batch_size=batch.micro_batch_size,
-        replica=replica,
-        replicas=batch.replicas,
-        seed=seed,
-        accumulation=batch.accumulation,
-        start_batch=start_batch,
-        place=place,
-    )
-    return TrainingStream(loader, stream, place, seed + start_batch, note)
-
-
-# ------------------------------------------------------------------------- whether replicas read the same
 
 
 def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -> None:
@@ -401,8 +365,7 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
         note(warned(f"warning: {name} is sharded=True, and its first samples are the same on every replica"))
     elif not is_sharded and len(digests) > 1:
         message = (
-            "yields other samples on one replica than on another, so that parts of it would be trained twice and "
-            "others never"
+            "yields other samples on one replica than on another: some would be trained twice, others never"
         )
         fix = (
             "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
@@ -414,25 +377,15 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
 def digest(samples: list[Any]) -> str:
     """The same for the same samples in every process; objects that are not plain values count by their type."""
     found = hashlib.sha1(usedforsecurity=False)
-    for mark in _marks(samples):
-        found.update(mark)
+    for value in tree_leaves(samples):
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
+            value = value.detach().contiguous()
+            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
+            found.update(value.reshape(-1).view(torch.uint8).numpy())
+        elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+            found.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
+        elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:
+            found.update(repr(value).encode())
+        else:
+            found.update(type(value).__qualname__.encode())
     return found.hexdigest()
-
-
-def _marks(value: Any) -> Iterator[bytes]:
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-        value = value.detach().contiguous()
-        yield repr((tuple(value.shape), value.dtype)).encode()
-        yield value.reshape(-1).view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-        yield repr((value.shape, str(value.dtype))).encode()
-        yield value.tobytes()
-    elif isinstance(value, Mapping):
-        yield from _marks([part for item in value.items() for part in item])
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _marks(item)
-    elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:
-        yield repr(value).encode()
-    else:
-        yield type(value).__qualname__.encode()

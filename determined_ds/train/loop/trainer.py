@@ -34,7 +34,7 @@ from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import METHODS, Freezing, StepEnd, TrainCalls, attach
+from determined_ds.train.loop.steps import METHODS, BuiltParameters, StepEnd, TrainCalls, attach
 from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
 from determined_ds.train.loop.validation import Validator
 from determined_ds.train.memory import record_estimate
@@ -132,7 +132,6 @@ class Training:
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._step_end = StepEnd(trial, self.callbacks)
-        self._freezing = Freezing(trial, context.models)
         self._generators: dict[str, Any] = {}
         self._best_at = -1
         self._status = ""
@@ -218,6 +217,7 @@ class Training:
         if set_modes is not None:
             set_modes()
         self._seed()  # nothing is built from here on
+        self._built = BuiltParameters(context.models)
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(state.batches_trained)
@@ -334,7 +334,6 @@ class Training:
                 # Without the epoch: a form deprecated by Determined in 0.17.8.
                 takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
                 callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
-        self._freezing.begin(index)
         self.reporter.batch_begins()
         context._loss_ids = {}
 
@@ -362,7 +361,6 @@ class Training:
         if is_last:
             state.epochs_trained = epoch + 1
             self._call_back("on_training_epoch_end", epoch)
-        self._freezing.end()
         self._step_end.call(done - 1)
         self.progress.step(done)
         HEART.step(done)
@@ -385,6 +383,7 @@ class Training:
     def do(self, due: Due) -> None:
         """Do what is due after a batch; a collective."""
         state = self.state
+        self._built.check()
         if self.measure is not None:
             self._check_loss()
             self.measure.report(self)
