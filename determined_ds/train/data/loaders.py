@@ -87,8 +87,7 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
         if isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1):
             message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
             fix = (
-                "use a sampler over all samples, which are split and resumed here; or return torch's DataLoader, and "
-                f"call {OPT_IN} in __init__"
+                f"use a sampler over all samples; or return torch's DataLoader, and call {OPT_IN} in __init__"
             )
             kind = type(sampler).__name__
             raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
@@ -103,22 +102,17 @@ def _described(loader: Any) -> str:
 
 
 def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
-    dataset = getattr(loader, "dataset", loader)
     if has_training_loader:
         own = f"self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
     else:
-        kind = "determined_ds.StreamLoader" if is_stream(dataset) else "determined.pytorch.DataLoader"
-        own = f"{kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
+        kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
+        own = f"determined_ds.{kind}" if kind == "StreamLoader" else f"determined.pytorch.{kind}"
+        own += "(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
     message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
     if hasattr(loader, "__iter__"):
-        why = "every replica might be given the same samples"
-        if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
-            why = "every replica would read the same samples"
-        elif isinstance(loader, torch_data.DataLoader) and loader.batch_sampler is None:
-            why = "its dataset makes the batches (batch_size=None), which cannot be cut again"
         message = (
-            f"returned {_described(loader)}, which decides by itself what a replica sees: {why}, and it would not "
-            "resume where it stopped"
+            f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
+            "same samples, and it would not resume where it stopped"
         )
         fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
     return Problem(key=where, message=message, fix=fix, code="loader-kind")

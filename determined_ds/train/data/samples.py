@@ -146,37 +146,52 @@ def _check_enough(have: int, what: str, need: int) -> None:
         raise DataError(Problem(key=key, value=need, message=message, fix=fix, code="too-little-data"))
 
 
-# ------------------------------------------------------------------------------------ data with an index
-
-
 def _indexed(
     loader: pytorch.DataLoader, batch: Batch, replica: int, seed: int, start_batch: int, manual: bool
 ) -> TrainingData:
     """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
-    drawn: Callable[[int], list[Any]]
-    if type(batches) is torch_data.BatchSampler:
+    sampler, size = batches, 1  # a batch sampler of its own yields whole micro-batches
+    is_cut = type(batches) is torch_data.BatchSampler
+    if is_cut:
         batch, sampler = _split(batches.batch_size, batch, manual), batches.sampler
-        num_samples, size = _length_of(sampler), batch.micro_batch_size
-        _check_enough(num_samples, "samples", batch.global_batch_size)
-        count = num_samples // size
-        drawn = _epoch_order(sampler, num_samples, len(loader.dataset), seed)  # type: ignore[arg-type]
-    else:
-        count, size = len(batches), None
-        _check_enough(count, "micro-batches", batch.accumulation * batch.replicas)
-
-        def drawn(epoch: int) -> list[Any]:
-            return _drawn(batches, per_epoch * per_step, count, seed, epoch)
-
+        size = batch.micro_batch_size
+    try:
+        length = len(sampler)
+    except TypeError:
+        message, name = (
+            "the sampler has no len(): how many samples an epoch has is not known",
+            type(sampler).__name__,
+        )
+        problem = Problem(
+            key=METHOD, value=name, message=message, fix="give it a __len__", code="loader-sampler"
+        )
+        raise ConfigError(problem) from None
     per_step = batch.accumulation * batch.replicas
-    per_epoch = count // per_step
+    _check_enough(length, "samples" if is_cut else "micro-batches", per_step * size)
+    per_epoch = length // (per_step * size)
+    is_random = isinstance(sampler, torch_data.RandomSampler) and not sampler.replacement
+    is_shuffle = is_random and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+
+    def order_of(epoch: int) -> list[Any]:
+        if is_shuffle:  # a function of the seed and the epoch alone
+            generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
+            return torch.randperm(length, generator=generator).tolist()
+        count = per_epoch * per_step * size
+        with drawn_for(sampler, seed, epoch):
+            found = list(itertools.islice(sampler, count))
+        if len(found) < count:
+            message = f"the sampler yielded {len(found)}, and its len() is {length}"
+            fix, name = "have __len__ return what it yields in an epoch", type(sampler).__name__
+            raise DataError(Problem(key=name, message=message, fix=fix, code="loader-sampler"))
+        return found
 
     def micro_batches() -> Iterator[Any]:
         epoch, first = divmod(start_batch, per_epoch)
         while True:
-            order = drawn(epoch)
+            order = order_of(epoch)
             for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
-                yield order[index] if size is None else order[index * size : (index + 1) * size]
+                yield order[index * size : (index + 1) * size] if is_cut else order[index]
             epoch, first = epoch + 1, 0
 
     indices: Iterator[Any] = micro_batches()
@@ -186,37 +201,3 @@ def _indexed(
         indices = seeded(indices, first=start_batch * batch.accumulation, replica=replica, seed=seed)
     read = with_batch_sampler(loader, indices, seed + start_batch)
     return TrainingData(batches=iter(read), batches_per_epoch=per_epoch)
-
-
-def _length_of(sampler: Any) -> int:
-    try:
-        return len(sampler)
-    except TypeError:
-        message = "the sampler has no len(): how many samples an epoch has is not known"
-        name, fix = type(sampler).__name__, "give it a __len__"
-        problem = Problem(key=METHOD, value=name, message=message, fix=fix, code="loader-sampler")
-        raise ConfigError(problem) from None
-
-
-def _epoch_order(sampler: Any, num_samples: int, size: int, seed: int) -> Callable[[int], list[int]]:
-    """The order of an epoch's samples, as a function of its number alone where possible."""
-    is_random = isinstance(sampler, torch_data.RandomSampler)
-    if is_random and not sampler.replacement and sampler.num_samples == size:
-
-        def shuffled(epoch: int) -> list[int]:
-            generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
-            return torch.randperm(num_samples, generator=generator).tolist()
-
-        return shuffled
-    return lambda epoch: _drawn(sampler, num_samples, num_samples, seed, epoch)
-
-
-def _drawn(sampler: Any, count: int, length: int, seed: int, epoch: int) -> list[Any]:
-    """The first ``count`` items of a sampler of length ``length`` in an epoch."""
-    with drawn_for(sampler, seed, epoch):
-        found = list(itertools.islice(sampler, count))
-    if len(found) < count:
-        message = f"the sampler yielded {len(found)}, and its len() is {length}"
-        fix = "have __len__ return what it yields in an epoch"
-        raise DataError(Problem(key=type(sampler).__name__, message=message, fix=fix, code="loader-sampler"))
-    return found

@@ -381,7 +381,7 @@ def digest(samples: list[Any]) -> str:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
             value = value.detach().contiguous()
             found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            found.update(value.reshape(-1).view(torch.uint8).numpy())
+            found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             found.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
         elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:

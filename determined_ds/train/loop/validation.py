@@ -228,17 +228,13 @@ def evaluating(engines: list[Any]) -> Iterator[None]:
 
 def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
     """A name that is not reported is misspelled."""
-    for name in names:
-        if name not in metrics:
-            did, fix = f"names {name!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
-            raise failed(trial, method, name, "names of reported metrics", fix, did=did)
+    if unknown := [name for name in names if name not in metrics]:
+        did, fix = f"names {unknown[0]!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
+        raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
 
-
-# ------------------------------------------------------------------------------------ declared metrics
 
 DECLARED = "validation_metrics"
 WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
-MOST_TESTED = 16
 FIX = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
 
 
@@ -251,13 +247,13 @@ class DeclaredMetrics:
 
     def __init__(self, trial: Any, *, in_batches: bool) -> None:
         declared = getattr(trial, DECLARED, ())
+        declared = declared if isinstance(declared, Mapping) else {}
         self._trial = trial
-        self._names = tuple(declared) if isinstance(declared, Mapping) else ()
+        self._names = tuple(declared)
         self._of_all: dict[str, Callable[..., Any]] = {}
         self._reducers: dict[str, Reducer] = {}  # of those that are reduced batch by batch
         self._kept: list[tuple[int, dict[str, Any]]] = []
-        for name in self._names:
-            how = declared[name]
+        for name, how in declared.items():
             if isinstance(how, Reducer) or (isinstance(how, str) and how in WORDS):
                 self._reducers[name] = WORDS[how] if isinstance(how, str) else how
             elif callable(how) or _is_updated(how):
@@ -278,14 +274,10 @@ class DeclaredMetrics:
     @property
     def test_batches(self) -> int:
         """Batches that ``--test`` validates: an AUC, for example, needs samples of both classes."""
-        return MOST_TESTED if self._of_all else 1
+        return 16 if self._of_all else 1
 
     def begin(self, reducers: Any) -> Any:
-        """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added.
-
-        Raises:
-            TrialError: it states one for all metrics, and others are declared.
-        """
+        """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added."""
         self._kept = []
         if isinstance(reducers, Mapping):
             return {**self._reducers, **reducers}
@@ -296,20 +288,16 @@ class DeclaredMetrics:
 
     def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
         """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
-        if not self._of_all:
-            return metrics
-        kept = {name: self._rows(name, metrics[name]) for name in self._of_all if name in metrics}
+        kept: dict[str, Any] = {}
+        for name in self._of_all.keys() & metrics.keys():
+            value = metrics[name]  # arguments of the function: by name, in order, or one
+            if not isinstance(value, Mapping):
+                several = isinstance(value, (tuple, list)) and all(hasattr(each, "ndim") for each in value)
+                value = dict(enumerate(value if several else [value]))
+            kept[name] = {key: self._row(name, each) for key, each in value.items()}
         if counts and kept:
             self._kept.append((index, kept))
         return {name: value for name, value in metrics.items() if name not in self._of_all}
-
-    def _rows(self, name: str, value: Any) -> Any:
-        """A value as tensors on the host, in the form in which the function takes them."""
-        if isinstance(value, Mapping):
-            return {key: self._row(name, each) for key, each in value.items()}
-        if isinstance(value, (tuple, list)) and all(isinstance(v, (torch.Tensor, np.ndarray)) for v in value):
-            return [self._row(name, each) for each in value]
-        return [self._row(name, value)]
 
     def _row(self, name: str, value: Any) -> torch.Tensor:
         if not isinstance(value, (torch.Tensor, np.ndarray)) or not value.ndim:
@@ -325,6 +313,7 @@ class DeclaredMetrics:
         gathered = distributed.gather([(index, replica, kept) for index, kept in self._kept])
         self._kept = []
 
+        @torch.no_grad()
         def computed() -> dict[str, Any]:
             batches = sorted((each for own in gathered for each in own), key=lambda each: each[:2])
             found: dict[str, Any] = {}
@@ -335,21 +324,18 @@ class DeclaredMetrics:
 
         return dict(as_chief(distributed, computed))
 
-    @torch.no_grad()
-    def _applied(self, name: str, how: Any, values: list[Any]) -> Any:
+    def _applied(self, name: str, how: Any, values: list[dict[Any, torch.Tensor]]) -> Any:
         """What a function, or an object that is updated, makes of all predictions at once."""
-        named, positional = {}, []
         try:
-            if isinstance(values[0], dict):
-                named = {key: torch.cat([value[key] for value in values]) for key in values[0]}
-            else:
-                positional = [torch.cat(column) for column in zip(*values, strict=True)]
-        except (RuntimeError, KeyError, ValueError) as error:
+            whole = {key: torch.cat([value[key] for value in values]) for key in values[0]}
+        except (RuntimeError, KeyError) as error:
             raise TrainingError(
                 f"{metrics_source(self._trial, 'evaluate', 'evaluate_batch')}: the values of {name!r} cannot be joined "
                 f"over batches: {error}\n"
                 "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
             ) from error
+        positional = [value for key, value in whole.items() if isinstance(key, int)]
+        named = {key: value for key, value in whole.items() if not isinstance(key, int)}
         if not _is_updated(how):
             return how(*positional, **named)
         for metric in how.values() if isinstance(how, Mapping) else (how,):
