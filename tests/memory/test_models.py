@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import transformers
 
 from tests.harness.ranks import ROOT
