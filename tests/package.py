@@ -510,6 +510,17 @@ def place_of_rank(environment: Mapping[str, str], *, interactive: bool = False) 
     return None if found is None else dict(vars(found))
 
 
+def refused_by_task(experiment: Any, *, slots: int, accelerator: Accelerator | None = None) -> int | None:
+    """The exit code by which the start-up hook refuses a task on this accelerator; None where it does not."""
+    import contextlib
+
+    from determined_ds.cluster import startup
+
+    there = mock.patch.object(startup, "detect_without_torch", return_value=accelerator)
+    with there if accelerator else contextlib.nullcontext():
+        return startup.refused(experiment, slots=slots)
+
+
 def start_task(environment: Mapping[str, str]) -> tuple[int, dict[str, str], list[str]]:
     """What the start-up hook decides in a container with these variables: exit code, exports, lines of the log."""
     import contextlib

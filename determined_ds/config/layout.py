@@ -108,7 +108,7 @@ class Topology:
 def topology_problem(
     slots: int, sizes: Mapping[str, int], replicas: int | None, origins: Mapping[str, str]
 ) -> Problem | None:
-    """Why ``slots`` are not pipe x model x sequence x data, with the nearest numbers of slots; None where they are.
+    """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
 
     ``sizes`` and ``origins`` are by the names in a configuration; ``replicas`` is the stated number, if any.
     """
@@ -122,6 +122,11 @@ def topology_problem(
         message = f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots"
         below = f"{found * per_replica} or " if found else ""
         fix = f"use {below}{(found + 1) * per_replica} slots"
+        for degree, size in sizes.items():
+            left, rest = divmod(slots, per_replica // size)
+            if size > 1 and rest == 0 and left < 10**5:  # more are a mistake of another kind
+                fits = [each for each in range(1, left + 1) if left % each == 0]
+                fix += f", or {degree} {min(fits, key=lambda each: (abs(each - size), each))}"
     else:
         assert replicas is not None
         name, key, value = REPLICAS, f"hyperparameters.{REPLICAS}", replicas

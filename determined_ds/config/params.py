@@ -290,7 +290,8 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     units = (*UNITS, *TIME_UNITS) if by_clock else UNITS
     form = f"write {_COUNTED}{', or by the clock {minutes: N}' if by_clock else ''}"
     if not isinstance(value, dict):
-        problems.append(wrong_type(document, path, "a mapping with batches or epochs", form))
+        fix = f"write {{batches: {value}}}" if type(value) is int and value > 0 else form
+        problems.append(wrong_type(document, path, "a mapping with batches or epochs", fix))
         return None
     if not by_clock and (clock := next((unit for unit in value if unit in TIME_UNITS), None)):
         message = f"cannot be in {clock}: {ONLY_COUNTED[name]}"
@@ -569,7 +570,7 @@ BY_OTHER_NAMES: dict[str, KeyPath] = {
     "data_parallel_size": ("data_parallel_world_size",),
     "train_batch_size": ("global_batch_size",),
     "train_micro_batch_size_per_gpu": ("micro_batch_size",),
-    "per_device_train_batch_size": ("micro_batch_size",),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size_per_gpu"), ("micro_batch_size",)),
     "gradient_accumulation_steps": (OVERWRITES, "gradient_accumulation_steps"),
     "bf16": (OVERWRITES, "bf16", "enabled"),
     "fp16": (OVERWRITES, "fp16", "enabled"),
@@ -579,6 +580,12 @@ NOT_READ: dict[str, str] = {
     "batch_size": "write global_batch_size (samples of an optimizer step, all replicas); if batch_size is the model's"
     " own, state global_batch_size beside it",
     "slots_per_trial": "write resources.slots_per_trial, beside hyperparameters",
+    "ds_config": "write deepspeed_config: the path of the JSON in the context directory",
+    "zero_optimization": f"write {OVERWRITES}: {{zero_optimization: {{...}}}}",
+    **{
+        name: f"write {OVERWRITES}: {{zero_optimization: {{{name}: {{device: cpu}}}}}}"
+        for name in ("offload_optimizer", "offload_param")
+    },
 }
 # Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is negative.
 BELOW_ONE = words("adam_beta1 adam_beta2")

@@ -21,10 +21,6 @@ from tests.harness.command import det_ds
 
 EXPERIMENT, JSON, TRIAL = "experiment.yaml", "ds.json", "trial.py"
 RUN = (EXPERIMENT, ".")
-SGD = """    def build_optimizer(self, model: Any) -> Any:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-"""
 
 Edit = Callable[[Path], Any]
 
@@ -139,11 +135,6 @@ MISTAKES = {
         edit=replaced(EXPERIMENT, "trial:TinyTrial", "trial:TinyTrail"),
         says=("trial:TinyTrail", "has no TinyTrail"),
         fix="did you mean TinyTrial?",
-    ),
-    "trial": Mistake(
-        edit=replaced(TRIAL, "    def build_training", SGD + "    def build_training"),
-        says=(f"{TRIAL}:29", "returns torch.optim.SGD, and ZeRO stage 1"),
-        fix='"zero_allow_untested_optimizer": true',
     ),
     "path-of-the-json": Mistake(
         edit=replaced(EXPERIMENT, JSON, "zero1.json"),

@@ -24,7 +24,7 @@ def searched(own_model: Path) -> Path:
     config = yaml.safe_load((own_model / "experiment.yaml").read_text())
     config["resources"] = {"slots_per_trial": 1}
     config["hyperparameters"]["overwrite_deepspeed_args"] = {
-        "optimizer": {"params": {"lr": {"type": "log", "minval": -3, "maxval": -1, "base": 10}}},
+        "optimizer": {"params": {"lr": {"type": "log", "minval": -3, "maxval": -1, "base": 10, "count": 50}}},
         "train_micro_batch_size_per_gpu": {"type": "categorical", "vals": [4, 8]},
     }
     config["searcher"] = {

@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"fit": {"max_lenght": {"batches": 1}}}, "fit.max_lenght", "unknown key", "'max_length'"),
     ({"fit": {"checkpoint_policy": "last"}}, "fit.checkpoint_policy", "checkpoint policy", "best, all, none"),
     ({"fit": {"step_zero_validation": 1}}, "fit.step_zero_validation", "must be true or false", "write true"),
-    ({"fit": {"max_length": 200}}, "fit.max_length", "must be a mapping", "write {batches: N}"),
+    ({"fit": {"max_length": 200}}, "fit.max_length", "must be a mapping", "write {batches: 200}"),
     ({"fit": {"max_length": {"batches": 0}}}, "fit.max_length.batches", "must be 1 or more", "positive"),
     ({"fit": {"reporting_period": {}}}, "fit.reporting_period", "neither batches nor epochs", "{epochs: N}"),
     ({"fit": {"reporting_period": {"epochs": "3"}}}, "fit.reporting_period.epochs", "an integer", "the quotes: 3"),

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from determined_ds import ConfigError
-from determined_ds.cluster import startup
 from tests.doctor.programs import nvcc
 from tests.harness.command import ROOT
 from tests.harness.task import trial
@@ -26,6 +25,7 @@ from tests.package import (
     decide,
     prepared_by_run,
     refusal,
+    refused_by_task,
 )
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}
@@ -144,13 +144,12 @@ def test_so_is_a_run_and_a_task_which_is_not_started_again(
     assert "zero_quantized_weights = true" in done.stderr
     assert "DeepSpeed compiles quantizer for it by nvcc at its first use, and there is no nvcc" in done.stderr
     assert not run_dir.exists()
-    monkeypatch.setattr(startup, "detect_without_torch", lambda _: CUDA)
-    assert startup.refused(trial({"deepspeed_config": ZEROPP}), slots=2) == 2
+    assert refused_by_task(trial({"deepspeed_config": ZEROPP}), slots=2, accelerator=CUDA) == 2
     *reasons, last = capsys.readouterr().err.splitlines()
     assert last == NO_RESTART_HELPS
     assert "by nvcc" in reasons[0]
     assert reasons[0].startswith("ERROR: zero_optimization.zero_quantized_weights = true")
-    assert startup.refused(trial({"deepspeed_config": zero(3)}), slots=2) is None
+    assert refused_by_task(trial({"deepspeed_config": zero(3)}), slots=2, accelerator=CUDA) is None
 
 
 # ------------------------------------------------------------------------------------- locks
@@ -216,7 +215,7 @@ def test_a_run_and_a_task_that_build_remove_the_lock_and_say_so(
     lock.touch()
     os.utime(lock, (time.time() - 86400,) * 2)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    assert startup.refused(trial({"deepspeed_config": ADAM}), slots=2) is None
+    assert refused_by_task(trial({"deepspeed_config": ADAM}), slots=2) is None
     said = capsys.readouterr()
     assert said.err.startswith(f"WARNING: removed {lock}, ")
     assert said.out == ""  # the shell runs what is there

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from determined_ds import ConfigError
 from tests.harness.ranks import Ranks
 
 BATCHES = 6
@@ -231,26 +232,10 @@ def test_a_checkpoint_of_other_engines_is_refused(ranks: Ranks, tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------ process group
 
 
-def left_to_trial(home: Path) -> list[Any]:
-    """In a rank: what was there before the trial began, and the replicas that trained."""
-    import deepspeed
-    import torch.distributed as dist
-    from determined.pytorch import Batch
-
+def test_a_process_group_that_is_left_to_the_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``test_manual_init_distributed``: here the ranks join before, and the variable would change nothing."""
     from determined_ds import deepspeed as det_ds
-    from tests.dropin import trials
 
-    os.environ |= {"XDG_DATA_HOME": str(home), "DET_MANUAL_INIT_DISTRIBUTED": "1"}
-    with det_ds.init() as context:
-        before = dist.is_initialized(), context.distributed.allgather(context.distributed.rank)
-        deepspeed.init_distributed(auto_mpi_discovery=False)
-        trial = trials.Replicated(context)
-        det_ds.Trainer(trial, context).fit(max_length=Batch(2))
-    return [before, context.resolved.batch.replicas]
-
-
-def test_the_process_group_can_be_left_to_the_trial(ranks: Ranks, tmp_path: Path) -> None:
-    """``test_manual_init_distributed``: until then, ranks exchange objects without it."""
-    for before, replicas in ranks.run(left_to_trial, tmp_path):
-        assert before == (False, list(range(ranks.size)))
-        assert replicas == ranks.size
+    monkeypatch.setenv("DET_MANUAL_INIT_DISTRIBUTED", "1")
+    with pytest.raises(ConfigError, match="the ranks join before the trial is built"), det_ds.init():
+        pass
