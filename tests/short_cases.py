@@ -103,12 +103,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "pipeline",
     ),
     "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10",),
-    "trial/test_muon.py::test_any_layout_continues_with_what_another_wrote": (
-        "ZeRO 1-ZeRO 3-2",
-        "ZeRO 3-ZeRO 0-1",
-        "pipeline, ZeRO 1-ZeRO 2-2",
-        "ZeRO 3, bf16-ZeRO 2, bf16-2",
-    ),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
         "qwen3",
@@ -116,7 +110,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "trial/test_tensor_parallel.py::test_two_replicas_of_two_ranks_each": ("1",),
     "trial/test_strategies_agree.py::test_losses_and_norms_are_those_of_plain_pytorch": (
-        "one rank, accumulation 2",
+        "one rank, micro-batch 1",
         "ZeRO [13]",
         "ZeRO 2, accumulation 2",
         "pipeline, ZeRO 1",
