@@ -207,7 +207,7 @@ def test_a_script_that_tells_a_command_too_little_is_refused(
 @pytest.mark.parametrize(
     ("line", "arguments", "said", "fix"),
     [
-        ("", ("--test",), "a loop of its own", "determined_ds.session"),
+        ("", ("--test",), "trains without determined_ds.session()", "determined_ds.session"),
         (
             "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
             (),

@@ -82,10 +82,6 @@ def a_loader_of_other_batches(s: Any) -> None:
     next(iter(loader))
 
 
-def no_data(s: Any) -> None:
-    s.loader(7)
-
-
 def another_batch(s: Any) -> None:
     s.checkpoint(engine_of(s, **{**s.ds_config, "train_batch_size": 6, "train_micro_batch_size_per_gpu": 6}))
 
@@ -199,7 +195,6 @@ REFUSED: list[tuple[str, Any, str, tuple[str, ...]]] = [
     ("two_loaders", HPARAMS, "ConfigError", ("s.loader: was called before", "ConcatDataset")),
     ("a_batch_size", HPARAMS, "TrialError", ("s.loader: got batch_size=3", "micro-batch size, 8")),
     ("a_loader_of_other_batches", HPARAMS, "ConfigError", ("s.loader = 3", "not the micro-batch size 8")),
-    ("no_data", HPARAMS, "TrialError", ("s.loader: got the int 7",)),
     ("another_batch", HPARAMS, "ConfigError", ("train_batch_size",)),
     (
         "another_stage",

@@ -160,10 +160,6 @@ WRONG = {
     "its own batch size": Case(
         "leave batch_size out", build_training_data_loader=data(Regression(), batch_size=4)
     ),
-    "samples of several shapes": Case(
-        "do not make a batch",
-        build_training_data_loader=data([torch.zeros(1 + index % 2) for index in range(16)]),
-    ),
     # In training.
     "two batches": Case("took 2 batches", train_batch=two_batches),
     "no batch": Case("next(dataloader_iter)", train_batch=returning({"loss": 1.0})),
