@@ -480,7 +480,6 @@ def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
 
 # ------------------------------------------------------------------------------------------- all of them
 
-SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
 OVERWRITES, TRIAL_SEED = "overwrite_deepspeed_args", "trial_seed"
 
 

@@ -232,12 +232,16 @@ def _versions() -> Iterator[Diagnosis]:
         lines = [(line, False) for line in own.splitlines()] + [(line, True) for line in models.splitlines()]
         constraints = f" -c {root / 'constraints.txt'}"
     else:
-        of_extras = {True: {"extra": "models"}, False: {"extra": ""}}
-        given = [(line, Requirement(line).marker) for line in metadata.requires("determined-ds") or []]
+        try:
+            required = metadata.requires("determined-ds") or []
+        except metadata.PackageNotFoundError:
+            yield Diagnosis("packages", UNKNOWN, "no metadata of determined-ds, no setup.cfg")
+            return
+        given = [(line, Requirement(line).marker) for line in required]
         lines = [
             (line, marker is not None)
             for line, marker in given
-            if marker is None or marker.evaluate(of_extras[True])
+            if marker is None or marker.evaluate({"extra": "models"})
         ]
     for line, optional in lines:
         text = line.partition("#")[0].strip()
@@ -283,7 +287,7 @@ def check_imports(environment: Mapping[str, str], context_dir: Path) -> tuple[To
             first = seen["error"].strip().splitlines()[0][:300]
             findings.append(Diagnosis(f"{name} import", MISSING, first, "that it imports", fix))
     torch = Torch(**found["torch"])
-    if not findings:
+    if not any("error" in seen for seen in found.values()):
         built = f"torch for CUDA {torch.cuda}" if torch.cuda else f"torch for {torch.hip or 'CPUs'}"
         findings = [Diagnosis("imports", OK, f"{built}, {', '.join(IMPORTED[1:])}")]
     return torch, findings
@@ -358,8 +362,11 @@ def _network(environment: Mapping[str, str]) -> Iterator[Diagnosis]:
             "^"
         ):  # all but these. Source: NCCL's documentation of the variable
             continue
-        names = tuple(value.lstrip("=").split(","))
-        chosen = [each for each in up if each.startswith(names)]
+        names = tuple(
+            value.lstrip("=").split(",")
+        )  # prefixes for NCCL without a =; gloo takes one whole name
+        is_prefix = variable.startswith("NCCL") and not value.startswith("=")
+        chosen = [each for each in up if each in names or (is_prefix and each.startswith(names))]
         fix = f"unset {variable}, or name one of {', '.join(up)}"
         needed = "an interface of this machine that is up"
         yield Diagnosis(variable, OK if chosen else MISSING, value, needed, fix)

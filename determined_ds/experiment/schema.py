@@ -1,4 +1,4 @@
-"""Determined's schemas of an experiment configuration, on jsonschema: what a master refuses, which keys it knows.
+"""Determined's schemas of an experiment configuration: what a master refuses, which keys it knows.
 
 The files in ``schema_files`` are those of Determined 0.38.1, unchanged. :data:`EDITS` is what the master's code refuses
 beyond them. A null counts as absent wherever a key may be absent.
