@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import click
 
 from determined_ds.cli.main import main
-from determined_ds.config.params import LARGEST, Hyperparameters, Loggers
+from determined_ds.config.params import LARGEST, Hyperparameters
 
 HERE = "<!-- the tables of hyperparameters; `make docs` writes them -->"
 COMMANDS_HERE = "<!-- the help of every command; `make docs` writes it -->"
@@ -68,7 +68,7 @@ def rows_of(model: type, prefix: str = "") -> Iterator[tuple[str, str, str, str]
     hints = get_type_hints(model, include_extras=True)
     for field in fields(model):
         about, name = field.metadata, f"{prefix}{field.name}"
-        hint = Loggers if name == "logging" else hints[field.name]
+        hint = hints[field.name]
         value = about.get("form") or in_words(Literal[about["choices"]] if "choices" in about else hint)
         value += ' or "auto"' if "auto" in about else ""
         default = "none" if field.default in (MISSING, None) else str(field.default)

@@ -100,7 +100,7 @@ def check_experiment(
         if experiment.trial and not anywhere:
             wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
             findings += findings_of(wrong, notes=unknown)
-        elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters, []):
+        elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters):
             script = find_code(experiment.entrypoint, folder)
             if script and not Script(file=script, context_dir=folder).may_use_library:
                 message = (

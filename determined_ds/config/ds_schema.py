@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.params import AUTO, OWN_KEYS
-from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
-from determined_ds.documents.judging import faults
-from determined_ds.documents.text import bound_words, kind_words
+from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, words
+from determined_ds.documents.judging import Fault, faults, one_each, problem_of
 from determined_ds.errors import Problem
 
 ZERO = "zero_optimization"
@@ -69,63 +68,43 @@ def params_of(section: str, kind: Any) -> list[str] | None:
 def located_problems(document: Document) -> Located:
     """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
 
-    Each with the path of the value at fault; () where it is the key. ``"auto"`` is of every type.
+    Each with its path. ``"auto"`` is of every type.
     """
-    broken: dict[KeyPath, tuple[Node, list[str]]] = {}
-    for fault in faults(known_keys(), document.data, wildcard=AUTO):
-        path, keyword = fault.path, fault.keyword
-        if keyword == "unknown":
-            path, keyword = path[:-1], "additionalProperties"
-        broken.setdefault(path, (fault.schema, []))[1].append(keyword)
-    found = [each for path, how in broken.items() for each in _in_words(document, path, *how)]
+    broken = one_each(faults(known_keys(), document.data, takes_auto=True))
+    found = [(path, _in_words(document, fault)) for path, fault in broken.items() if not _is_comment(fault)]
     return [*found, *_params_and_types(document)]
 
 
-def _in_words(
-    document: Document, path: KeyPath, node: Node, broken: list[str]
-) -> Iterator[tuple[KeyPath, Problem]]:
-    """One problem of the value at a path, and one of each key in it that is not read."""
-    value = document.get(path)
-    message = fix = ""
-    code = "out-of-range"
-    if "removed" in broken:
-        message, fix, code = str(node["removed"]).strip(), "remove it", "removed-key"
-    elif "deprecated" in broken:
-        new = node["deprecated"]
-        new += ': {"device": "cpu"}' if (*path[:-1], new) in MEANT else ""
-        message, fix, code = (
-            "is an old name, deprecated by DeepSpeed",
-            f"write {new} instead",
-            "deprecated-key",
-        )
-    elif "type" in broken:
-        (message, fix), code = kind_words(node["type"], value), "wrong-type"
-        if path in MEANT and isinstance(value, (bool, int, str)):
-            if MEANT[path] == "device" and not isinstance(value, str):
-                value = "cpu" if value else "none"
-            elif MEANT[path] == "stage" and isinstance(value, bool):
-                value = int(value)
-            fix = f"write {json.dumps({MEANT[path]: value})}"
-    elif "enum" in broken:
-        allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
-        message, fix = "is not one of the values DeepSpeed knows", f"use {allowed}"
-    else:
-        message, fix = next((said for name in broken if (said := bound_words(name, node[name]))), ("", ""))
-    if message:
-        yield path, document.problem(path, message, fix, code)
-    if "additionalProperties" not in broken:
-        return
-    known: Node = node["properties"]
-    current = [key for key, child in known.items() if "removed" not in child and "deprecated" not in child]
-    elsewhere = {**_elsewhere(), **OTHER_NAMES} if path in ((), (ZERO,)) else _elsewhere()
-    for problem in unknown_keys(document, path, known, elsewhere, suggested=current):
-        if path or not problem.key.lower().startswith(COMMENTS):
-            yield (), problem
+def _is_comment(fault: Fault) -> bool:
+    return (
+        fault.keyword == "unknown"
+        and len(fault.path) == 1
+        and str(fault.path[0]).lower().startswith(COMMENTS)
+    )
+
+
+def _in_words(document: Document, fault: Fault) -> Problem:
+    path, value, detail = fault.path, fault.value, fault.detail
+    if fault.keyword == "unknown":
+        return problem_of(document, fault, elsewhere=_elsewhere())
+    if fault.keyword == "removed":
+        return document.problem(path, detail.strip(), "remove it", "removed-key")
+    if fault.keyword == "deprecated":
+        instead = f'{detail}: {{"device": "cpu"}}' if (*path[:-1], detail) in MEANT else detail
+        message, fix = "is an old name, deprecated by DeepSpeed", f"write {instead} instead"
+        return document.problem(path, message, fix, "deprecated-key")
+    if fault.keyword == "type" and path in MEANT and isinstance(value, (bool, int, str)):
+        if MEANT[path] == "device" and not isinstance(value, str):
+            value = "cpu" if value else "none"
+        elif MEANT[path] == "stage":
+            value = int(value) if isinstance(value, bool) else value
+        return problem_of(document, fault, f"write {json.dumps({MEANT[path]: value})}")
+    return problem_of(document, fault)
 
 
 @functools.cache
 def _elsewhere() -> dict[str, str]:
-    """Key that is read in one place only -> its dotted name, for keys that are written at another level."""
+    """A key that is written at another level -> its dotted name, where it is read in one place only; or the fix."""
     found: dict[str, list[str]] = {}
 
     def walk(path: KeyPath, node: Node) -> None:
@@ -135,7 +114,7 @@ def _elsewhere() -> dict[str, str]:
                 walk((*path, key), child)
 
     walk((), known_keys())
-    return {key: names[0] for key, names in found.items() if len(names) == 1}
+    return {**{key: names[0] for key, names in found.items() if len(names) == 1}, **OTHER_NAMES}
 
 
 def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
@@ -144,10 +123,13 @@ def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         here: KeyPath = (section, "type")
         kind, own = document.get(here), known_keys()[f"{section}_types"]
         takes = params_of(section, kind)
-        if takes is not None:
-            read = {*takes, "max_grad_norm"}  # an old name, which the schema has
-            for problem in unknown_keys(document, (section, "params"), read, suggested=takes):
-                yield (), problem
+        params = document.get((section, "params"))
+        for key in params if isinstance(params, dict) else ():
+            if (
+                takes is not None and key not in takes and key != "max_grad_norm"
+            ):  # an old name, which the schema has
+                path: KeyPath = (section, "params", key)
+                yield path, unknown_key(document, path, takes)
         if not isinstance(kind, str) or kind == AUTO or kind.lower() in ONE_BIT:
             continue
         known = {name.lower(): name for name in (*own, *torch_types)}

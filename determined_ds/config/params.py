@@ -1,8 +1,7 @@
 """The hyperparameters that this library reads: fields with type, default and meaning. All others belong to the model.
 
-A model is a frozen dataclass; the reference page of the documentation is made of them. A value that is plainly of its
-field's type is taken; every other one is judged by pydantic, which is imported only then, since its import takes a
-third of a whole ``det-ds check``. What pydantic finds is said in our own words, every problem at once.
+A model is a frozen dataclass. Of its fields the JSON Schema is made that its values are judged by, and the reference
+page of the documentation. Every mistake is said at once.
 """
 
 from __future__ import annotations
@@ -11,24 +10,17 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from determined_ds.documents.document import (
-    Document,
-    KeyPath,
-    dotted,
-    one_of,
-    unknown_key,
-    unknown_keys,
-    words,
-)
-from determined_ds.documents.text import KINDS, kind_of, type_fix
+from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
+from determined_ds.documents.judging import JSON_TYPES, Fault, Json, faults, one_each, problem_of
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
 
+T = TypeVar("T")
 AUTO = "auto"
 LARGEST = 2**31 - 1
 
@@ -42,9 +34,6 @@ class Range(NamedTuple):
     low: int
     high: int
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return {**handler(source), "ge": self.low, "le": self.high}
-
 
 Size = Annotated[int, Range(1, LARGEST)]
 Count = Annotated[int, Range(0, LARGEST)]
@@ -56,9 +45,9 @@ def option(default: Any, meaning: str, **about: Any) -> Any:
     Args:
         default: Its default, or what makes it.
         meaning: In a sentence, for the reference page.
-        about: ``auto``: "auto" is as if it were absent. ``choices``: the strings that it may be. ``form``: how it is
-            written, where a reader of its own reads it. ``wanted`` and ``fix``: what to say of a value at fault, where
-            its type does not say it.
+        about: ``auto``: "auto" is as if it were absent. ``choices``: the strings that it may be. ``fix``: what to say
+            of a value at fault. ``schema``: of a field whose type does not say how it is written, and ``form``: the
+            same in words.
     """
     metadata = {"description": meaning, **about}
     if callable(default):
@@ -67,124 +56,107 @@ def option(default: Any, meaning: str, **about: Any) -> Any:
 
 
 @functools.cache
-def _options(model: type) -> dict[str, Any]:
-    """Of each field that is read by its type alone: the type, its test and the rest."""
-    found, hints = {}, get_type_hints(model, include_extras=True)
-    for each in fields(model):
-        if "form" not in each.metadata:
-            choices = each.metadata.get("choices")
-            hint = Literal[choices] if choices else hints[each.name]
-            found[each.name] = (hint, _plain_test(hint), each.metadata)
-    return found
-
-
-@functools.cache
-def _plain_test(hint: Any) -> Callable[[Any], bool]:
-    """What tells that a value is of a type, for most of the good ones."""
+def schema_of(hint: Any) -> Json:
+    """The JSON Schema of a type; of a model that of a mapping of its fields, each of which may be null."""
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: True
+    if is_dataclass(hint):
+        hints, properties = get_type_hints(hint, include_extras=True), {}
+        for each in fields(hint):
+            about = each.metadata
+            by_type = Literal[about["choices"]] if "choices" in about else hints[each.name]
+            node = about.get("schema") or schema_of(by_type)
+            node = {
+                **node,
+                "type": [*node["type"], "null"],
+                **{key: about[key] for key in ("auto", "fix") if key in about},
+            }
+            properties[each.name] = {**node, "enum": [*node["enum"], None]} if "enum" in node else node
+        return {"type": ["object"], "properties": properties, "additionalProperties": False}
     if origin is Annotated:
-        is_plain, (allowed,) = _plain_test(args[0]), args[1:]
-        return lambda value: is_plain(value) and allowed.low <= value <= allowed.high
+        return {**schema_of(args[0]), "minimum": args[1].low, "maximum": args[1].high}
     if origin in (Union, types.UnionType):
-        tests = [_plain_test(each) for each in args if each is not type(None)]
-        return tests[0] if len(tests) == 1 else lambda value: any(test(value) for test in tests)
+        nodes = [schema_of(each) for each in args if each is not type(None)]
+        merged = functools.reduce(lambda one, other: {**one, **other}, nodes)
+        return {**merged, "type": [name for node in nodes for name in node["type"]]}
     if origin is Literal:
-        return lambda value: isinstance(value, str) and value in args
-    if origin in (list, dict):
-        is_plain = _plain_test(args[-1])
-        return lambda value: (
-            type(value) is origin and all(map(is_plain, value.values() if origin is dict else value))
-        )
-    return lambda value: type(value) is hint
+        return {"type": ["string"], "enum": [*args]}
+    if origin is dict and args[1] is not Any:
+        return {"type": ["object"], "additionalProperties": schema_of(args[1])}
+    if origin is list:
+        return {"type": ["array"], "items": schema_of(args[0])}
+    name = next(name for name, kind in JSON_TYPES.items() if kind is (origin or hint))
+    return {"type": [name], "exact": True} if hint is int else {"type": [name]}
 
 
-def read_model(model: type, document: Document, path: KeyPath, problems: list[Problem]) -> dict[str, Any]:
-    """The fields of a model that are given and sound.
-
-    A field that is null is as absent, and so is one that is "auto", where that means something.
+def read_model(model: type[T], document: Document, path: KeyPath = ()) -> tuple[T, list[Problem]]:
+    """The fields of a model that are given and sound; all others have their defaults.
 
     Args:
         model: A dataclass of :func:`option` s.
         document: The hyperparameters.
-        path: Of the mapping that holds the fields; () for the whole document.
-        problems: One is added for each value at fault.
+        path: Of the mapping that holds the fields; () for the whole document, whose other keys are not looked at.
+
+    Returns:
+        The model, and a problem for each value at fault.
     """
-    section: dict[str, Any] = document.get(path)
-    values: dict[str, Any] = {}
-    options = _options(model)
-    for name in section:  # other values are not looked at: a check of a search records what a decision reads
-        value = section[name] if name in options else None
-        if value is None:
+    kind: Any = model
+    data, schema = document.get(path), schema_of(kind)
+    if not path:  # a check of a search records what a decision reads
+        data = {name: data[name] for name in data if name in schema["properties"]}
+    found = faults(schema, data)
+    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in found)
+    made: T = _made(kind, data if isinstance(data, dict) else {}, path, broken)
+    return made, [problem_of(document, fault) for fault in broken.values()]
+
+
+@functools.cache
+def _inner_models(model: Any) -> dict[str, Any]:
+    """Of each field that may hold the mapping of another model that model."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(model).items():
+        kinds = [*filter(is_dataclass, (hint, *get_args(hint)))]
+        if kinds and "schema" not in model.__dataclass_fields__[name].metadata:
+            found[name] = kinds[0]
+    return found
+
+
+def _made(model: Any, data: dict[str, Any], path: KeyPath, broken: Mapping[KeyPath, Fault]) -> Any:
+    values, inner = {}, _inner_models(model)
+    for each in fields(model):
+        value, name, here = data.get(each.name), each.name, (*path, each.name)
+        if value is None or here in broken or (value == AUTO and "auto" in each.metadata):
             continue
-        hint, is_plain, about = options[name]
-        if is_plain(value):
-            values[name] = value
-        elif not (value == AUTO and "auto" in about):
-            found = read_value(hint, document, (*path, name), problems, about)
-            values |= {} if found is None else {name: found}
-    return values
-
-
-def read_value(
-    hint: Any, document: Document, path: KeyPath, problems: list[Problem], about: Mapping[str, Any]
-) -> Any:
-    """The value at a path, if it is of a type; else None, and a problem is added."""
-    value = document.get(path)
-    if _plain_test(hint)(value):
-        return value
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(hint, config=ConfigDict(strict=True)).validate_python(value)
-    except ValidationError as refused:
-        error = refused.errors(include_url=False)[0]
-    kind, limits = error["type"], error.get("ctx", {})
-    if isinstance(value, (dict, list)) and error["loc"]:  # of a value in it, or a type that it might be
-        step = error["loc"][0]
-        if step in (value if isinstance(value, dict) else range(len(value))):
-            path = (*path, step)
-    code = "out-of-range"
-    if kind == "greater_than_equal":
-        message = f"must be {limits['ge']} or more"
-        fix = "write a positive number" if limits["ge"] == 1 else f"write {limits['ge']} or more"
-    elif kind == "less_than_equal":
-        message, fix = f"must be at most {limits['le']}", about.get("fix", "write a smaller number")
-    elif kind == "literal_error":
-        choices = next((each for each in get_args(hint) if get_origin(each) is Literal), hint)
-        message = f"is not a valid {str(path[-1]).replace('_', ' ')}"
-        fix, code = one_of(get_args(choices), value), code if path[:-1] else "wrong-type"
-    else:
-        named = {"int": int, "bool": bool, "string": str, "dict": dict, "list": list, "float": float}
-        wanted = named.get(kind.removesuffix("_type"), str)
-        fix = about.get("fix") or type_fix(wanted, document.get(path))
-        problems.append(wrong_type(document, path, about.get("wanted", KINDS[wanted]), fix))
-        return None
-    problems.append(document.problem(path, message, fix, code))
-    return None
-
-
-def wrong_type(document: Document, path: KeyPath, wanted: str, fix: str) -> Problem:
-    """The problem of a value of another type than is wanted."""
-    message = f"must be {wanted}, not {kind_of(document.get(path))}"
-    return document.problem(path, message, fix, "wrong-type")
+        if name in inner and isinstance(value, dict):
+            values[name] = _made(inner[name], value, here, broken)
+        elif not any(place[: len(here)] == here for place in broken):
+            values[name] = _length(value) if "schema" in each.metadata else value
+    return model(**values)
 
 
 # ------------------------------------------------------------------------------------------- fit
 
 UNITS = ("batches", "epochs")
 TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
-# Why the others are not by the clock.
-ONLY_COUNTED = {
-    "max_length": "how much is trained would depend on the machine",
-    "validation_period": "what is best, what a searcher stops and what a schedule does would differ from run to run",
-    "reporting_period": "the metrics of two runs could not be compared",
-}
 WARM_STARTS = ("weights", "all")
 # Steps: a trace of GPT-2 takes megabytes a step on a disk, and a hundred times that in memory.
 MOST_ACTIVE = 50
+# Lengths are counted, and not by the clock: else two runs could not be compared.
 _COUNTED = "{batches: N} or {epochs: N}"
+_ONE = {"type": ["object"], "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+_SIZE = schema_of(Size)
+_SIZES = {**_SIZE, "type": ["integer", "array"], "items": _SIZE, "minItems": 1}
+_TIME = {"type": ["number"], "exclusiveMinimum": 0, "maximum": LARGEST}
+LENGTH: dict[str, Any] = {"form": _COUNTED, "fix": f"write {_COUNTED}"}
+LENGTH["schema"] = {**_ONE, "properties": {"batches": _SIZE, "epochs": _SIZE}}
+PERIOD = {**LENGTH, "schema": {**_ONE, "properties": {"batches": _SIZES, "epochs": _SIZES}}}
+CLOCK: dict[str, Any] = {
+    "form": f"{_COUNTED}, or {{minutes: N}}",
+    "fix": f"write {_COUNTED}, or by the clock {{minutes: N}}",
+}
+CLOCK["schema"] = {
+    **_ONE,
+    "properties": {**PERIOD["schema"]["properties"], **dict.fromkeys(TIME_UNITS, _TIME)},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +202,14 @@ class ProfiledSteps:
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it."""
 
-    max_length: Length | None = option(None, "How long to train.", form=_COUNTED)
+    max_length: Length | None = option(None, "How long to train.", **LENGTH)
     validation_period: Length | None = option(
-        None, "How often to validate; a list of numbers validates after each of them.", form=_COUNTED
+        None, "How often to validate; a list of numbers validates after each of them.", **PERIOD
     )
     checkpoint_period: Length | Duration | None = option(
-        None,
-        "How often to write a checkpoint; a list of numbers writes one after each of them.",
-        form=f"{_COUNTED}, or {{minutes: N}}",
+        None, "How often to write a checkpoint; a list of numbers writes one after each of them.", **CLOCK
     )
-    reporting_period: Length | None = option(None, "How often to report training metrics.", form=_COUNTED)
+    reporting_period: Length | None = option(None, "How often to report training metrics.", **PERIOD)
     checkpoint_policy: Literal["best", "all", "none"] = option(
         "best",
         "Whether a validation is followed by a checkpoint: only if it is the best so far, always, or never.",
@@ -258,98 +228,19 @@ class FitOptions:
         None, "Continue training while a checkpoint is written; by default where that is worth it."
     )
     profile: ProfiledSteps | None = option(
-        None, "Record some steps by torch's profiler.", form="{wait: N, warmup: N, active: N}"
+        None,
+        "Record some steps by torch's profiler.",
+        form="{wait: N, warmup: N, active: N}",
+        fix="write e.g. {wait: 5, warmup: 2, active: 3}",
     )
 
 
-def _read_fit(document: Document, problems: list[Problem]) -> FitOptions:
-    fit = document.get(("fit",))
-    if not isinstance(fit, dict):
-        if fit is not None:
-            fix = "write e.g. fit: {max_length: {batches: 200}}"
-            problems.append(wrong_type(document, ("fit",), "a mapping", fix))
-        return FitOptions()
-    known = FitOptions.__dataclass_fields__
-    problems += [unknown_key(document, ("fit", key), known) for key in fit if key not in known]
-    values = read_model(FitOptions, document, ("fit",), problems)
-    for name in ("max_length", "validation_period", "checkpoint_period", "reporting_period"):
-        if fit.get(name) is not None:
-            values[name] = _length(document, ("fit", name), problems)
-    if fit.get("profile") is not None:
-        length = values.get("max_length")
-        num_batches = length.value if length is not None and length.unit == "batches" else None
-        values["profile"], wrong = read_profiled_steps(document, ("fit", "profile"), num_batches=num_batches)
-        problems += wrong
-    return FitOptions(**values)
-
-
-def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | Duration | None:
+def _length(stated: dict[str, Any]) -> Length | Duration:
     """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
-    value, name = document.get(path), str(path[-1])
-    by_clock = name not in ONLY_COUNTED
-    units = (*UNITS, *TIME_UNITS) if by_clock else UNITS
-    form = f"write {_COUNTED}{', or by the clock {minutes: N}' if by_clock else ''}"
-    if not isinstance(value, dict):
-        fix = f"write {{batches: {value}}}" if type(value) is int and value > 0 else form
-        problems.append(wrong_type(document, path, "a mapping with batches or epochs", fix))
-        return None
-    if not by_clock and (clock := next((unit for unit in value if unit in TIME_UNITS), None)):
-        message = f"cannot be in {clock}: {ONLY_COUNTED[name]}"
-        problems.append(document.problem((*path, clock), message, form))
-        return None
-    given = sorted((unit for unit in units if value.get(unit) is not None), key=units.index)
-    if unknown := list(unknown_keys(document, path, units)):
-        problems += unknown
-    elif not given:
-        problems.append(document.problem(path, "gives neither batches nor epochs", form))
-    elif len(given) > 1:
-        problems.append(document.problem(path, f"gives both {' and '.join(given)}", "keep one"))
-    elif given[0] in TIME_UNITS:
-        here, number, example = (*path, given[0]), value[given[0]], "write e.g. {minutes: 15}"
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            problems.append(wrong_type(document, here, "a number", example))
-        elif not 0 < number <= LARGEST:
-            problems.append(document.problem(here, "must be more than 0", example, "out-of-range"))
-        else:
-            return Duration(unit=given[0], value=number)
-    else:
-        here, number = (*path, given[0]), value[given[0]]
-        if name == "max_length" or not isinstance(number, list):
-            size = read_value(Size, document, here, problems, {})
-            return None if size is None else Length(unit=given[0], value=size)
-        found = [read_value(Size, document, (*here, index), problems, {}) for index in range(len(number))]
-        if not number:
-            problems.append(document.problem(here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
-        elif None not in found:
-            return Length(unit=given[0], value=tuple(sorted(set(found))))
-    return None
-
-
-def read_profiled_steps(
-    document: Document, path: KeyPath, *, num_batches: int | None = None
-) -> tuple[ProfiledSteps | None, list[Problem]]:
-    """Read ``fit.profile``.
-
-    Args:
-        document: The hyperparameters.
-        path: Of the value, which is there.
-        num_batches: How many are trained; None where that is not known, or not in batches.
-
-    Returns:
-        The steps, None where they are wrong; and what is.
-    """
-    if not isinstance(document.get(path), dict):
-        return None, [wrong_type(document, path, "a mapping", "write e.g. {wait: 5, warmup: 2, active: 3}")]
-    problems = list(unknown_keys(document, path, ProfiledSteps.__dataclass_fields__))
-    values = read_model(ProfiledSteps, document, path, problems)
-    if problems:
-        return None, problems
-    steps = ProfiledSteps(**values)
-    if num_batches is not None and steps.total > num_batches:
-        message = f"needs {steps.total} batches (wait + warmup + active), and fit.max_length is {num_batches}"
-        fix = "train more, or lower wait" if steps.wait else "train more, or lower active"
-        return None, [document.problem(path, message, fix, "out-of-range")]
-    return steps, []
+    [(unit, value)] = stated.items()
+    if unit in TIME_UNITS:
+        return Duration(unit=unit, value=value)
+    return Length(unit=unit, value=tuple(sorted(set(value))) if isinstance(value, list) else value)
 
 
 # ------------------------------------------------------------------------------------------- logging
@@ -391,15 +282,14 @@ class MlflowOptions:
 class Loggers:
     """The tools; each is a mapping of options, ``true`` for none of them, or ``false``."""
 
-    wandb: WandbOptions | None = option(None, "Report the run to Weights & Biases.", form="mapping")
-    mlflow: MlflowOptions | None = option(None, "Report the run to MLflow.", form="mapping")
+    wandb: WandbOptions | bool | None = option(None, "Report the run to Weights & Biases.", form="mapping")
+    mlflow: MlflowOptions | bool | None = option(None, "Report the run to MLflow.", form="mapping")
 
 
 class Tool(NamedTuple):
     """A tool that a run can be reported to; its client is imported by the tool's own name."""
 
     title: str  # what people call it
-    options: type  # the model of those that may be stated
     package: str  # what pip installs; an extra of this package has the name of the tool
     secret: str  # the environment variable of its key or password
     fix: str  # what to try where it does not take a run
@@ -408,14 +298,12 @@ class Tool(NamedTuple):
 TOOLS: Mapping[str, Tool] = {
     "wandb": Tool(
         title="Weights & Biases",
-        options=WandbOptions,
         package="wandb",
         secret="WANDB_API_KEY",
         fix="run `wandb login`, or set WANDB_API_KEY; without a network, write wandb: {mode: offline}",
     ),
     "mlflow": Tool(
         title="MLflow",
-        options=MlflowOptions,
         package="mlflow-skinny",
         secret="MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         fix="see that the server of tracking_uri (MLFLOW_TRACKING_URI) answers from this machine",
@@ -423,36 +311,30 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-def read_loggers(document: Document, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """The tools of ``logging`` in hyperparameters, each with its options. Every mistake is added to ``problems``."""
-    stated = document.get((LOGGING,))
-    if not isinstance(stated, dict):
-        if stated is not None:
-            fix = f"write {LOGGING}: {{wandb: {{project: x}}}}"
-            problems.append(wrong_type(document, (LOGGING,), "a mapping of tools", fix))
+def read_loggers(document: Document) -> dict[str, dict[str, Any]]:
+    """The tools of ``logging`` in hyperparameters, each with its options, as far as these are sound."""
+    if document.get((LOGGING,)) is None:  # asked of every point
         return {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, options in stated.items():
-        path, tool = (LOGGING, name), TOOLS.get(name)
-        if tool is None:
-            problems.append(unknown_key(document, path, TOOLS))
-        elif options is True:
-            found[name] = {}
-        elif isinstance(options, dict):
-            known_here = [each.name for each in fields(tool.options)]
-            secrets = [key for key, value in options.items() if is_secret_option(key, value)]
-            for key in secrets:
+    stated = read_model(Loggers, document, (LOGGING,))[0]
+    tools = {name: getattr(stated, name) for name in TOOLS}
+    return {
+        name: {}
+        if options is True
+        else {key: value for key, value in vars(options).items() if value is not None}
+        for name, options in tools.items()
+        if options
+    }
+
+
+def _secrets_of_loggers(document: Document) -> Iterator[Problem]:
+    """A problem for each option of a tool that would be stored with the configuration, and is a secret."""
+    for name, tool in TOOLS.items():
+        options = document.get((LOGGING, name))
+        for key, value in options.items() if isinstance(options, dict) else ():
+            if is_secret_option(key, value):
                 message = "is a secret, and everyone who sees the experiment could read it"
                 fix = f"remove it, and set {tool.secret} in the environment; revoke a key that was seen"
-                problems.append(document.problem((*path, key), message, fix, "logger-secret", value="***"))
-            others = [key for key in options if key not in known_here and key not in secrets]
-            problems += [unknown_key(document, (*path, key), known_here) for key in others]
-            without = document.overwritten_all(((*path, key), None, "") for key in secrets)
-            found[name] = read_model(tool.options, without if secrets else document, path, problems)
-        elif options is not False:
-            fix = f"write {name}: {{}}, or false"
-            problems.append(wrong_type(document, path, "a mapping of options", fix))
-    return found
+                yield document.problem((LOGGING, name, key), message, fix, "logger-secret", value="***")
 
 
 def is_secret_option(name: Any, value: Any) -> bool:
@@ -470,7 +352,7 @@ def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
         document: The hyperparameters.
         variables: The experiment's environment variables, as a text.
     """
-    options, name = read_loggers(document, []).get("mlflow"), "MLFLOW_TRACKING_URI"
+    options, name = read_loggers(document).get("mlflow"), "MLFLOW_TRACKING_URI"
     if options is None or "tracking_uri" in options or name in variables:
         return []
     message = f"has no tracking_uri: unless the image sets {name}, the run is in a file of the container"
@@ -501,7 +383,6 @@ class Hyperparameters:
     deepspeed_config: str | dict[str, Any] | None = option(
         None,
         "The DeepSpeed JSON: a path inside the context directory, or the mapping itself.",
-        wanted="a path or a mapping",
         fix="write a path inside the context directory, or {type: const, val: {...}}",
     )
     overwrite_deepspeed_args: dict[str, Any] = option(
@@ -530,6 +411,7 @@ class Hyperparameters:
     partition_method: str | None = option(
         None,
         "How a pipeline's layers are divided among its stages.",
+        auto=True,
         form=f"one of {', '.join(METHODS)}, or type:REGEX",
     )
     pipe_within_machine: bool = option(
@@ -538,12 +420,20 @@ class Hyperparameters:
     expert_parallel_size: Size | None = option(
         None, "Ranks that the experts of a mixture are divided over by DeepSpeed's AutoEP.", auto=True
     )
-    fit: FitOptions = option(FitOptions, "Arguments of Trainer.fit.", form="a mapping")
+    fit: FitOptions = option(
+        FitOptions,
+        "Arguments of Trainer.fit.",
+        form="a mapping",
+        fix="write e.g. fit: {max_length: {batches: 200}}",
+    )
     trial_seed: Count | None = option(
         None, "The seed of the trial, instead of the one that a searcher draws.", auto=True
     )
-    logging: dict[str, dict[str, Any]] = option(
-        dict, "Tools that the run is reported to, each with its options.", form="a mapping"
+    logging: Loggers = option(
+        Loggers,
+        "Tools that the run is reported to, each with its options.",
+        form="a mapping",
+        fix="write logging: {wandb: {project: x}}",
     )
 
     @property
@@ -586,10 +476,17 @@ NOT_READ: dict[str, str] = {
         for name in ("offload_optimizer", "offload_param")
     },
 }
-# Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is negative.
-BELOW_ONE = words("adam_beta1 adam_beta2")
-NUMBERS = BELOW_ONE | words("""learning_rate lr warmup_min_lr warmup_max_lr warmup_num_steps warmup_steps
-    total_num_steps weight_decay eps adam_epsilon gradient_clipping max_grad_norm""")
+# Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is a text, none is negative.
+_NUMBER = {"type": ["number", "array", "null"], "minimum": 0, "auto": True}
+_BELOW_ONE = {**_NUMBER, "exclusiveMaximum": 1}
+_OF_RATES = words(
+    "learning_rate lr warmup_min_lr warmup_max_lr warmup_num_steps warmup_steps total_num_steps"
+)
+_OF_STEPS = words("weight_decay eps adam_epsilon gradient_clipping max_grad_norm")
+NUMBERS = {
+    **dict.fromkeys(_OF_RATES | _OF_STEPS, _NUMBER),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_ONE),
+}
 
 
 def parse_hyperparameters(document: Document) -> Hyperparameters:
@@ -607,34 +504,36 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
 
 def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Problem]]:
     """As :func:`parse_hyperparameters`, but hands back the problems; what is wrong is taken as absent."""
-    problems: list[Problem] = []
-    values = read_model(Hyperparameters, document, (), problems)
-    for key in document.data:
-        if key in NUMBERS:
-            problems += _not_a_number(document, key)
-        elif key not in OWN_KEYS and _is_misspelt(key):
-            problems.append(unknown_key(document, (key,), OWN_KEYS))
-    method = document.get(("partition_method",))
-    if method not in (None, AUTO):
-        if not (wrong := method_problem(method)):
-            values["partition_method"] = method
-        else:
-            fix = f"write {', '.join(METHODS)} or e.g. type:Block, or leave it out"
-            problems.append(document.problem(("partition_method",), wrong, fix, "partition-method"))
-    read = Hyperparameters(
-        **values, fit=_read_fit(document, problems), logging=read_loggers(document, problems)
-    )
+    secrets = [*_secrets_of_loggers(document)]
+    read, problems = read_model(Hyperparameters, document)
+    keys = {secret.key for secret in secrets}
+    problems = [*secrets, *(problem for problem in problems if problem.key not in keys)]
+    numbers = {name: document.data[name] for name in document.data if name in NUMBERS}
+    problems += [problem_of(document, fault) for fault in faults({"properties": NUMBERS}, numbers)]
+    misspelt = [
+        key for key in document.data if key not in OWN_KEYS and key not in NUMBERS and _is_misspelt(key)
+    ]
+    problems += [unknown_key(document, (key,), OWN_KEYS) for key in misspelt]
+
+    def add(path: KeyPath, message: str, fix: str, code: str) -> None:
+        problems.append(document.problem(path, message, fix, code))
+
+    if read.partition_method and (wrong := method_problem(read.partition_method)):
+        fix = f"write {', '.join(METHODS)} or e.g. type:Block, or leave it out"
+        add(("partition_method",), wrong, fix, "partition-method")
+    if read.pipe_chunks is not None and (wrong := chunks_problem(read.pipe_schedule, read.pipe_chunks)):
+        add(("pipe_chunks",), wrong, "change it, or leave it out", "pipe-chunks")
     for name, value in read.shorthands.items():
         over: KeyPath = (OVERWRITES, *SHORTHANDS[name])
         stated = stated_at(document, over)
         if stated is not None and (stated != value or isinstance(stated, bool)):
             message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
-            fix = f"keep one of them: {name} stands for {dotted(over)}"
-            problems.append(document.problem((name,), message, fix, "stated-twice"))
-    if read.pipe_chunks is not None and (wrong := chunks_problem(read.pipe_schedule, read.pipe_chunks)):
-        problems.append(
-            document.problem(("pipe_chunks",), wrong, "change it, or leave it out", "pipe-chunks")
-        )
+            add((name,), message, f"keep one of them: {name} stands for {dotted(over)}", "stated-twice")
+    steps, length = read.fit.profile, read.fit.max_length
+    num_batches = length.value if length and length.unit == "batches" else None
+    if steps and isinstance(num_batches, int) and steps.total > num_batches:
+        message = f"needs {steps.total} batches (wait + warmup + active), and fit.max_length is {num_batches}"
+        add(("fit", "profile"), message, "train more, or lower wait or active", "out-of-range")
     return read, problems
 
 
@@ -673,20 +572,6 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
             message = f"is another name of {dotted(path)}, which is {shown(stated)} ({place})"
             problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
     return hyperparameters, problems, warnings
-
-
-def _not_a_number(document: Document, name: str) -> Iterator[Problem]:
-    """A problem where a number that an optimizer is given is a text, or out of its range."""
-    value = document.data[name]
-    if isinstance(value, str) and value != AUTO:
-        fix = type_fix(float, value)
-        if exponent := re.fullmatch(r"([-+]?\d+)([eE][-+]?\d+)", value):
-            fix = f"write {exponent[1]}.0{exponent[2]}: without quotes, and with a dot, as YAML 1.1 wants it"
-        yield wrong_type(document, (name,), "a number", fix)
-    elif isinstance(value, (int, float)) and value < 0:
-        yield document.problem((name,), "must be 0 or more", "write 0 or more", "out-of-range")
-    elif isinstance(value, (int, float)) and name in BELOW_ONE and not value < 1:
-        yield document.problem((name,), "must be below 1", "write e.g. 0.9", "out-of-range")
 
 
 def stated_at(document: Document, path: KeyPath) -> Any:

@@ -259,7 +259,7 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
         if str(ds.get(("optimizer", "type"))).lower() in ("muadam", "muadamw", "musgd"):
             needed.append((ds, ("optimizer", "type"), "mup", "mup"))
     if hyperparameters is not None:
-        for name in read_loggers(hyperparameters, []):
+        for name in read_loggers(hyperparameters):
             needed.append((hyperparameters, (LOGGING, name), name, TOOLS[name].package))
     return [
         document.problem(

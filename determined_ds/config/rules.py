@@ -152,7 +152,7 @@ def _is_untested(c: ResolvedConfig) -> bool:
 
 
 def _reports_to_wandb(c: ResolvedConfig) -> bool:
-    return "wandb" in read_loggers(c.hyperparameters, [])
+    return "wandb" in read_loggers(c.hyperparameters)
 
 
 def _of(section: str, names: Iterable[str]) -> str:

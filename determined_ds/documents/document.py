@@ -13,7 +13,6 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
 
 KeyPath = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column in a file, both counted from 1
-MAX_UNKNOWN = 20
 AS_WRITTEN: Any = object()
 
 
@@ -244,35 +243,17 @@ def one_of(known: Iterable[str], word: object = None) -> str:
     return f"{f'did you mean {guess}? ' if guess else ''}use one of {', '.join(known)}"
 
 
-def unknown_keys(
-    document: Document,
-    path: KeyPath,
-    known: Iterable[str],
-    elsewhere: Mapping[str, str] | None = None,
-    *,
-    suggested: Iterable[str] | None = None,
-) -> Iterator[Problem]:
-    """A problem for each key of the mapping at ``path`` that is not read.
-
-    Args:
-        document: Where they stand.
-        path: Of the mapping; any other value has no keys.
-        known: The keys that are read there.
-        elsewhere: Key -> dotted name of where it would be read; or, in several words, the fix.
-        suggested: The known keys that a fix may name; all of them if None.
-    """
-    section = document.get(path)
-    known = frozenset(known)
-    suggested = known if suggested is None else frozenset(suggested)
-    unknown = [key for key in section if key not in known] if isinstance(section, dict) else []
-    for key in unknown[:MAX_UNKNOWN]:  # a vocabulary, given by mistake, has thousands
-        yield unknown_key(document, (*path, key), suggested, elsewhere)
-
-
 def unknown_key(
     document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
 ) -> Problem:
-    """The problem of a key that is not read, with the nearest one that is."""
+    """The problem of a key that is not read, with the nearest one that is.
+
+    Args:
+        document: Where it stands.
+        path: Of the key.
+        known: The keys that are read there.
+        elsewhere: Key -> dotted name of where it would be read; or, in several words, the fix.
+    """
     known = sorted(known)
     word = str(path[-1])
     guess = nearest(word, known)

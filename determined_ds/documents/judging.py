@@ -1,27 +1,42 @@
-"""JSON Schema, as far as DeepSpeed's and Determined's schemas use it: draft 7, and the keywords that Determined adds.
+"""JSON Schema, as far as DeepSpeed's, Determined's and our own schemas use it, and the words for what it refuses.
 
-The package jsonschema takes nearly as long to load as a whole ``det-ds check`` runs. The tests hold this judge against
-it, on configurations that are made from the schemas. A null counts as absent where a key may be absent.
-
-Source of the added keywords: determined 0.38.1, ``master/pkg/schemas/extensions``.
+Draft 7, with the keywords that Determined adds (determined 0.38.1, ``master/pkg/schemas/extensions``) and some of our
+own: ``removed`` and ``deprecated`` refuse every value, ``exact`` refuses 1.0 for an integer, ``auto`` lets "auto" stand
+for any value, and ``fix`` is what to write instead. A null counts as absent where a key may be absent. The package
+jsonschema takes nearly as long to load as a whole ``det-ds check`` runs; the tests hold this judge against it.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from determined_ds.documents.document import KeyPath
-from determined_ds.documents.text import JSON_TYPES
+from determined_ds.documents.document import Document, KeyPath, one_of, unknown_key
+from determined_ds.documents.text import KINDS, kind_of
+from determined_ds.errors import NOT_GIVEN, Problem
 
 Json = Any
-_BOUNDS: dict[str, Callable[[float, float], bool]] = {
-    "minimum": lambda value, bound: value >= bound,
-    "maximum": lambda value, bound: value <= bound,
-    "exclusiveMinimum": lambda value, bound: value > bound,
-    "exclusiveMaximum": lambda value, bound: value < bound,
+MAX_UNKNOWN = 20  # of a mapping: a vocabulary, given by mistake, has thousands
+MAX_EXACT = 2**53  # floats beyond it are no longer every integer
+JSON_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+# Keyword -> whether a number holds it, and what is said of one that does not.
+_BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "minimum": (lambda value, bound: value >= bound, "{} or more"),
+    "exclusiveMinimum": (lambda value, bound: value > bound, "more than {}"),
+    "maximum": (lambda value, bound: value <= bound, "at most {}"),
+    "exclusiveMaximum": (lambda value, bound: value < bound, "less than {}"),
 }
 
 
@@ -42,6 +57,9 @@ class Fault(NamedTuple):
     meant: str = ""  # the key beside it that an unknown one was probably meant for
 
 
+# ------------------------------------------------------------------------------------------------- judging
+
+
 def is_of(value: Json, kind: str) -> bool:
     """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -53,114 +71,123 @@ def _equal(one: Json, other: Json) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
 def faults(
-    schema: Json,
-    value: Json,
-    *,
-    named: Callable[[str], Json] | None = None,
-    wildcard: str | None = None,
-    path: KeyPath = (),
+    schema: Json, value: Json, *, named: Callable[[str], Json] | None = None, takes_auto: bool = False
 ) -> Iterator[Fault]:
     """Everything that a schema refuses in a value.
 
     Args:
-        schema: It. ``removed`` and ``deprecated`` refuse every value, with why as the detail.
+        schema: It.
         value: Plain data.
         named: A schema by its ``$ref``.
-        wildcard: A text that is of every type and of every enum; None where there is none.
-        path: Where the value stands.
+        takes_auto: Whether "auto" is of every type and of every enum, as if each had the keyword ``auto``.
     """
 
-    def below(schema: Json, value: Json, *steps: str | int) -> Iterator[Fault]:
-        return faults(schema, value, named=named, wildcard=wildcard, path=(*path, *steps))
-
     def fits(schema: Json, value: Json) -> bool:
-        return next(below(schema, value), None) is None
+        return next(judge(schema, value, ()), None) is None
 
-    if isinstance(schema, bool):
-        if not schema:
-            yield Fault(path, "false", value, schema)
-        return
-    fields: dict[str, Json] = value if isinstance(value, dict) else {}
-    known: dict[str, Json] = schema.get("properties", {})
-    is_number, is_wild = is_of(value, "number"), wildcard is not None and value == wildcard
-    for keyword, wanted in schema.items():
-        holds = True
-        if keyword == "type":
-            holds = is_wild or any(
-                is_of(value, kind) for kind in ([wanted] if isinstance(wanted, str) else wanted)
-            )
-        elif keyword in ("enum", "const"):
-            choices = wanted if keyword == "enum" else [wanted]
-            folds = schema.get("ignoreCase") and isinstance(value, str)
-            holds = is_wild or any(
-                _equal(each, value) or (folds and value.lower() == str(each).lower()) for each in choices
-            )
-        elif keyword in _BOUNDS:
-            holds = not is_number or _BOUNDS[keyword](value, wanted)
-        elif keyword == "minLength":
-            holds = not isinstance(value, str) or len(value) >= wanted
-        elif keyword == "pattern":  # Go's ``$`` is the end; Python's also stands before a last newline
-            holds = not isinstance(value, str) or bool(re.search(wanted.replace("$", r"\Z"), value))
-        elif keyword in ("removed", "deprecated"):
-            holds = False
-        elif keyword == "properties":
-            for key, item in fields.items():
-                if key in wanted:
-                    yield from below(wanted[key], item, key)
-        elif keyword == "additionalProperties":
-            for key, item in fields.items():
-                if key in known:
-                    continue
+    def judge(schema: Json, value: Json, path: KeyPath) -> Iterator[Fault]:
+        if isinstance(schema, bool):
+            if not schema:
+                yield Fault(path, "false", value, schema)
+            return
+        fields: dict[str, Json] = value if isinstance(value, dict) else {}
+        known: dict[str, Json] = schema.get("properties", {})
+        is_auto = value == "auto" and (takes_auto or "auto" in schema)
+        for keyword, wanted in schema.items():
+            holds = True
+            if keyword == "type":
+                holds = is_auto or any(is_of(value, kind) for kind in _listed(wanted))
+            elif keyword in ("enum", "const"):
+                choices = wanted if keyword == "enum" else [wanted]
+                folds = schema.get("ignoreCase") and isinstance(value, str)
+                holds = is_auto or any(
+                    _equal(each, value) or (folds and value.lower() == str(each).lower()) for each in choices
+                )
+            elif keyword in _BOUNDS:
+                holds = not is_of(value, "number") or _BOUNDS[keyword][0](value, wanted)
+            elif keyword == "exact":  # an integer, and not 1.0
+                holds = not isinstance(value, float)
+            elif keyword == "minLength":
+                holds = not isinstance(value, str) or len(value) >= wanted
+            elif keyword == "minItems":
+                holds = not isinstance(value, list) or len(value) >= wanted
+            elif keyword in ("minProperties", "maxProperties"):
+                holds = not isinstance(value, dict) or (
+                    len(value) >= wanted if keyword == "minProperties" else len(value) <= wanted
+                )
+            elif keyword == "pattern":  # Go's ``$`` is the end; Python's also stands before a last newline
+                holds = not isinstance(value, str) or bool(re.search(wanted.replace("$", r"\Z"), value))
+            elif keyword in ("removed", "deprecated"):
+                holds = False
+            elif keyword == "properties":
+                for key, item in fields.items():
+                    if key in wanted:
+                        yield from judge(wanted[key], item, (*path, key))
+            elif keyword == "additionalProperties":
+                others = ((key, item) for key, item in fields.items() if key not in known)
                 if wanted is False:
-                    yield Fault((*path, key), "unknown", item, schema)
+                    for key, item in itertools.islice(others, MAX_UNKNOWN):
+                        yield Fault((*path, key), "unknown", item, schema)
                 else:
-                    yield from below(wanted, item, key)
-        elif keyword == "items":
-            for index, item in enumerate(value if isinstance(value, list) else ()):
-                yield from below(wanted, item, index)
-        elif keyword == "required":
-            for key in wanted if isinstance(value, dict) else ():
-                if key not in fields or (fields[key] is None and not fits(known.get(key, True), None)):
-                    yield Fault((*path, key), "missing", fields.get(key), schema)
-        elif keyword == "eventuallyRequired":  # once the cluster has filled in its defaults
-            for key in wanted if isinstance(value, dict) else ():
-                if fields.get(key) is None:
-                    yield Fault((*path, key), "missing", None, schema, "eventually")
-        elif keyword in ("$ref", "optionalRef"):
-            if named is not None and (keyword == "$ref" or value is not None):
-                yield from below(named(wanted), value)
-        elif keyword == "allOf":
-            for each in wanted:
-                yield from below(each, value)
-        elif keyword == "anyOf":
-            holds = any(fits(each, value) for each in wanted)
-        elif keyword == "not":
-            holds = not fits(wanted, value)
-        elif keyword == "if":
-            if fits(wanted, value):
-                yield from below(schema.get("then", True), value)
-        elif keyword == "union":
-            items = [named(each["$ref"]) if named and "$ref" in each else each for each in wanted["items"]]
-            keys = [each["unionKey"] for each in wanted["items"]]
-            yield from _of_union(list(zip(keys, items, strict=True)), value, path, below)
-        elif keyword == "checks":
-            for message, check in wanted.items():
-                if "compareProperties" in check:  # it names the key by itself
-                    yield from below(check, value)
-                elif not fits(check, value):
-                    yield Fault(path, "checks", value, schema, message)
-        elif keyword == "disallowProperties":
-            for key in wanted.keys() & fields.keys():
-                yield Fault((*path, key), "checks", fields[key], schema, wanted[key])
-        elif keyword == "compareProperties":
-            yield from _compared(wanted, fields, path, schema)
-        if not holds:
-            yield Fault(path, keyword, value, schema, wanted)
+                    for key, item in others:
+                        yield from judge(wanted, item, (*path, key))
+            elif keyword == "items":
+                for index, item in enumerate(value if isinstance(value, list) else ()):
+                    yield from judge(wanted, item, (*path, index))
+            elif keyword == "required":
+                for key in wanted if isinstance(value, dict) else ():
+                    if key not in fields or (fields[key] is None and not fits(known.get(key, True), None)):
+                        yield Fault((*path, key), "missing", fields.get(key), schema)
+            elif keyword == "eventuallyRequired":  # once the cluster has filled in its defaults
+                for key in wanted if isinstance(value, dict) else ():
+                    if fields.get(key) is None:
+                        yield Fault((*path, key), "missing", None, schema, "eventually")
+            elif keyword in ("$ref", "optionalRef"):
+                if named is not None and (keyword == "$ref" or value is not None):
+                    yield from judge(named(wanted), value, path)
+            elif keyword == "allOf":
+                for each in wanted:
+                    yield from judge(each, value, path)
+            elif keyword == "anyOf":
+                holds = any(fits(each, value) for each in wanted)
+            elif keyword == "not":
+                holds = not fits(wanted, value)
+            elif keyword == "if":
+                if fits(wanted, value):
+                    yield from judge(schema.get("then", True), value, path)
+            elif keyword == "union":
+                items = [
+                    named(each["$ref"]) if named and "$ref" in each else each for each in wanted["items"]
+                ]
+                keys = [each["unionKey"] for each in wanted["items"]]
+                yield from _of_union(list(zip(keys, items, strict=True)), value, path, judge)
+            elif keyword == "checks":
+                for message, check in wanted.items():
+                    if "compareProperties" in check:  # it names the key by itself
+                        yield from judge(check, value, path)
+                    elif not fits(check, value):
+                        yield Fault(path, "checks", value, schema, message)
+            elif keyword == "disallowProperties":
+                for key in wanted.keys() & fields.keys():
+                    yield Fault((*path, key), "checks", fields[key], schema, wanted[key])
+            elif keyword == "compareProperties":
+                yield from _compared(wanted, fields, path, schema)
+            if not holds:
+                yield Fault(path, keyword, value, schema, wanted)
+
+    return judge(schema, value, ())
 
 
 def _of_union(
-    items: list[tuple[str, Json]], value: Json, path: KeyPath, below: Callable[[Json, Json], Iterator[Fault]]
+    items: list[tuple[str, Json]],
+    value: Json,
+    path: KeyPath,
+    judge: Callable[[Json, Json, KeyPath], Iterator[Fault]],
 ) -> Iterator[Fault]:
     """Nothing where an item fits; else the faults of the item that was meant, or one of the whole union."""
     fields = value if isinstance(value, dict) else {}
@@ -189,7 +216,7 @@ def _of_union(
         this = is_meant(key, item)
         if not this and key.startswith("const:"):
             continue  # it requires the key and its value
-        found = [*below(item, value)]
+        found = [*judge(item, value, path)]
         if not found:
             return
         meant = found if this and meant is None else meant
@@ -225,3 +252,82 @@ def _compared(rule: dict[str, str], fields: dict[str, Json], path: KeyPath, sche
         inner, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
         if not (inner.startswith(parent) if inner.startswith("/") else not inner.startswith("..")):
             yield Fault((*path, rule["a"]), "compared", a, schema, (kind, rule["b"], b))
+
+
+# Keywords that say most of a place; of the others the last is the most exact.
+_FIRST = {"removed": 0, "deprecated": 0, "unknown": 0, "missing": 1, "type": 2}
+
+
+def one_each(found: Iterable[Fault]) -> dict[KeyPath, Fault]:
+    """Of each place the fault that says most."""
+    said: dict[KeyPath, Fault] = {}
+    for fault in found:
+        held = said.get(fault.path)
+        if held is None or _FIRST.get(held.keyword, 3) >= _FIRST.get(fault.keyword, 3):
+            said[fault.path] = fault
+    return said
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def problem_of(
+    document: Document, fault: Fault, fix: str = "", *, elsewhere: Mapping[str, str] | None = None
+) -> Problem:
+    """What a schema refuses at a place of a document, in the words that all schemas share.
+
+    Args:
+        document: What was judged.
+        fault: By an ordinary keyword: of types, values, bounds, or a key that is unknown or missing.
+        fix: What to write instead; the schema's own ``fix`` or the usual one if "".
+        elsewhere: Key -> dotted name of where it is read; or, in several words, the fix.
+    """
+    path, keyword, schema, detail = fault.path, fault.keyword, fault.schema, fault.detail
+    value = document.get(path, NOT_GIVEN)
+    if keyword == "unknown":
+        known = (key for key, each in schema["properties"].items() if not _is_gone(each))
+        return unknown_key(document, path, known, elsewhere)
+    if keyword == "missing":
+        code, usual = "missing-key", f"write {path[-1]}: ..."
+        message = f"{'is null' if value is None else 'missing'}: it is required"
+    elif keyword in ("enum", "choice"):
+        choices = [each for each in detail if each is not None]
+        is_text = isinstance(value, str) or not any(isinstance(each, str) for each in choices)
+        code, message = "out-of-range" if is_text else "wrong-type", "is not one of the allowed values"
+        usual = one_of(map(str, choices), value)
+    elif keyword in _BOUNDS:
+        bound = _BOUNDS[keyword][1].format(f"{detail:g}" if detail < 1e6 else detail)
+        code, message, usual = "out-of-range", f"must be {bound}", f"write {bound}"
+    elif keyword in ("minItems", "minProperties", "maxProperties"):
+        code, usual = "invalid", "write something into it"
+        message = (
+            "is empty" if keyword == "minItems" else f"must have one of {', '.join(schema['properties'])}"
+        )
+    else:
+        kinds = [JSON_TYPES[name] for name in _listed(schema["type"]) if name != "null"]
+        if int in kinds and float in kinds:
+            kinds.remove(int)
+        code = "wrong-type"
+        message = (
+            f"must be {' or '.join(KINDS[kind] for kind in kinds) or 'null'}, not {kind_of(fault.value)}"
+        )
+        usual = type_fix(kinds[0], fault.value) if kinds and fault.value is not None else "remove it"
+    return document.problem(path, message, fix or schema.get("fix", usual), code, value=value)
+
+
+def _is_gone(schema: Json) -> bool:
+    return isinstance(schema, dict) and bool({"removed", "deprecated"} & schema.keys())
+
+
+def type_fix(kind: type, value: Any) -> str:
+    """How to write a value of the right type; unquotes numbers where that is all it takes."""
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return f"write {KINDS[kind]}"
+        if math.isfinite(number) and (kind is float or number.is_integer()):
+            return f"remove the quotes: {int(number) if number.is_integer() else number}"
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
+        return f"write {int(value)}"
+    return f"write {KINDS[kind]}"

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -294,16 +294,6 @@ def parse_json(text: str, name: str) -> Document:
 
 # ------------------------------------------------------------------------------------------- values
 
-# JSON Schema's name of a type -> ours, and what messages call it.
-JSON_TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
 KINDS: dict[type, str] = {
     str: "a string",
     int: "an integer",
@@ -312,48 +302,11 @@ KINDS: dict[type, str] = {
     list: "a list",
     float: "a number",
 }
-MAX_EXACT = 2**53  # floats beyond it are no longer every integer
 
 
 def kind_of(value: Any) -> str:
     """What a YAML value is, in words: ``a string``, ``an integer``, ``null`` ..."""
     return "null" if value is None else KINDS.get(type(value), type(value).__name__)
-
-
-def type_fix(kind: type, value: Any) -> str:
-    """How to write a value of the right type; unquotes numbers where that is all it takes."""
-    if kind in (int, float) and isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return f"write {KINDS[kind]}"
-        if math.isfinite(number) and (kind is float or number.is_integer()):
-            return f"remove the quotes: {int(number) if number.is_integer() else number}"
-    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
-        return f"write {int(value)}"
-    return f"write {KINDS[kind]}"
-
-
-def kind_words(names: str | Iterable[str], value: Any) -> tuple[str, str]:
-    """Message and fix of a value that is of none of some types, by JSON Schema's names of these."""
-    kinds = [JSON_TYPES[name] for name in ([names] if isinstance(names, str) else names) if name != "null"]
-    message = f"must be {' or '.join(KINDS[kind] for kind in kinds) or 'null'}, not {kind_of(value)}"
-    return message, type_fix(kinds[0], value) if kinds and value is not None else "remove it"
-
-
-_BOUNDS = {
-    "minimum": ("must be {} or more", "write {} or more"),
-    "exclusiveMinimum": ("must be more than {}", "write more than {}"),
-    "maximum": ("must be at most {}", "write {} or less"),
-    "exclusiveMaximum": ("must be less than {}", "write less than {}"),
-}
-
-
-def bound_words(keyword: str, bound: Any) -> tuple[str, str] | None:
-    """Message and fix of a number beyond a bound, by JSON Schema's keyword; None for any other keyword."""
-    number = f"{bound:g}" if keyword in _BOUNDS and bound < 1e6 else str(bound)
-    message, fix = _BOUNDS.get(keyword, ("", ""))
-    return (message.format(number), fix.format(number)) if message else None
 
 
 def as_plain(data: Any) -> Any:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
-from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
-from determined_ds.documents.judging import Fault, faults
-from determined_ds.documents.text import bound_words, kind_of, kind_words
-from determined_ds.errors import NOT_GIVEN, Problem, shown
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest
+from determined_ds.documents.judging import Fault, faults, one_each, problem_of
+from determined_ds.documents.text import kind_of
+from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import invalid_spec
 
@@ -97,24 +97,17 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
 
 
 def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
-    """One fault a place: the last is the most exact, but for an unknown, a missing and a mistyped one."""
+    """One fault a place."""
     storage = config.get("checkpoint_storage")
     if isinstance(storage, dict) and "type" not in storage:
         # The cluster's own completes it, which is of the type that fits; its nulls stand for the cluster's values.
         known = keys_of("checkpoint-storage")
         storage = {key: value for key, value in storage.items() if value is not None or key not in known}
         storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
-    config = {**config, "checkpoint_storage": storage}
-    first = {"unknown": 0, "missing": 1, "type": 2}
-    found: dict[KeyPath, Fault] = {}
-    for fault in faults(schema("experiment"), config, named=schema):
-        path, keyword = fault.path, fault.keyword
-        completed = path[:1] == ("checkpoint_storage",) and fault.detail == "eventually"
-        if not completed and (
-            path not in found or first.get(found[path].keyword, 3) >= first.get(keyword, 3)
-        ):
-            found[path] = fault
-    return found
+    found = faults(schema("experiment"), {**config, "checkpoint_storage": storage}, named=schema)
+    return one_each(
+        fault for fault in found if fault.path[:1] != ("checkpoint_storage",) or fault.detail != "eventually"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- problems
@@ -199,84 +192,72 @@ _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, b
 
 def in_words(found: Mapping[KeyPath, Fault | Problem], document: Document) -> list[Problem]:
     """Faults as problems, in the order of the file; at most twenty, of which the last then counts the rest."""
-    problems: list[Problem] = []
     paths = sorted(found, key=lambda path: (document.origin(path).line, document.origin(path).column))
-    for path in paths if len(paths) <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1]:
-        fault = found[path]
-        if isinstance(fault, Fault):
-            code, message, fix = _words(fault, document)
-            whole = fault.keyword == "unknown" and isinstance(fault.value, (dict, list))
-            value = NOT_GIVEN if whole else document.get(path, NOT_GIVEN)
-            fault = document.problem(path, message, fix, code, value=value)
-        problems.append(fault)
+    told = [found[path] for path in (paths if len(paths) <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1])]
+    problems = [_problem_of(document, each) if isinstance(each, Fault) else each for each in told]
     if len(problems) < len(paths):
         fix = f"fix these first, and check that {document.name} is the intended file"
         problems.append(document.problem((), f"{len(paths) - len(problems)} more problems", fix, "more"))
     return problems
 
 
-def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
-    """Code, message and fix."""
+def _problem_of(document: Document, fault: Fault) -> Problem:
     path, keyword, value, detail = fault.path, fault.keyword, fault.value, fault.detail
     key = next((step for step in reversed(path) if isinstance(step, str)), "")
     example = f"write {key}: {_EXAMPLES.get(key, '...')}"
+    kinds = [detail] if isinstance(detail, str) else detail
+    fix = ""
     if keyword == "unknown":
-        return "unknown-key", "unknown key", _instead(fault)
-    if keyword == "missing":
-        fit = document.get(("hyperparameters", "fit", "max_length"))
-        if key == "max_time" and isinstance(fit, dict) and fit:
-            example = f"write {key}: {next(iter(fit.values()))}"
-        example = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
-        is_null = document.get(path, NOT_GIVEN) is None
-        return "missing-key", f"{'is null' if is_null else 'missing'}: it is required", example
-    if keyword in ("choice", "enum"):
-        choices = [each if isinstance(each, str) else shown(each) for each in detail if each is not None]
-        code = "out-of-range" if isinstance(value, str) else "wrong-type"
-        return code, f"must be one of {', '.join(choices)}", one_of(choices, value)
-    if bound := bound_words(keyword, detail):
-        # The master takes 0 slots; nothing is trained on them.
-        return "out-of-range", bound[0], "write 1 or more" if key == "slots_per_trial" else bound[1]
+        whole = isinstance(value, (dict, list))
+        shown_value = NOT_GIVEN if whole else document.get(path, NOT_GIVEN)
+        return document.problem(path, "unknown key", _instead(fault), "unknown-key", value=shown_value)
     if keyword == "compared":
         relation, other, limit = detail
-        if relation == "a_is_subdir_of_b":
-            fix = f"write a relative path without .., or one below {other}"
-            return "out-of-range", f"lies outside {other}", fix
-        message = (
-            f"must {'not be before' if relation == 'a<=b' else 'be more than'} {other}, which is {limit:g}"
-        )
-        fix = (
-            f"{limit:g} or more" if relation == "a<=b" else f"a number above {limit:g}, or a smaller {other}"
-        )
-        return "out-of-range", message, f"write {fix}"
+        message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
+        if relation == "a<=b":
+            message, fix = f"must not be before {other}, which is {limit:g}", f"write {limit:g} or more"
+        elif relation == "a<b":
+            message = f"must be more than {other}, which is {limit:g}"
+            fix = f"write a number above {limit:g}, or a smaller {other}"
+        return document.problem(path, message, fix, "out-of-range")
+    if keyword == "checks" and isinstance(value, dict) and ("grid search" in detail or "type" in value):
+        message, fix = invalid_spec(value)
+        if "grid search" in detail:
+            message, fix = detail, "write count: N, the number of values to try"
+        return document.problem(path, message, fix, "hyperparameter-spec")
     if keyword == "checks":
-        if isinstance(value, dict) and ("grid search" in detail or "type" in value):
-            fix = "write count: N, the number of values to try"
-            return "hyperparameter-spec", *((detail, fix) if "grid search" in detail else invalid_spec(value))
-        return (
-            "out-of-range",
-            detail,
-            "set environment.image" if "Image" in detail else "write another value, or remove it",
-        )
+        fix = "set environment.image" if "Image" in detail else "write another value, or remove it"
+        return document.problem(path, detail, fix, "out-of-range")
     if keyword in ("pattern", "union"):
         given = " and ".join(sorted(map(str, value))) or "none" if isinstance(value, dict) else kind_of(value)
-        return "wrong-type", f"cannot be {given}", example
-    if not [kind for kind in ([detail] if isinstance(detail, str) else detail) if kind != "null"]:
+        return document.problem(path, f"cannot be {given}", example, "wrong-type")
+    if keyword == "type" and kinds == ["null"]:
+        message, fix, code = "has been removed from Determined", "remove it", "removed-key"
         if key == "slots":
-            return "unknown-key", "unknown key in an experiment", "did you mean resources.slots_per_trial?"
-        return "removed-key", "has been removed from Determined", "remove it"
-    message, fix = kind_words(detail, value)
-    size = _SIZE.fullmatch(value) if key == "shm_size" and isinstance(value, str) else None
-    if detail in ("string", ["string", "null"]) and isinstance(value, (int, float)):
-        fix = f'put it in quotes: "{str(value).lower()}"'
-    elif key == "environment_variables" and isinstance(value, dict) and value:
-        fix = "write {}={}".format(*next(iter(value.items())))
-    elif key in _EXAMPLES and not isinstance(value, str):
-        fix = example
-    elif size is not None:
-        fix = f"write {int(float(size[1]) * 1024 ** ' kmgt'.index(size[2].lower() or ' '))}"
-    elif fix == "write a list" and isinstance(value, (int, float, str)):
-        fix = f"write {key}: [{value}]"
-    return "wrong-type", message, fix
+            message, fix, code = (
+                "unknown key in an experiment",
+                "did you mean resources.slots_per_trial?",
+                "unknown-key",
+            )
+        return document.problem(path, message, fix, code)
+    if keyword == "missing":
+        fit = document.get(("hyperparameters", "fit", "max_length"))
+        is_length = key == "max_time" and isinstance(fit, dict) and fit
+        first = detail[0] if isinstance(detail, list) else _EXAMPLES.get(key, "...")
+        fix = f"write {key}: {next(iter(fit.values())) if is_length else first}"
+    elif keyword == "minimum" and key == "slots_per_trial":
+        fix = "write 1 or more"  # the master takes 0 slots; nothing is trained on them
+    elif keyword == "type":
+        size = _SIZE.fullmatch(value) if key == "shm_size" and isinstance(value, str) else None
+        if {*kinds} <= {"string", "null"} and isinstance(value, (int, float)):
+            fix = f'put it in quotes: "{str(value).lower()}"'
+        elif key in _EXAMPLES and not isinstance(value, str):
+            fix = example
+        elif size is not None:
+            fix = f"write {int(float(size[1]) * 1024 ** ' kmgt'.index(size[2].lower() or ' '))}"
+        elif "array" in kinds and isinstance(value, (int, float, str)):
+            fix = f"write {key}: [{value}]"
+    return problem_of(document, fault, fix)
 
 
 @cache

@@ -148,7 +148,7 @@ def reported_to_tools(
         info: Determined's information about the trial, on a cluster.
         resolved: Says what was decided, once training begins; None where the code has decided it.
     """
-    tools = read_loggers(task.hyperparameters, [])
+    tools = read_loggers(task.hyperparameters)
     kinds = {}
     for name in tools if core_context.distributed.rank == 0 else ():
         try:

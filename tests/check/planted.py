@@ -112,7 +112,7 @@ PLANTED: dict[str, Mistake] = {
     # Values
     "a number in quotes": in_const(SLOTS, '  slots_per_trial: "2"\n', "remove the quotes: 2"),
     "a length without its unit": in_const(
-        "    max_length: {batches: 200}\n", "    max_length: 200\n", "{batches: 200}"
+        "    max_length: {batches: 200}\n", "    max_length: 200\n", "{batches: N}"
     ),
     "no length": in_const(
         "  fit:\n    max_length: {batches: 200}\n", "  fit:\n", "fit: {max_length: {batches: 200}}"

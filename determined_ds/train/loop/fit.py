@@ -14,13 +14,12 @@ from determined import pytorch
 
 from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.config.params import (
-    ONLY_COUNTED,
     WARM_STARTS,
     Duration,
     FitOptions,
     Length,
     ProfiledSteps,
-    read_profiled_steps,
+    read_model,
 )
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
@@ -93,9 +92,10 @@ class Trainer:
         """
         if profile is not None and not isinstance(profile, ProfiledSteps):
             arguments = Document(name="Trainer.fit", data={"profile": as_plain(profile)})
-            profile, problems = read_profiled_steps(arguments, ("profile",))
+            steps, problems = read_model(ProfiledSteps, arguments, ("profile",))
             if problems:
                 raise ConfigError(problems)
+            profile = steps
         options = FitOptions(
             max_length=length_of(max_length),
             validation_period=length_of(validation_period),
@@ -163,8 +163,8 @@ def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: 
         length: Any = getattr(fit, name)
         if isinstance(length, Duration):
             time = str(timedelta(seconds=length.seconds))
-            if name in ONLY_COUNTED:
-                message = f"cannot be a time: {ONLY_COUNTED[name]}"
+            if name != "checkpoint_period":
+                message = "cannot be a time: how much is trained, and when, would differ from run to run"
                 raise _refused(f"fit.{name}", time, message, "use Batch(n) or Epoch(n)")
             if length.seconds <= 0:
                 raise _refused(f"fit.{name}", time, "must be more than 0", "use e.g. timedelta(minutes=15)")

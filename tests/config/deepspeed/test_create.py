@@ -80,7 +80,7 @@ def test_an_argument_is_written_where_deepspeed_reads_it(
 @pytest.mark.parametrize(
     ("arguments", "key", "said", "fix"),
     [
-        ({"zero_stage": 5}, "zero_optimization.stage", "not one of the values", "0, 1, 2, 3"),
+        ({"zero_stage": 5}, "zero_optimization.stage", "not one of the allowed values", "0, 1, 2, 3"),
         ({"precision": "bf61"}, "precision", "no such precision", "did you mean bf16?"),
         ({"offload_param": "cpu"}, "zero_optimization.offload_param", "ZeRO stage 3, not 1", "to 3"),
         (
