@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,7 +21,7 @@ from determined_ds.check.inputs import check_files as check  # noqa: F401  the f
 from determined_ds.check.output import Finding, Report, place  # noqa: F401
 from determined_ds.checkpoints.files import checkpoints_in, damage_of
 from determined_ds.cluster.log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
-from determined_ds.config.params import OWN_KEYS, TOOLS, FitOptions, ProfiledSteps
+from determined_ds.config.params import Hyperparameters, schema_of
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.config.rules import RULES
 from determined_ds.documents.document import Document
@@ -98,12 +97,12 @@ def resolved_of(
 def own_hyperparameters() -> list[str]:
     """Dotted names of the hyperparameters that the library reads, those within sections included."""
 
-    def below(name: str, value: type) -> list[str]:
-        return [f"{name}.{field.name}" for field in fields(value)]
+    def below(schema: Mapping[str, Any], above: str = "") -> Iterator[str]:
+        for name, inner in schema.get("properties", {}).items():
+            yield f"{above}{name}"
+            yield from below(inner, f"{above}{name}.")
 
-    tools = [each for name, tool in TOOLS.items() for each in below(f"logging.{name}", tool.options)]
-    sections = [*below("fit", FitOptions), *below("fit.profile", ProfiledSteps)]
-    return [*OWN_KEYS, *sections, *(f"logging.{name}" for name in TOOLS), *tools]
+    return [*below(schema_of(Hyperparameters))]
 
 
 class Rule(NamedTuple):

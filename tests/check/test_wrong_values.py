@@ -59,10 +59,7 @@ def plain(keys: Sequence[str]) -> list[Path_]:
 
 OF_MASTER = list({repr(path): path for path in keys_of_schema(EXPERIMENT)}.values())
 OF_DEEPSPEED = plain([key for key, _ in known_keys()])
-LENGTHS = [
-    f"fit.{name}.{unit}" for name in ("max_length", "checkpoint_period") for unit in ("batches", "minutes")
-]
-OWN = plain([f"hyperparameters.{key}" for key in (*own_hyperparameters(), *LENGTHS)])
+OWN = plain([f"hyperparameters.{key}" for key in own_hyperparameters()])
 
 
 def placed(base: Any, path: Path_, value: Any) -> Any:
