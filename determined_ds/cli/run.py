@@ -146,6 +146,6 @@ def before_ranks(prepared: LocalRun) -> list[str]:
 
     if prepared.options.engine != "deepspeed" or prepared.resolved is None:
         return []
-    merged = {**os.environ, **prepared.variables.values}
+    merged = {**os.environ, **prepared.variables}
     environment = {name: value for name, value in merged.items() if value is not None}
     return extensions.before_ranks(prepared.resolved, environment, prepared.warnings)

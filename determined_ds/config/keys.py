@@ -12,14 +12,14 @@ script starts, as all of ours are. For the JSON, deepspeed 0.19.8's ``runtime/co
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 from determined_ds.cluster.log import LOG_POLICIES
-from determined_ds.config.ds_schema import ZERO, known_keys
+from determined_ds.config.ds_schema import ZERO
 from determined_ds.config.params import AUTO
-from determined_ds.documents.document import Document, KeyPath, dotted
+from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, Problem
 
 # Where a configuration is used: under run, on a cluster, in a search, and measured by compare and autotune, which train
@@ -42,7 +42,6 @@ class Meaning(enum.Enum):
 class Fate(NamedTuple):
     """What happens to a key, and to every key below it that has no row of its own."""
 
-    key: str
     resume: Meaning
     at: str = "HHHH"  # of each place: Honoured, or decided by the command; Refused; Ignored, with a warning
     why: str = ""  # in a clause, where it is refused or ignored
@@ -50,21 +49,19 @@ class Fate(NamedTuple):
     default: Any = None  # loses nothing by being ignored, as null and "auto"; else false, 0 and empty do
 
 
-def _table(*rows: tuple[Any, ...]) -> dict[str, Fate]:
+Table = Mapping[KeyPath, Fate]
+
+
+def _table(*rows: tuple[Any, ...]) -> Table:
     """Rows by their keys: the letter of a ``Meaning``, several keys, and what else a :class:`Fate` has.
 
     Keys are separated by spaces; ``a.{b c}`` stands for two. One letter is of all places.
     """
-    found = {}
-    for resume, keys, *rest in rows:
-        at, others = (rest[0] if rest else "HHHH"), rest[1:]
-        section = ""
-        for word in keys.split():
-            head, opened, name = word.rpartition("{")
-            section = head if opened else section
-            key = section + name.rstrip("}")
-            found[key] = Fate(key, Meaning(resume), at * 4 if len(at) == 1 else at, *others)
-            section = "" if word.endswith("}") else section
+    found: dict[KeyPath, Fate] = {}
+    for letter, keys, at, *others in ((*row, "H") if len(row) == 2 else row for row in rows):
+        fate = Fate(Meaning(letter), at * 4 if len(at) == 1 else at, *others)
+        for section, names in re.findall(r"([\w.]+)(?:{(.+?)})?", keys, re.DOTALL):
+            found |= {tuple(f"{section}{name}".split(".")): fate for name in names.split() or [""]}
     return found
 
 
@@ -73,11 +70,10 @@ def _table(*rows: tuple[Any, ...]) -> dict[str, Fate]:
 ON_A_CLUSTER = "applies only on a cluster"
 OF_CLASSES = "Determined reads it only for entrypoints that name a class, and this one is a script"
 UNUSED = "Determined 0.38.1 does nothing with it"
-NO_MORE = "Determined ignores it"
 IN_JSON = "set it in the DeepSpeed JSON, and remove it"
 IN_EPOCHS = "write fit's lengths in epochs, which the data counts"
+OWN_WEIGHTS = "a measurement starts from the trial's own weights"
 FIT = "write hyperparameters.fit."
-SOURCE_TRIAL = "give source_checkpoint_uuid a run directory or a checkpoint path"
 
 # fmt: off
 EXPERIMENT = _table(
@@ -96,18 +92,14 @@ EXPERIMENT = _table(
     ("E", "searcher.{metric smaller_is_better}"),
     ("N", "searcher.max_length", "I", OF_CLASSES, f"{FIT}max_length"),
     ("N", "searcher.stop_once", "HIIH", "every ASHA search of 0.38 stops trials early", "remove it", True),
-    ("N", "searcher.source_checkpoint_uuid", "HHHI", "a measurement starts from the trial's own weights"),
-    ("N", "searcher.source_trial_id", "RHRI", "names a cluster's trial", SOURCE_TRIAL),
+    ("N", "searcher.{source_checkpoint_uuid source_trial_id}", "HHHI", OWN_WEIGHTS),
     # ---- the machine and the container
     ("N", "resources environment bind_mounts slurm pbs checkpoint_storage", "IHII", ON_A_CLUSTER),
     ("N", "preemption_timeout retention_policy integrations", "IHII", ON_A_CLUSTER),
     ("N", "log_policies", "IHII", ON_A_CLUSTER, "", list(LOG_POLICIES)),  # these start a run once here too
     ("N", "resources.max_slots", "IHHI", ON_A_CLUSTER),
-    ("N", "resources.slots", "R", "is for notebooks and commands", "write resources.slots_per_trial"),
     ("N", "resources.native_parallel", "I", UNUSED, "remove it"),
-    ("N", "resources.agent_label", "I", f"{NO_MORE} since 0.20", "write resources.resource_pool"),
-    # ---- what is kept and shown
-    ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", NO_MORE, "write storage_path"),
+    ("N", "resources.agent_label", "I", "Determined ignores it since 0.20", "write resources.resource_pool"),
     ("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
     # ---- what is read for other kinds of trials
     ("N", "checkpoint_policy", "I", OF_CLASSES, f"{FIT}checkpoint_policy", "best"),
@@ -117,13 +109,7 @@ EXPERIMENT = _table(
     ("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
     ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
     ("N", "optimizations", "I", OF_CLASSES, IN_JSON),
-    ("N", "optimizations.{average_training_metrics average_aggregated_gradients}", "I", OF_CLASSES, IN_JSON, True),
-    ("N", "optimizations.{aggregation_frequency tensor_fusion_cycle_time}", "I", OF_CLASSES, IN_JSON, 1),
-    ("N", "optimizations.tensor_fusion_threshold", "I", OF_CLASSES, IN_JSON, 64),
-    ("N", "optimizations.mixed_precision", "I", OF_CLASSES, "enable bf16 in the DeepSpeed JSON", "O0"),
-    ("N", "tensorboard_storage", "I", UNUSED, "remove it: checkpoint_storage is used"),
-    ("N", "data_layer security", "I", UNUSED, "remove it"),
-    ("N", "internal", "R", "has been removed from Determined", "remove it"),
+    ("N", "tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
 )
 
 # ------------------------------------------------------------------------------------------- the DeepSpeed JSON
@@ -169,9 +155,8 @@ DEEPSPEED = _table(
     ("E", f"{ZERO}.allgather_partitions", "I", NOTHING, "remove it", True),
     # ---- what cannot be honoured
     ("L", "managed_gradient_accumulation", "R", MANAGED, "remove it", True),
-    ("L", f"{ZERO}.legacy_stage1", "R", "has been removed from DeepSpeed", "remove it"),
     ("L", "data_parallel_size", "R", "has DeepSpeed build groups of its own", "remove it: slots decide replicas"),
-    ("E", "pipeline.stages", "R", NO_ENGINE, "set hyperparameters.pipe_parallel_size in the YAML", AUTO),
+    ("E", "pipeline.stages", "R", NO_ENGINE, "set hyperparameters.pipe_parallel_size in the YAML"),
     ("E", "pipeline.partition", "R", NO_ENGINE, "remove it, and set hyperparameters.partition_method", "best"),
     ("E", "pipeline.seed_layers", "R", NO_ENGINE, "remove it"),
     ("N", "autotuning.enabled", "R", AUTOTUNING, "remove it, and use det-ds autotune CONFIG"),
@@ -185,11 +170,14 @@ DEEPSPEED = _table(
 
 # ------------------------------------------------------------------------------------------- a document by a table
 
+# Those of which a key has a row of its own.
+SECTIONS = {path[:-1] for table in (EXPERIMENT, DEEPSPEED) for path in table}
 
-def row_of(table: Mapping[str, Fate], path: KeyPath) -> Fate | None:
-    """The most specific row of a key; None where it has none."""
-    ends = (table.get(dotted(path[:end])) for end in range(len(path), 0, -1))
-    return next((row for row in ends if row is not None), None)
+
+def meaning_of(table: Table, path: KeyPath, otherwise: Meaning) -> Meaning:
+    """What a change of a key means, by its most specific row; ``otherwise`` where it has none."""
+    rows = (table[path[:end]] for end in range(len(path), 0, -1) if path[:end] in table)
+    return next((row.resume for row in rows), otherwise)
 
 
 def ignored_keys(document: Document, place: int) -> list[Problem]:
@@ -199,73 +187,47 @@ def ignored_keys(document: Document, place: int) -> list[Problem]:
         document: The experiment's YAML, overrides applied.
         place: ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``.
     """
-    found = _keys_that_are("I", document, place, EXPERIMENT, frozenset({("profiling",)}))
-    of_clusters = [path for row, path in found if row.why == ON_A_CLUSTER]
+    warnings, of_clusters = [], []
     what = "is ignored: " if place == CLUSTER else "is ignored here: "
-    warnings = [
-        _problem(document, row, path, what, "ignored-key") for row, path in found if row.why != ON_A_CLUSTER
-    ]
-    if of_clusters:
-        keys = ", ".join(f"{document.key(path)} ({document.origin(path)})" for path in of_clusters)
-        message = f"{ON_A_CLUSTER}; ignored here: {keys}"
-        warnings.insert(0, Problem(key="", message=message, code="cluster-only"))
-    return warnings
+    for path, fate in _stated(document, EXPERIMENT).items():
+        if fate.at[place] == "I" and fate.why == ON_A_CLUSTER:
+            of_clusters.append(f"{document.key(path)} ({document.origin(path)})")
+        elif fate.at[place] == "I":
+            warnings.append(_problem(document, path, what + fate.why, fate.fix, "ignored-key"))
+    message = f"{ON_A_CLUSTER}; ignored here: {', '.join(of_clusters)}"
+    return [*([Problem(key="", message=message, code="cluster-only")] if of_clusters else []), *warnings]
 
 
 def json_problems(ds: Document) -> tuple[list[Problem], list[Problem]]:
     """The keys of a DeepSpeed JSON that cannot be honoured (errors), and those that are ignored (warnings)."""
-    refused = _keys_that_are("R", ds, RUN, DEEPSPEED, _switched())
-    ignored = _keys_that_are("I", ds, RUN, DEEPSPEED, _switched())
-    return (
-        [_problem(ds, row, path, "", "refused-key") for row, path in refused],
-        [_problem(ds, row, path, "is ignored: ", "ignored-key") for row, path in ignored],
-    )
+    refused, ignored = [], []
+    for path, fate in _stated(ds, DEEPSPEED).items():
+        if fate.at[RUN] == "R":
+            refused.append(_problem(ds, path, fate.why, fate.fix, "refused-key"))
+        elif fate.at[RUN] == "I":
+            ignored.append(_problem(ds, path, f"is ignored: {fate.why}", fate.fix, "ignored-key"))
+    return refused, ignored
 
 
-@cache
-def _switched() -> frozenset[KeyPath]:
-    """The sections of the JSON that do nothing unless their ``enabled`` is true; a timer's is on by default."""
+def _stated(document: Document, table: Table) -> dict[KeyPath, Fate]:
+    """The fate of each key that asks for something; a section in which no key has a row of its own is one key."""
 
-    def walk(path: KeyPath, node: dict[str, Any]) -> Iterator[KeyPath]:
-        keys = node.get("properties", {})
-        if "enabled" in keys and path != ("timers", "throughput"):
-            yield path
-        for key, child in keys.items():
-            yield from walk((*path, key), child)
+    def walk(path: KeyPath, value: Any, fate: Fate | None, depth: int) -> Iterator[tuple[KeyPath, Fate]]:
+        if path in table:
+            fate, depth = table[path], len(path) + (path in SECTIONS)
+        if isinstance(value, dict):
+            # "enabled": false switches off all that is beside it.
+            for key, item in value.items() if value.get("enabled") in (None, True) else ():
+                yield from walk((*path, key), item, fate, depth)
+        elif fate is not None:
+            asks = bool(value) if fate.default is None else value != fate.default
+            if asks and value not in (None, AUTO):
+                yield path[:depth], fate
 
-    return frozenset(walk((), known_keys()))
-
-
-def _keys_that_are(
-    letter: str, document: Document, place: int, table: Mapping[str, Fate], switched: frozenset[KeyPath]
-) -> list[tuple[Fate, KeyPath]]:
-    """The keys to which it happens in a place, I or R, each once; not those of ``switched`` sections that are off."""
-
-    def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
-        if not isinstance(value, dict):
-            yield path, value
-        elif path not in switched or value.get("enabled") is True:
-            for key, item in value.items():
-                yield from leaves((*path, key), item)
-
-    found: dict[KeyPath, Fate] = {}
-    for row in table.values():
-        above: KeyPath = tuple(row.key.split("."))
-        given = document.get(above) if row.at[place] == letter else None
-        if given is None or (above[:1] in switched and document.get((above[0], "enabled")) is not True):
-            continue
-        # A section is named as a whole, but key by key where one of them fares otherwise or has a fix of its own.
-        below = [each.at[place] for key, each in table.items() if key.rpartition(".")[0] == row.key]
-        by_key = any(each != letter for each in below) or bool(below and row.why != ON_A_CLUSTER)
-        for path, value in leaves(above, given):
-            default = row.default
-            says_nothing = value == default if default is not None else not value
-            if value not in (None, AUTO) and not says_nothing and row_of(table, path) is row:
-                found.setdefault(path[: len(above) + by_key], row)
-    return [(row, path) for path, row in found.items()]
+    return dict(walk((), document.data, None, 0))
 
 
-def _problem(document: Document, row: Fate, path: KeyPath, what: str, code: str) -> Problem:
-    value: Any = document.get(path, NOT_GIVEN)
+def _problem(document: Document, path: KeyPath, message: str, fix: str, code: str) -> Problem:
+    value = document.get(path)
     shown = NOT_GIVEN if isinstance(value, (dict, list)) else value
-    return document.problem(path, what + row.why, row.fix, code, value=shown)
+    return document.problem(path, message, fix, code, value=shown)

@@ -248,7 +248,7 @@ def _length(stated: dict[str, Any]) -> Length | Duration:
 LOGGING = "logging"
 # An option that would be a secret: it is stored with the configuration, and everyone who sees the experiment sees it.
 SECRET = re.compile(r"(?:.*_)?(?:key|token|password|passwd|secret|credentials?)", re.IGNORECASE)
-PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 WANDB_KEY = re.compile(r"wandb_v\d_\w{20,}")  # an older one, 40 hexadecimal digits, may as well be a commit
 Scalar = str | int | float | bool | None
 

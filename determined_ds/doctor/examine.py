@@ -163,7 +163,7 @@ def examine(
         packages = missing_packages(resolved.ds if resolved else None, point)
         workers = _workers(point.data)
         storage = document.get(("checkpoint_storage",))
-        merged = {**environment, **variables_for(document, kind_of_device(device)).values}
+        merged = {**environment, **variables_for(document, kind_of_device(device))}
         environment = {name: value for name, value in merged.items() if value is not None}
         _, gpus = check_gpus(environment, torch)
 

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from determined_ds.config.keys import DEEPSPEED, EXPERIMENT, Meaning, row_of
+from determined_ds.config.keys import DEEPSPEED, EXPERIMENT, Meaning, meaning_of
 from determined_ds.config.params import PARALLEL_SIZES, TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import schedule_of
-from determined_ds.documents.document import (
-    Difference,
-    Document,
-    KeyPath,
-    differences,
-    dotted,
-    get_path,
-    in_words,
-)
+from determined_ds.documents.document import Difference, Document, KeyPath, differences, get_path, in_words
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment, read_experiment
@@ -32,22 +24,19 @@ from determined_ds.experiment.variables import names_of
 
 SCHEDULE = ("pipe_schedule", "pipe_chunks")
 # Changes of the strategy that have a name on a line for people.
+NAMED = (*PARALLEL_SIZES, "expert_parallel_size", "pipe_within_machine", *SCHEDULE)
 SHORT: dict[KeyPath, str] = {
+    **{("hyperparameters", name): name for name in NAMED},
     ("resources", "slots_per_trial"): "slots",
-    **{
-        ("hyperparameters", name): name
-        for name in (*PARALLEL_SIZES, "expert_parallel_size", "pipe_within_machine", *SCHEDULE)
-    },
     ("zero_optimization", "stage"): "zero_stage",
 }
-NVME = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+NVME = [("zero_optimization", f"offload_{what}", "device") for what in ("optimizer", "param")]
 ADAMS = {"adam", "adamw"}  # types of DeepSpeed's optimizers with the same states
 WHERE = "deepspeed"  # what keys of the second comparison are shown under
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What decides a training, as plain data, so that two of them can be compared."""
+class Settings(NamedTuple):
+    """What decides a training, as plain data without secrets, so that two of them can be compared."""
 
     experiment: Mapping[str, Any]  # of its hyperparameters one point
     ds_config: Mapping[str, Any] | None  # what DeepSpeed is given; None where that is not known
@@ -64,14 +53,12 @@ def settings_of(
     searcher = dict(config.get("searcher") or {})
     if searcher.get("source_checkpoint_uuid") is not None:
         searcher["source_checkpoint_uuid"] = True  # the path and the uuid of one checkpoint are the same
+    variables = {"environment_variables": names_of(config) or None}
     data = {
         **config,
         "searcher": searcher,
         "max_restarts": experiment.max_restarts,
-        "environment": {
-            **(config.get("environment") or {}),
-            "environment_variables": names_of(config) or None,
-        },
+        "environment": {**(config.get("environment") or {}), **variables},
         "entrypoint": list(experiment.entrypoint.words),
         "hyperparameters": {
             **dict.fromkeys(PARALLEL_SIZES, 1),
@@ -84,9 +71,7 @@ def settings_of(
         "reproducibility": {"experiment_seed": experiment.seed},
     }
     plain = json.loads(json.dumps(as_plain(data), default=str))
-    # Without secrets, as a checkpoint has it.
-    ds_config = None if ds_config is None else masked({WHERE: ds_config})[WHERE]
-    return Settings(experiment=masked(plain), ds_config=ds_config)
+    return Settings(masked(plain), ds_config and masked({WHERE: ds_config})[WHERE])
 
 
 def settings_before(
@@ -130,50 +115,37 @@ def changes_since(
         resets_optimizer: The optimizer's state begins anew.
     """
     effective, strategy, idle, problems = [], [], [], []
-    if refusal is None and any(get_path(resolved.ds_config, tuple(key.split("."))) == "nvme" for key in NVME):
+    if refusal is None and "nvme" in (get_path(resolved.ds.data, path) for path in NVME):
         refusal = "what lies on NVMe cannot be filled from it"
-    for difference, meaning, where in _compared(before, settings_of(experiment, resolved.ds_config)):
-        path, was = difference.path, difference.was
-        why = None  # it must stay as it was, "" where that needs no reason
+    anew = "start anew, without it" if warm_start else "start anew in another --run-dir, without --resume"
+    for change, meaning, where in _compared(before, settings_of(experiment, resolved.ds_config)):
+        # Why it must stay as it was, "" where that needs no reason; None where it may change.
         if warm_start == "weights":
-            is_cut = path[:1] == ("hyperparameters",) and path[1:] in {(name,) for name in PARALLEL_SIZES}
-            why = refusal if is_cut else None
-        elif meaning is Meaning.STRATEGY:
-            why = refusal
-        elif meaning is Meaning.OPTIMIZER:
-            is_kin = {str(was).lower(), str(difference.now).lower()} <= ADAMS
-            why = None if resets_optimizer or is_kin else "its optimizer state is of that kind"
-        elif meaning is Meaning.LAYOUT or (meaning is Meaning.COURSE and warm_start is None):
-            why = ""
+            why = refusal if change.path in {("hyperparameters", name) for name in PARALLEL_SIZES} else None
+        else:
+            is_kin = resets_optimizer or {str(change.was).lower(), str(change.now).lower()} <= ADAMS
+            why = {
+                Meaning.STRATEGY: refusal,
+                Meaning.OPTIMIZER: None if is_kin else "its optimizer state is of that kind",
+                Meaning.LAYOUT: "",
+                Meaning.COURSE: None if warm_start else "",
+            }.get(meaning)
+        line = f"{where} {change}".strip()
         if why is not None:
-            anew = (
-                "start anew, without it"
-                if warm_start
-                else "start anew in another --run-dir, without --resume"
-            )
+            fix = f"go back to {in_words(change.was)}, or {anew}"
             if meaning is Meaning.OPTIMIZER and warm_start is None:
-                anew = f"add --reset-optimizer: the weights stay, and the optimizer's state begins anew, or {anew}"
-            if where:
-                origin = resolved.origins.get(dotted(path), "")
-            elif path[0] == "hyperparameters":
-                origin = experiment.hyperparameters.origin(path[1:])
-            else:
-                origin = experiment.document.origin(path)
-            problem = Problem(
-                key=f"{where} {difference.key}".strip(),
-                value=difference.now,
-                origin=origin,
-                message=f"was {in_words(was)} when {written} was written, and must stay so{why and f': {why}'}",
-                fix=f"go back to {in_words(was)}, or {anew}",
-                code="resume-changed",
+                reset = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew"
+                fix = f"go back to {in_words(change.was)}, or {reset}, or {anew}"
+            key, document = f"{where} {change.key}".strip(), resolved.ds if where else experiment.document
+            message = (
+                f"was {in_words(change.was)} when {written} was written, and must stay so{why and f': {why}'}"
             )
-            problems.append(problem)
-            continue
-        line = f"{where} {difference}".strip()
-        if meaning is Meaning.NOTHING:
+            problem = document.problem(change.path, message, fix, "resume-changed", value=change.now)
+            problems.append(replace(problem, key=key))
+        elif meaning is Meaning.NOTHING:
             idle.append(line)
         elif meaning is Meaning.STRATEGY and warm_start != "weights":
-            strategy.append(_in_short(difference) or line)
+            strategy.append(_in_short(change) or line)
         elif meaning is not Meaning.RESOLVED:
             effective.append(line)
     return Changes(
@@ -184,42 +156,40 @@ def changes_since(
 def _compared(before: Settings, now: Settings) -> Iterator[tuple[Difference, Meaning, str]]:
     """Each difference, what it means, and in which of the two configurations it is."""
     found = list(differences(before.experiment, now.experiment))
-    reseeded = any(difference.path[0] == "reproducibility" for difference in found)
-    for difference in found:
-        path = difference.path
-        if reseeded and path == ("hyperparameters", TRIAL_SEED):
+    reseeded = any(change.path[0] == "reproducibility" for change in found)
+    for change in found:
+        path = change.path
+        name = str(path[1]) if path[0] == "hyperparameters" and len(path) > 1 else ""
+        if name == TRIAL_SEED and reseeded:
             continue  # it follows
-        row = row_of(EXPERIMENT, path)
-        meaning = row.resume if row else Meaning.COURSE
-        name = str(path[1]) if len(path) > 1 and path[0] == "hyperparameters" else ""
+        meaning = meaning_of(EXPERIMENT, path, Meaning.COURSE)
         if name.endswith(("_deepspeed_config", "_zero_stage")):  # of one of several engines
             meaning = Meaning.STRATEGY
         elif name.endswith("_overwrite_deepspeed_args"):
-            row = row_of(DEEPSPEED, path[2:])
-            meaning = row.resume if row else Meaning.LAYOUT
-        elif path == ("entrypoint",) and _of_one_module(difference.was, difference.now):
-            meaning = Meaning.STRATEGY
-        yield difference, meaning, ""
+            meaning = meaning_of(DEEPSPEED, path[2:], Meaning.LAYOUT)
+        elif path == ("entrypoint",):
+            # Two trials of one module are forms of one model, such as whole and as a pipeline. Whether each then finds
+            # its tensors by name in the checkpoints of the other, its ranks see before they load any.
+            modules = [_module_and_trial(words)[0] for words in (change.was, change.now)]
+            meaning = Meaning.STRATEGY if modules[0] and modules[0] == modules[1] else meaning
+        yield change, meaning, ""
     if before.ds_config is not None:
-        for difference in differences(before.ds_config, now.ds_config):
-            row = row_of(DEEPSPEED, difference.path)
-            yield difference, row.resume if row else Meaning.LAYOUT, WHERE
+        for change in differences(before.ds_config, now.ds_config):
+            yield change, meaning_of(DEEPSPEED, change.path, Meaning.LAYOUT), WHERE
 
 
-def _of_one_module(was: Any, now: Any) -> bool:
-    """Whether two entrypoints are trials of one module: forms of one model, such as whole and as a pipeline.
+def _module_and_trial(words: Any) -> tuple[str, str]:
+    """Of the words of an entrypoint that names a trial, as ``module:Class``; "" of any other."""
+    module, colon, trial = (
+        str(words[0]).partition(":") if isinstance(words, list) and len(words) == 1 else ("",) * 3
+    )
+    return (module, trial) if colon else ("", "")
 
-    Whether each then finds its tensors by name in the checkpoints of the other, its ranks see before they load any.
-    """
-    words = [str(each[0]) for each in (was, now) if isinstance(each, list) and len(each) == 1]
-    return len({word.partition(":")[0] for word in words if ":" in word}) == 1 and len(words) == 2
 
-
-def _in_short(difference: Difference) -> str:
+def _in_short(change: Difference) -> str:
     """A change of the strategy under the name that it has everywhere; "" where it has none."""
-    if difference.path == ("entrypoint",):
-        trials = [str(word).partition(":")[2] for [word] in (difference.was, difference.now)]
-        return f"trial {' -> '.join(trials)}"
-    name = SHORT.get(difference.path, "")
-    was, now = (0 if value is NOT_GIVEN else value for value in (difference.was, difference.now))
+    name = SHORT.get(change.path, "")
+    was, now = (0 if value is NOT_GIVEN else value for value in (change.was, change.now))
+    if change.path == ("entrypoint",):
+        name, was, now = "trial", _module_and_trial(was)[1], _module_and_trial(now)[1]
     return f"{name} {was} -> {now}" if name else ""

@@ -15,14 +15,15 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from determined_ds.config.params import LOGGING, is_secret_option
+from determined_ds.config.params import LOGGING, PASSWORD_IN_URL, is_secret_option
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.variables import PATH as VARIABLES
 
 # What it is -> its form, which begins with a literal, so that a large file is quickly looked through.
 TEXTS = {
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}[\s\S]*",
     "an AWS access key": r"(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "a GitHub token": r"gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60}",
     "a Hugging Face token": r"hf_[A-Za-z]{34}\b",
@@ -32,30 +33,24 @@ TEXTS = {
     "a secret AWS key": r"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
 }
 _FORMS = {name: re.compile(form.encode()) for name, form in TEXTS.items()}
-PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
-
-# Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM does not match.
-VARIABLE_NAMES = re.compile(
-    r"(?:.*_)?(?:TOKEN|KEY|API_?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|ACCESS_KEY_ID|CONNECTION_STRING)"
-    r"|.*_(?:PWD|PASS)|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
+# Names of environment variables, and of keys that only a cluster reads. As the last word of a name, so that
+# TOKENIZERS_PARALLELISM does not match.
+NAMES = re.compile(
+    r"(?:.*_)?(?:(?:IDENTITY|REGISTRY)?TOKEN|(?:API)?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH"
+    r"|ACCESS_KEY_ID|CONNECTION_STRING)|.*_(?:PWD|PASS)"
+    r"|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
     re.IGNORECASE,
 )
-# Keys of a configuration where Determined keeps credentials, which only a cluster reads; and anywhere else, where a
-# ``pad_token`` is not a secret.
-OF_CLUSTER = ("checkpoint_storage", "tensorboard_storage", "integrations", "data_layer")
-OF_CONTAINER = ("registry_auth", "pod_spec")
-CLUSTER_KEYS = re.compile(
-    r"(?:.*_)?(?:password|auth|\w*token|secret|\w*key|credentials?|connection_string)|.*_pass", re.IGNORECASE
-)
+# Names of any other key, where a ``pad_token`` is not a secret.
 KEYS = re.compile(
     r"(?:.*_)?(?:password|passphrase|secret|secret_?key|access_?key|api_?key|(?:auth|access|hf|hub)_token|private_key"
     r"|connection_string)|.*_pass",
     re.IGNORECASE,
 )
 NO_SECRETS = ("", "0", "1", "true", "false", "yes", "no", "none", "null", "auto")
-
-VARIABLES: KeyPath = ("environment", "environment_variables")
-PLACEHOLDER = re.compile(r"<secret (\w+), not stored>")
+OF_CLUSTER = ("checkpoint_storage", "tensorboard_storage", "integrations", "data_layer", "environment")
+PLACEHOLDER = "<secret {}, not stored>"
+_PLACEHOLDERS = re.compile(PLACEHOLDER.format(r"(\w+)"))
 
 
 def secret_text(content: bytes) -> tuple[str, int] | None:
@@ -75,15 +70,16 @@ def secrets_of(config: Mapping[str, Any]) -> dict[str, str]:
     Args:
         config: The experiment configuration.
     """
-    return {name: value for path, name, value in _masked(config)[1] if not _is_of_cluster(path)}
+    found = _masked(config)[1]
+    return {name: value for path, name, value in found if value is not None and not _is_of_cluster(path)}
 
 
 def stored_yaml(config: Mapping[str, Any]) -> str:
     """An experiment configuration as it is written to a file: :func:`masked`, with a line on top that names them."""
-    without = masked(config)
-    names = ", ".join(dict.fromkeys(name for _, name in _placeholders(without)))
+    without, found = _masked(config)
+    names = ", ".join(dict.fromkeys(name for _, name, _ in found))
     head = f"# Secrets are not stored: {names}. det-ds takes them from the environment; a cluster does not.\n"
-    return f"{head if names else ''}{dump_yaml(without)}"
+    return f"{head if found else ''}{dump_yaml(without)}"
 
 
 def masked_command(words: Sequence[str]) -> str:
@@ -103,15 +99,13 @@ def masked_override(word: str) -> str:
         path, config = (key,), text
     for step in reversed(path):
         config = {step: config}
-    if equals and (_is_variable(str(path[-1]), text) or _masked(config)[1]):
+    if equals and (_is_secret(NAMES, path[-1], text) or _masked(config)[1]):
         return f"{flag}{key}=***"
-    return _hide_texts(word, lambda _: "***")
+    return _without_texts(word, lambda _: "***")
 
 
 def restored(document: Document, environ: Mapping[str, str], *, required: bool = True) -> Document:
-    """A configuration with the values that its placeholders stand for.
-
-    Those that only a cluster reads stay.
+    """A configuration with the values that its placeholders stand for; those that only a cluster reads may stay.
 
     Args:
         document: An experiment's configuration, or a part of one.
@@ -121,35 +115,35 @@ def restored(document: Document, environ: Mapping[str, str], *, required: bool =
     Raises:
         ConfigError: every value that is missing.
     """
-    there = _placeholders(document.data)
-    missing = [each for each in there if each[1] not in environ and not _is_of_cluster(each[0])]
-    if missing and required:
-        message = "is a secret, whose value was not stored"
-        fix = "set it in the environment: export {}=...; or give the configuration that has it"
-        raise ConfigError(
-            document.problem(path, message, fix.format(name), "secret-missing", value=name)
-            for path, name in missing
-        )
+    message = "is a secret, whose value was not stored"
+    fix = "set it in the environment: export {}=...; or give the configuration that has it"
+    problems = [
+        document.problem(path, message, fix.format(name), "secret-missing", value=name)
+        for path, name, value in _masked(document.data)[1]
+        if required and value is None and name not in environ and not _is_of_cluster(path)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
     def value_of(_: KeyPath, text: str) -> str:
-        return PLACEHOLDER.sub(lambda found: environ.get(found[1], found[0]), text)
+        return _PLACEHOLDERS.sub(lambda found: environ.get(found[1], found[0]), text)
 
-    return document.holding(_walked(document.data, (), value_of)) if there else document
+    return document.holding(_changed(document.data, value_of))
 
 
 def secret_problems(document: Document) -> list[Problem]:
     """A warning for each secret of an experiment's configuration, which a cluster shows, and for each placeholder."""
-    problems = []
-    for path, name, _ in _masked(document.data)[1]:
+    message = "looks like a secret, and everyone who sees the experiment can read it"
+    fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
+    warnings = []
+    for path, name, value in _masked(document.data)[1]:
         if path[:2] == ("hyperparameters", LOGGING) and is_secret_option(path[-1], document.get(path)):
             continue  # refused, with the hyperparameters
-        is_variable = path[:2] == VARIABLES
-        what = f"{name} looks like a secret" if is_variable else "looks like a secret"
-        fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
-        message = f"{what}, and everyone who sees the experiment can read it"
-        value = f"{name}=***" if is_variable else "***"
-        problems.append(document.problem(path, message, fix, "secret", value=value))
-    return [*problems, *placeholders_left(document)]
+        if value is not None and path[:2] == VARIABLES:
+            warnings.append(document.problem(path, f"{name} {message}", fix, "secret", value=f"{name}=***"))
+        elif value is not None:
+            warnings.append(document.problem(path, message, fix, "secret", value="***"))
+    return [*warnings, *placeholders_left(document)]
 
 
 def placeholders_left(document: Document) -> list[Problem]:
@@ -157,87 +151,69 @@ def placeholders_left(document: Document) -> list[Problem]:
     message = "stands for a secret whose value was not stored; a cluster takes it for the value"
     fix = "write the value before it is submitted; det-ds run takes it from the environment variable {}"
     return [
-        document.problem(path, message, fix.format(name), "secret-missing", value=_placeholder(name))
-        for path, name in _placeholders(document.data)
+        document.problem(path, message, fix.format(name), "secret-missing", value=PLACEHOLDER.format(name))
+        for path, name, value in _masked(document.data)[1]
+        if value is None
     ]
 
 
 # ------------------------------------------------------------------------------------------------- finding
 
 
-def _is_variable(name: str, value: str) -> bool:
-    """Whether an environment variable is a secret, by its name."""
-    return VARIABLE_NAMES.fullmatch(name) is not None and value.lower() not in NO_SECRETS
+def _masked(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str, str | None]]]:
+    """The configuration with placeholders; and of each the path, the variable and the value, None if it stood there."""
+    found: list[tuple[KeyPath, str, str | None]] = []
+    values: dict[str, str | None] = dict.fromkeys(_PLACEHOLDERS.findall(str(config)))  # of each variable
+
+    def hidden(path: KeyPath, variable: str, value: str) -> str:
+        """The placeholder of a value; two values never share one."""
+        name, number = variable, 1
+        while values.setdefault(name, value) != value:
+            number += 1
+            name = f"{variable}_{number}"
+        found.append((path, name, value))
+        return PLACEHOLDER.format(name)
+
+    def without_secrets(path: KeyPath, text: str) -> str:
+        if there := _PLACEHOLDERS.findall(text):
+            found.extend((path, name, None) for name in there)
+            return text
+        variable, equals, value = text.partition("=")
+        if path[:2] == VARIABLES and equals and variable.isidentifier():
+            if _is_secret(NAMES, variable, value) or _without_texts(value, lambda _: "") != value:
+                text = f"{variable}={hidden(path, variable, value)}"
+            return text
+        steps = [step for step in path if step != "val"]  # of a constant hyperparameter
+        name = "DET_DS_" + re.sub(r"\W", "_", "_".join(map(str, steps))).upper()
+        key = next((step for step in reversed(steps) if isinstance(step, str)), "")
+        if _is_secret(NAMES if _is_of_cluster(path) else KEYS, key, text):
+            return hidden(path, name, text)
+        return _without_texts(text, lambda value: hidden(path, name, value))
+
+    return _changed(config, without_secrets), found
+
+
+def _is_secret(names: re.Pattern[str], name: str | int, value: str) -> bool:
+    """Whether a value is a secret by its name."""
+    return names.fullmatch(str(name)) is not None and value.lower() not in NO_SECRETS
 
 
 def _is_of_cluster(path: KeyPath) -> bool:
     """Whether a place is one that is read on a cluster only."""
-    return path[0] in OF_CLUSTER or (path[0] == "environment" and path[1:2] != VARIABLES[1:])
+    return path[0] in OF_CLUSTER and path[:2] != VARIABLES
 
 
-def _masked(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str, str]]]:
-    """The configuration with placeholders, and of each the path, the variable and the value."""
-    found: list[tuple[KeyPath, str, str]] = []
-    known: dict[str, str | None] = {name: None for _, name in _placeholders(config)}  # variable -> value
-
-    def note(path: KeyPath, variable: str, value: str) -> str:
-        """The placeholder of a value; two values never share one."""
-        name, number = variable, 1
-        while known.setdefault(name, value) != value:
-            number += 1
-            name = f"{variable}_{number}"
-        found.append((path, name, value))
-        return _placeholder(name)
-
-    def hide(path: KeyPath, text: str) -> str:
-        if PLACEHOLDER.search(text):
-            return text
-        if path[:2] == VARIABLES:
-            variable, equals, value = text.partition("=")
-            held = _is_variable(variable, value) or secret_text(value.encode(errors="replace")) is not None
-            if equals and variable.isidentifier() and (held or PASSWORD_IN_URL.search(value)):
-                return f"{variable}={note(path, variable, value)}"
-        key = next((step for step in reversed(path) if isinstance(step, str) and step != "val"), "")
-        of_cluster = path[0] in OF_CLUSTER or any(section in path for section in OF_CONTAINER)
-        name = "DET_DS_" + re.sub(r"\W", "_", "_".join(str(step) for step in path if step != "val")).upper()
-        is_secret = (CLUSTER_KEYS if of_cluster else KEYS).fullmatch(key) and text.lower() not in NO_SECRETS
-        if path[:2] != VARIABLES and is_secret:
-            return note(path, name, text)
-        return _hide_texts(text, lambda value: note(path, name, value))
-
-    data: dict[str, Any] = _walked(dict(config), (), hide)
-    return data, found
+def _without_texts(text: str, hidden: Callable[[str], str]) -> str:
+    """A text in which all that looks like a secret is hidden."""
+    for form in TEXTS.values():
+        text = re.sub(form, lambda match: hidden(match[0]), text)
+    return PASSWORD_IN_URL.sub(lambda match: hidden(match[0]), text)
 
 
-def _hide_texts(text: str, hide: Callable[[str], str]) -> str:
-    """A text with what looks like a secret in it hidden; all of it, where that is a private key."""
-    found = secret_text(text.encode(errors="replace"))
-    if found is not None and found[0] == "a private key":
-        return hide(text)
-    for form in TEXTS.values() if found is not None else ():
-        text = re.sub(form, lambda match: hide(match[0]), text)
-    return PASSWORD_IN_URL.sub(lambda match: hide(match[0]), text)
-
-
-def _placeholder(variable: str) -> str:
-    return f"<secret {variable}, not stored>"
-
-
-def _placeholders(config: Any) -> list[tuple[KeyPath, str]]:
-    found: list[tuple[KeyPath, str]] = []
-
-    def look(path: KeyPath, text: str) -> str:
-        found.extend((path, name) for name in PLACEHOLDER.findall(text))
-        return text
-
-    _walked(config, (), look)
-    return found
-
-
-def _walked(value: Any, path: KeyPath, change: Callable[[KeyPath, str], str]) -> Any:
+def _changed(value: Any, change: Callable[[KeyPath, str], str], path: KeyPath = ()) -> Any:
     """A copy with each text changed."""
-    if isinstance(value, dict):
-        return {key: _walked(item, (*path, key), change) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {key: _changed(item, change, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_walked(item, (*path, index), change) for index, item in enumerate(value)]
-    return change(path, value) if isinstance(value, str) and path else value
+        return [_changed(item, change, (*path, index)) for index, item in enumerate(value)]
+    return change(path, value) if isinstance(value, str) else value

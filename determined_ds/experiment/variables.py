@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, words
@@ -23,34 +22,23 @@ OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERAT
 PREFIXES_OF_THE_LAUNCH = ("DET_", "TORCHELASTIC_")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variables:
-    """Environment variables for the ranks.
-
-    Args:
-        values: Name -> value; None: the variable is removed, as a name without a value is in a container.
-        warnings: Those that the launch sets itself.
-    """
-
-    values: Mapping[str, str | None] = field(default_factory=dict)
-    warnings: tuple[Problem, ...] = ()
-
-
-def variables_for(document: Document, device: str) -> Variables:
+def variables_for(document: Document, device: str) -> dict[str, str | None]:
     """The environment variables that an experiment asks for; what is not a list of strings, its reader refuses.
 
     Args:
         document: The experiment.
         device: What its ranks compute on: ``cpu``, ``cuda`` or ``rocm``.
 
+    Returns:
+        Name -> value; None: the variable is removed, as a name without a value is in a container.
+
     Raises:
         ConfigError: an entry is not NAME=VALUE; every reason at once.
     """
-    problems, warnings = variable_problems(document, device)
-    if problems:
+    if problems := variable_problems(document)[0]:
         raise ConfigError(problems)
-    own = [entry[2:] for entry in _entries(document) if entry[1] in (None, device)]
-    return Variables(values=dict(each for each in own if not _by_launch(each[0])), warnings=tuple(warnings))
+    own = [(name, value) for _, of, name, value in _entries(document) if of in (None, device)]
+    return {name: value for name, value in own if not _by_launch(name)}
 
 
 def variable_problems(document: Document, device: str | None = None) -> tuple[list[Problem], list[Problem]]:

@@ -108,7 +108,7 @@ def _read(options: RunOptions) -> tuple[Accelerator, Document, Mapping[str, str 
     """This machine's accelerator, the experiment as it is here, and its environment variables."""
     accelerator = detect_without_torch(options.accelerator) or detect_accelerator(options.accelerator)
     document = read_document(options.config, options.context_dir, overrides=options.overrides)
-    return accelerator, document, variables_for(document, kind_of_device(accelerator)).values
+    return accelerator, document, variables_for(document, kind_of_device(accelerator))
 
 
 def take_threads(placed: Placement) -> None:

@@ -16,7 +16,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document, with_flags
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
 from determined_ds.experiment.source import read_trial
-from determined_ds.experiment.variables import Variables, variables_for
+from determined_ds.experiment.variables import variable_problems, variables_for
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
@@ -124,11 +124,11 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
 
 def _decided(
     experiment: Experiment, options: RunOptions, placed: Placement | None, found: Problems
-) -> tuple[Experiment, ResolvedConfig | None, Accelerator | None, Variables]:
+) -> tuple[Experiment, ResolvedConfig | None, Accelerator | None, dict[str, str | None]]:
     """What will run on this machine's devices; None where that is unknown."""
     devices = found.of(lambda: detect_accelerator(options.accelerator))
     if devices is None:
-        return experiment, None, None, Variables()
+        return experiment, None, None, {}
     where = Where(
         context_dir=options.context_dir, accelerator=devices, machines=placed.machines if placed else 1
     )
@@ -136,7 +136,7 @@ def _decided(
         experiment, fewer = _fitting_slots(experiment, where)
         found.warn(fewer)
     resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where, here=True))
-    variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
+    variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
     if resolved is not None:
         found.warn(resolved.warnings)
     if resolved is not None and experiment.trial:
@@ -145,7 +145,7 @@ def _decided(
         found.problems += trial_problems(trained, experiment.hyperparameters, resolved)
         if not options.is_measured:
             found.problems += metric_problems(experiment.document, trained, experiment.measures)[0]
-    found.warn(variables.warnings)
+    found.warn(variable_problems(experiment.document, kind_of_device(devices))[1])
     return experiment, resolved, devices, variables
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
-from determined_ds.experiment.variables import Variables
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.outcome import Outcome, show_outcome
 from determined_ds.launch.placement import Placement
@@ -72,7 +72,7 @@ class LocalRun:
     context_dir: Path
     run_dir: Path
     start: Start = field(default_factory=Start)
-    variables: Variables = field(default_factory=Variables)
+    variables: Mapping[str, str | None] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
     placed: Placement | None = None
     configured_slots: int | None = None
@@ -182,13 +182,13 @@ class LocalRun:
     def hang_timeout_s(self) -> float:
         """How long nothing may move, in seconds; 0: no limit."""
         stated = self.options.hang_timeout
-        environment = {**os.environ, **self.variables.values}
+        environment = {**os.environ, **self.variables}
         return hang_timeout_s(environment) if stated is None else 60 * stated
 
     @property
     def _watches_script(self) -> bool:
         """Whether the user has stated how long a script may show nothing."""
-        stated = {**os.environ, **self.variables.values}.get(HANG_TIMEOUT)
+        stated = {**os.environ, **self.variables}.get(HANG_TIMEOUT)
         is_stated = self.options.hang_timeout is not None or stated
         return bool(self.experiment.script is not None and is_stated and self.hang_timeout_s)
 
@@ -291,7 +291,7 @@ class LocalRun:
                 accelerator=self.accelerator,
                 context_dir=self.context_dir,
                 run_dir=self.run_dir,
-                variables=self.variables.values,
+                variables=self.variables,
                 keep_open=[lock.fileno()],
                 hang_timeout_s=timeout_s,
             )
