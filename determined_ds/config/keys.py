@@ -137,20 +137,15 @@ DEEPSPEED = _table(
     ("E", "flops_profiler comms_logger tensorboard csv_monitor wandb comet aio timers pipeline checkpoint"),
     ("E", "gradient_predivide_factor zero_allow_untested_optimizer prescale_gradients gradient_allreduce_op"),
     # Those of zero_optimization by which no checkpoint is laid out.
-    ("E", f"""{ZERO}.{{allgather_bucket_size allgather_sequential contiguous_gradients enable_sanity_checks
-        gather_16bit_weights_on_model_save ignore_unused_parameters log_trace_cache_warnings max_live_parameters
-        max_reuse_distance memory_efficient_linear overlap_comm pipeline_loading_checkpoint prefetch_bucket_size
-        reduce_bucket_size reduce_scatter stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save
-        stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size
-        stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce}}"""),
-    ("E", f"""{ZERO}.offload_optimizer.{{buffer_count cpuadam_cores_perc fast_init pin_memory pipeline_read
-        pipeline_write}} {ZERO}.offload_param.{{buffer_count buffer_size max_in_cpu pin_memory}}"""),
-    ("N", "autotuning"),
+    ("E", f"""{ZERO}.{{allgather_bucket_size contiguous_gradients overlap_comm reduce_bucket_size reduce_scatter
+        stage3_gather_16bit_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance
+        stage3_prefetch_bucket_size}} {ZERO}.offload_optimizer.{{buffer_count pin_memory pipeline_read pipeline_write}}
+        {ZERO}.offload_param.{{buffer_count buffer_size max_in_cpu pin_memory}}"""),
+    ("N", "autotuning vocabulary_size"),
     # ---- what nothing reads
     ("E", "dataloader_drop_last", "I", NO_LOADER, "write self.training_loader(dataset, drop_last=...)"),
     ("C", "data_efficiency", "I", NO_LOADER, "have the trial's data set draw what it should"),
     ("L", "weight_quantization", "I", "DeepSpeed reads it for inference only", "remove it"),
-    ("N", "vocabulary_size", "I", "DeepSpeed only remarks on it where 8 does not divide it", "remove it"),
     ("E", "disable_allgather", "I", NOTHING, "remove it"),
     ("E", f"{ZERO}.allgather_partitions", "I", NOTHING, "remove it", True),
     # ---- what cannot be honoured

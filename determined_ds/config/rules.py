@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from determined_ds.config.ds_schema import ONE_BIT, ZERO
@@ -26,7 +25,6 @@ from determined_ds.config.strategy import (
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.pipe.orders import ONE_F_ONE_B, ZB_H1, chunks_problem
-from determined_ds.pipe.partition import MEASURED
 
 if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig
@@ -122,12 +120,6 @@ def _devices(s: Strategy, c: ResolvedConfig) -> int:
     return most if s.slots > most else 0
 
 
-def _no_order(s: Strategy) -> str:
-    """Why the pipeline's schedule cannot order the micro-batches; "" where it can, or where its chunks are refused."""
-    pipe = s.pipeline
-    return "" if s.pipe_parallel_size == 1 or chunks_problem(pipe.schedule, pipe.chunks) else pipe.problem()
-
-
 def _bubble(s: Strategy) -> tuple[float, float] | None:
     """The bubble in %, and that of four micro-batches a stage, where there is less than one a stage."""
     if s.accumulation >= s.pipe_parallel_size or s.pipeline.problem():
@@ -135,20 +127,10 @@ def _bubble(s: Strategy) -> tuple[float, float] | None:
     return 100 * s.bubble, 100 * replace(s, accumulation=4 * s.pipe_parallel_size).bubble
 
 
-def _no_path(what: str, s: Strategy, c: ResolvedConfig, device: Any) -> bool:
-    return device == "nvme" and not at(c, f"{ZERO}.{what}.nvme_path")
-
-
 def _not_fp16(s: Strategy, c: ResolvedConfig) -> str:
     """What gradients are reduced in, where that is not fp16; by default what the model computes in."""
     kind = DTYPES.get(str(at(c, "communication_data_type")).lower(), s.precision)
     return "" if kind == "fp16" else kind
-
-
-def _is_untested(c: ResolvedConfig) -> bool:
-    """Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check."""
-    is_known = optimizer(c) in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
-    return not is_known and not at(c, "zero_allow_untested_optimizer")
 
 
 def _reports_to_wandb(c: ResolvedConfig) -> bool:
@@ -173,24 +155,19 @@ TABLE = (
         "set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16"),  # runtime/engine.py backward
     row("more-ranks-than-devices", "slots_per_trial", lambda s, c, v: _devices(s, c),
         "{s.slots} slots on a machine that carries {found} ranks", "use --slots {found} or fewer"),
-    row("pipe-schedule", f"{HP}.pipe_schedule", lambda s, c, v: _no_order(s),  # arXiv 2104.04473, section 2.2
+    row("pipe-schedule", f"{HP}.pipe_schedule",  # arXiv 2104.04473, section 2.2; chunks are refused where they are read
+        lambda s, c, v: s.pipe_parallel_size > 1 and not chunks_problem(s.pipe_schedule, s.pipe_chunks)
+            and s.pipeline.problem(),
         "{found}, with pipe_parallel_size {s.pipe_parallel_size}",
         "change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b"),
-    row("pipe-schedule-partitioned", "pipeline.pipe_partitioned pipeline.grad_partitioned",
-        lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and v,  # runtime/pipe/dualpipev.py
-        "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b"),
     row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
-            and (s.activation_checkpointing or s.is_compiled),
+            and (s.activation_checkpointing or s.torch_compile or s.deepcompile),
         "zb-h1 goes through a layer's backward pass in two parts: activation checkpointing would compute the layer anew"
         " for each, and the backward pass of a compiled layer has no parts",  # CheckpointFunction.backward
         "take another pipe_schedule, or no activation checkpointing and no compiler"),
     row("one-stage", _of(HP, ("pipe_schedule", "partition_method", "pipe_within_machine")),
         lambda s, c, v: s.pipe_parallel_size == 1 and v not in WITHOUT_A_PIPELINE,
         "has no effect: there is one stage", "set pipe_parallel_size to 2 or more, or remove {key}", warning=True),
-    row("partition-measured", f"{HP}.partition_method",  # our trial/measured_partition.py measured_layers
-        lambda s, c, v: s.pipe_parallel_size > 1 and v == MEASURED and s.model_parallel_size > 1,
-        "one rank measures a layer, and with model_parallel_size {s.model_parallel_size} several compute it together",
-        "use parameters, uniform or type:REGEX"),
     row("pipeline-bubble", "gradient_accumulation_steps", lambda s, c, v: _bubble(s),  # our pipe/timeline.py
         "{value} micro-batches for {s.pipe_parallel_size} stages: by {s.pipe_schedule} each waits {found[0]:.0f} % of"
         " the time", "use more: 4 x {s.pipe_parallel_size} leave a bubble of {found[1]:.0f} %", warning=True),
@@ -202,10 +179,6 @@ TABLE = (
     row("sequence-degree", "sequence_parallel_size", lambda s, c, v: (v or 1) not in (1, s.sequence_parallel_size),
         "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"  # __init__.py initialize
         " {s.sequence_parallel_size}", "write hyperparameters.sequence_parallel_size, and remove it from the JSON"),
-    row("sequence-length", f"{HP}.sequence_length",  # sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
-        lambda s, c, v: s.sequence_parallel_size > 1 and type(v) is int and v % s.sequence_parallel_size,
-        "cannot be cut into {s.sequence_parallel_size} slices of one length (sequence_parallel_size)",
-        "use a sequence_length that {s.sequence_parallel_size} divides"),
     row("zeropp-groups", f"{ZERO}.{HPZ}",  # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
         lambda s, c, v: s.zeropp and (s.sequence_parallel_size > 1 or _autotp(c) > 1 or _experts(c)),
         "ZeRO++ averages over its own groups of all ranks, and those that share a sequence, layers or experts hold"
@@ -223,10 +196,6 @@ TABLE = (
         "AutoTP replaces the groups of a pipeline by its own, of neighbouring ranks whatever their stage: the stages"
         " then wait for each other for ever",  # runtime/engine.py _configure_tensor_parallel_states; measured
         "set pipe_parallel_size to 1; or remove it, and build layers that cut themselves"),
-    row("tensor-head", "tensor_parallel.vocab_parallel_lm_head", lambda s, c, v: v is True and _autotp(c) > 1,
-        "the model returns each rank its own part of the logits: a loss of the trial's own from them is wrong",
-        "remove it, unless the trial takes the loss that the model computes (model(..., labels=...).loss)",
-        warning=True),  # sequence/cross_entropy.py configure_vocab_parallel_loss
     row("expert-degree", f"{HP}.expert_parallel_size",  # runtime/engine.py _configure_expert_parallel
         lambda s, c, v: type(v) is int and v != _experts(c) and str(_experts(c)),
         "differs from expert_parallel of the DeepSpeed JSON, which is {found} (0: not enabled)", "keep one of them"),
@@ -252,16 +221,13 @@ TABLE = (
     row("offload-param-stage", f"{ZERO}.offload_param", lambda s, c, v: s.offload_param and s.zero_stage != 3,
         "parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {s.zero_stage}",
         "set zero_optimization.stage to 3, or remove offload_param"),  # runtime/zero/offload_config.py
-    row("offload-optimizer-stage", f"{ZERO}.offload_optimizer",  # stage_1_and_2.py (older texts say 2 and 3)
-        lambda s, c, v: s.offload_optimizer and s.zero_stage < 1,
-        "the optimizer can be offloaded from ZeRO stage 1 on, not at stage {s.zero_stage}",
-        "set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer"),
-    row("offload-nvme-stage", f"{ZERO}.offload_optimizer.device", lambda s, c, v: v == "nvme" and s.zero_stage != 3,
-        "the optimizer can be offloaded to nvme at ZeRO stage 3 only, not {s.zero_stage}",
-        "use device cpu, or ZeRO stage 3"),  # runtime/zero/stage3.py (only stage 3 has swap_optimizer)
-    *(row("offload-nvme-path", f"{ZERO}.{what}.device", partial(_no_path, what),  # runtime/zero/offload_config.py
-        "offload to nvme needs a path to put the files", f"add {ZERO}.{what}.nvme_path")
-        for what in ("offload_optimizer", "offload_param")),
+    row("offload-optimizer-stage", f"{ZERO}.offload_optimizer",  # stage_1_and_2.py (older texts say 2 and 3), stage3.py
+        lambda s, c, v: s.offload_optimizer and s.zero_stage < (3 if s.offload_optimizer == "nvme" else 1),
+        "the optimizer can be offloaded to the CPU from ZeRO stage 1 on, and to nvme at stage 3, not at {s.zero_stage}",
+        "set zero_optimization.stage to such a stage, or remove offload_optimizer"),
+    row("offload-nvme-path", f"{ZERO}.offload_optimizer {ZERO}.offload_param",  # runtime/zero/offload_config.py
+        lambda s, c, v: v and v.get("device") == "nvme" and not v.get("nvme_path"),
+        "offload to nvme needs a path to put the files", "add zero_optimization.{key}.nvme_path"),
     row("compute-grad-norm-bf16", f"{ZERO}.compute_grad_norm",  # runtime/engine.py _do_optimizer_sanity_check
         lambda s, c, v: v is False and s.zero_stage == 1 and s.uses_bf16_optimizer,
         "with bf16 weights and gradients accumulated in fp32, ZeRO stage 1 always computes the gradient's norm",
@@ -296,7 +262,9 @@ TABLE = (
     # ---- optimizers
     row("onebit", "optimizer.type", lambda s, c, v: optimizer(c) in ONE_BIT,  # runtime/engine.py
         "1-bit optimizers are gone from DeepSpeed, and their compression backends with them", "use AdamW"),
-    row("zero-untested-optimizer", "optimizer.type", lambda s, c, v: s.zero_stage > 0 and _is_untested(c),
+    row("zero-untested-optimizer", "optimizer.type",  # runtime/engine.py _do_optimizer_sanity_check
+        lambda s, c, v: s.zero_stage > 0 and optimizer(c) not in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
+            and not at(c, "zero_allow_untested_optimizer"),
         "ZeRO stage {s.zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {value}",
         'use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true'),
     row("optimizer-nvcc", "optimizer.type", lambda s, c, v: compiles_optimizer(s, c),  # ops/adam/fused_adam.py
@@ -315,24 +283,17 @@ TABLE = (
         lambda s, c, v: optimizer(c) == "muon" and isinstance(v, (int, float))
             and any(at(c, f"optimizer.params.{name}") is not None for name in ("muon_lr", "adam_lr")),
         "the schedule gives all parameters this rate: muon_lr and adam_lr have no effect",
-        "write a list, a rate for each parameter group: of each group its matrices, then the rest"),
-    row("muon-rates-pipeline", "scheduler.params.warmup_max_lr",  # runtime/engine.py _muon_param_groups
-        lambda s, c, v: s.pipe_parallel_size > 1 and optimizer(c) == "muon" and isinstance(v, list),
-        "a stage without an embedding has fewer parameter groups than one with it, and a list has one length",
-        "write one rate, for muon_lr and adam_lr alike"),
+        "write a list, a rate for each parameter group: of each group its matrices, then the rest; in"
+        " a pipeline, whose stages have different groups, leave muon_lr and adam_lr out"),
     row("muon-bf16-pipeline", "data_types.grad_accum_dtype",  # runtime/bf16_optimizer.py BF16_Optimizer.__init__
         lambda s, c, v: optimizer(c) == "muon" and s.uses_bf16_optimizer and (s.slots > s.replicas or _experts(c)),
         "DeepSpeed steps this by its BF16_Optimizer, which takes Muon of plain replicas only: in no pipeline, and of no"
         " ranks that share sequences, layers or experts",
         "set zero_optimization.stage to 1 and data_types.grad_accum_dtype to bf16, or use AdamW"),
     # ---- execution
-    row("cpu-checkpointing", "activation_checkpointing.cpu_checkpointing",  # CheckpointFunction.forward
-        lambda s, c, v: c.accelerator.name == "cpu" and v,
-        "activations are on the CPU already, and DeepSpeed fails on moving them there",
-        "remove cpu_checkpointing, or run it on GPUs"),
-    row("deepcompile-cuda", "compile.deepcompile", lambda s, c, v: s.deepcompile and c.accelerator.name != "cuda",
-        "DeepCompile is written for CUDA, and there is no CUDA device",  # compile/util.py is_deepcompile_supported
-        "run it on GPUs, or write hyperparameters.torch_compile: true instead"),
+    row("gpus-only", "activation_checkpointing.cpu_checkpointing compile.deepcompile",  # compile/util.py
+        lambda s, c, v: c.accelerator.name == "cpu" and v, "is for GPUs, and DeepSpeed fails without them",
+        "run it on GPUs, or set {key} to false"),
     # ---- DeepSpeed's own monitors
     row("logger-secret", "comet.api_key", lambda s, c, v: v is not None,
         "is a secret, which would be written to the run's files",

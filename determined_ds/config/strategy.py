@@ -29,6 +29,14 @@ ADAM_STATES = 2
 ZERO_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw"})
 HPZ = "zero_hpz_partition_size"
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+# Keys of zero_optimization that are fields of a strategy.
+OF_ZERO = {
+    "stage": "zero_stage",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_max_live_parameters": "max_live_parameters",
+    HPZ: "hpz_partition_size",
+    **{key: key for key in ("reduce_bucket_size", "sub_group_size", "overlap_comm", "contiguous_gradients")},
+}
 # Hyperparameters by which models are asked to checkpoint activations: switches, and a number of layers.
 SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
 INTERVAL = "activation_checkpoint_interval"
@@ -72,12 +80,6 @@ class Strategy:
     pipe_chunks: int = 1  # parts of the model that a pipeline's rank holds
     partition_method: str | None = None  # how a pipeline's layers are shared out; None: as its trial says
 
-    def __post_init__(self) -> None:
-        assert self.zero_stage in (0, 1, 2, 3), self
-        assert {self.precision, self.grad_dtype, self.master_dtype} <= ELEMENT_BYTES.keys(), self
-        sizes = (self.slots, self.micro_batch_size, self.accumulation, self.tiled_mlp, self.tiled_loss)
-        assert min(sizes) >= 1, self
-
     @property
     def grad_dtype(self) -> str:
         """What gradients are accumulated in."""
@@ -111,16 +113,14 @@ class Strategy:
         return self.zero_stage == 1 and self.grad_dtype == "fp32" and self.offload_optimizer is None
 
     @property
-    def is_compiled(self) -> bool:
-        """By torch.compile or by DeepCompile."""
-        return self.torch_compile or self.deepcompile
-
-    @property
     def pipeline(self) -> Pipeline:
         """What its ranks compute in which order."""
-        ranks, micro_batches = self.pipe_parallel_size, self.accumulation
-        schedule, chunks = self.pipe_schedule, self.pipe_chunks
-        return Pipeline(schedule=schedule, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+        return Pipeline(
+            schedule=self.pipe_schedule,
+            ranks=self.pipe_parallel_size,
+            micro_batches=self.accumulation,
+            chunks=self.pipe_chunks,
+        )
 
     @property
     def bubble(self) -> float:
@@ -148,13 +148,15 @@ class Strategy:
 
 def read_strategy(c: ResolvedConfig) -> Strategy:
     """The strategy that a configuration asks for, by its DeepSpeed JSON and by hyperparameters."""
-    ds, hyperparameters = c.ds.data, c.hyperparameters.data
-    zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
-    stated = {key: value for key, value in zero.items() if value is not None}
-    devices = (get_path(zero, (what, "device")) for what in ("offload_optimizer", "offload_param"))
-    offload_optimizer, offload_param = (None if device == "none" else device for device in devices)
-    tiles = (hyperparameters.get(name) for name in ("tiled_mlp", "tiled_loss"))
-    tiled_mlp, tiled_loss = (max(1, count) if isinstance(count, int) else 1 for count in tiles)
+    ds, hyperparameters, topology = c.ds.data, c.hyperparameters.data, c.topology
+    zero = {key: value for key, value in (ds.get("zero_optimization") or {}).items() if value is not None}
+    own = {field: zero[key] for key, field in OF_ZERO.items() if key in zero}
+    for what in ("offload_optimizer", "offload_param"):
+        device = get_path(zero, (what, "device"))
+        own[what] = None if device == "none" else device
+    for what in ("tiled_mlp", "tiled_loss"):
+        tiles = hyperparameters.get(what)
+        own[what] = max(1, tiles) if isinstance(tiles, int) else 1
     schedule, chunks = schedule_of(hyperparameters)
     method = hyperparameters.get("partition_method")
     accumulated = get_path(ds, ("data_types", "grad_accum_dtype"))
@@ -164,36 +166,24 @@ def read_strategy(c: ResolvedConfig) -> Strategy:
     # The JSON's section activation_checkpointing turns nothing on: it has the options of DeepSpeed's own functions, for
     # a model that calls them. Source: deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__.
     interval = get_path(ds, ("pipeline", INTERVAL))
-    by_engine = c.topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
-    hpz = max(1, stated.get(HPZ, 1))
+    by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
     return Strategy(
-        zero_stage=stated.get("stage", 0),
+        **own,
         precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
-        pipe_parallel_size=c.topology.pipe_parallel_size,
-        model_parallel_size=c.topology.model_parallel_size,
-        sequence_parallel_size=c.topology.sequence_parallel_size,
+        pipe_parallel_size=topology.pipe_parallel_size,
+        model_parallel_size=topology.model_parallel_size,
+        sequence_parallel_size=topology.sequence_parallel_size,
         expert_parallel_size=max(1, expert_degree(ds)),
-        replicas=c.topology.data_parallel_world_size,
+        replicas=topology.data_parallel_world_size,
         micro_batch_size=c.batch.micro_batch_size,
         accumulation=c.batch.accumulation,
         activation_checkpointing=by_engine or is_asked_of_model(hyperparameters),
-        tiled_mlp=tiled_mlp,
-        tiled_loss=tiled_loss,
-        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, stated.get("stage", 0)),
+        num_optimizer_states=_num_optimizer_states(ds.get("optimizer") or {}, zero.get("stage", 0)),
         grad_accum_dtype=None if accumulated is None else DTYPES.get(str(accumulated).lower()),
         master_dtype=master,
         optimizer_state_dtype=master if get_path(ds, (master, f"{master}_optimizer_states")) else "fp32",
-        immediate_grad_update=bool(get_path(ds, ("bf16", "immediate_grad_update"), False)),
-        reduce_bucket_size=max(1, stated.get("reduce_bucket_size", Strategy.reduce_bucket_size)),
-        prefetch_bucket_size=stated.get("stage3_prefetch_bucket_size", Strategy.prefetch_bucket_size),
-        max_live_parameters=stated.get("stage3_max_live_parameters", Strategy.max_live_parameters),
-        sub_group_size=stated.get("sub_group_size", Strategy.sub_group_size),
-        hpz_partition_size=hpz,
-        zeropp=any(stated.get(key) for key in QUANTIZED) or hpz > 1,
-        overlap_comm=zero.get("overlap_comm"),
-        contiguous_gradients=zero.get("contiguous_gradients", True),
+        immediate_grad_update=bool(get_path(ds, ("bf16", "immediate_grad_update"))),
+        zeropp=any(zero.get(key) for key in QUANTIZED) or zero.get(HPZ, 1) > 1,
         torch_compile=c.torch_compile,
         deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
         pipe_schedule=schedule,
@@ -233,21 +223,12 @@ def is_asked_of_model(hyperparameters: Mapping[str, Any]) -> bool:
     return any(value.lower() not in OFF if isinstance(value, str) else bool(value) for value in values)
 
 
-def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> int:
-    """Tensors that the optimizer of a DeepSpeed JSON keeps, its fp32 copy of the parameters aside.
-
-    Muon keeps a momentum of matrices, and under ZeRO 1 and 2 a second one, of the step that is under way; of all else
-    an Adam's two.
-
-    Args:
-        optimizer: The section ``optimizer``; Adam is assumed where it names none.
-        zero_stage: 0 to 3.
-
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer._muon_staging_momentum.
-    """
+def _num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int) -> int:
+    """Tensors that the optimizer of a JSON keeps, its fp32 copy of the parameters aside; Adam where it names none."""
     kind = str(optimizer.get("type", "AdamW")).lower()
     if kind == "muon" and zero_stage in (1, 2):
-        return ADAM_STATES
+        # Of matrices a second momentum, that of the step under way; of all else an Adam's two.
+        return ADAM_STATES  # deepspeed 0.19.8 runtime/zero/stage_1_and_2.py _muon_staging_momentum
     has_momentum = kind in ("sgd", "rmsprop") and bool((optimizer.get("params") or {}).get("momentum"))
     return OPTIMIZER_STATES.get(kind, ADAM_STATES) + has_momentum
 
@@ -258,32 +239,32 @@ def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> i
 # leaving the order as it is. Beside the fields of Strategy there are `engine`, which is DeepSpeed's or torch's own
 # DistributedDataParallel (ddp), and `slots`, where it is measured on so many whatever the experiment has.
 Named = Mapping[str, Any]
-_OPTIMIZER, _PARAM = {"offload_optimizer": "cpu"}, {"offload_param": "cpu"}
-# What fits almost any model: pipelines, then the fastest first, which is the one that needs most memory.
+_OFFLOAD = {"offload_optimizer": "cpu"}
+# What fits almost any model, the fastest first, which is the one that needs most memory.
 PLAIN: dict[str, Named] = {
-    "pipeline": {"pipe_schedule": None},
-    "pipeline_zero1": {"pipe_schedule": None, "zero_stage": 1},
     **{f"zero{stage}": {"zero_stage": stage} for stage in range(4)},
-    "zero1_offload": {"zero_stage": 1, **_OPTIMIZER},
-    "zero2_offload": {"zero_stage": 2, **_OPTIMIZER},
-    "zero3_offload_optimizer": {"zero_stage": 3, **_OPTIMIZER},
-    "zero3_offload": {"zero_stage": 3, **_OPTIMIZER, **_PARAM},
+    "zero1_offload": {"zero_stage": 1, **_OFFLOAD},
+    "zero2_offload": {"zero_stage": 2, **_OFFLOAD},
+    "zero3_offload_optimizer": {"zero_stage": 3, **_OFFLOAD},
+    "zero3_offload": {"zero_stage": 3, **_OFFLOAD, "offload_param": "cpu"},
 }
 FORMS: dict[str, Named] = {
+    "pipeline": {"pipe_schedule": None},
+    "pipeline_zero1": {"pipe_schedule": None, "zero_stage": 1},
     **PLAIN,
     # The experiment's own pipeline in another order; one of as many stages as slots, where it has none.
     **{schedule: {"pipe_schedule": schedule} for schedule in SCHEDULES},
     "zeropp": {"zero_stage": 3, "zeropp": True},
     "ddp": {"engine": "ddp"},
     "single_gpu_simple": {"slots": 1},
-    "single_gpu_offload": {"zero_stage": 2, **_OPTIMIZER, "slots": 1},
+    "single_gpu_offload": {"zero_stage": 2, **_OFFLOAD, "slots": 1},
 }
 
 
 def plain_forms(*, has_stages: bool) -> list[Strategy]:
-    """Those of :data:`PLAIN` that are pipelines, or that are not: their ZeRO stages and offloads."""
-    return [
-        Strategy(**{key: value for key, value in form.items() if key != "pipe_schedule"})
-        for form in PLAIN.values()
-        if ("pipe_schedule" in form) == has_stages
-    ]
+    """The ZeRO stages and offloads of :data:`PLAIN`; of a pipeline stages 0 and 1, which do not offload."""
+    return (
+        [Strategy(zero_stage=0), Strategy(zero_stage=1)]
+        if has_stages
+        else [Strategy(**form) for form in PLAIN.values()]
+    )
