@@ -53,10 +53,9 @@ class Document:
             return found
         upwards = [path[:end] for end in range(len(path), 0, -1)]
         over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
-        if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
-            within = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
-            over = self.overwrites.get(next(within, ()))
         place = next((self.places[each] for each in upwards if each in self.places), None)
+        if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
+            over = next((self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None)
         if over is not None:
             found = over if isinstance(over, Origin) else Origin(over)
         elif place:
@@ -80,14 +79,7 @@ class Document:
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
-        data: Any = self.data
-        for step in path:  # asked a hundred times a point
-            if not isinstance(data, dict):
-                return get_path(self.data, path, default)
-            if step not in data:
-                return default
-            data = data[step]
-        return data
+        return get_path(self.data, path, default)
 
     def problem(
         self, path: KeyPath, message: str, fix: str, code: str = "invalid", *, value: Any = AS_WRITTEN
@@ -218,7 +210,7 @@ def dotted(path: Iterable[str | int]) -> str:
 
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     """The value at ``path`` in nested mappings and lists, or ``default``."""
-    for step in path:
+    for step in path:  # asked a hundred times a point
         if isinstance(data, list):
             if step not in range(len(data)):
                 return default

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import stat
 import uuid
@@ -68,11 +67,12 @@ def _configurations_at(folder: Path) -> str:
     folder = next((each for each in (folder, *folder.parents) if each.is_dir()), Path())
     names: list[str] = []
     for pattern in ("*", "*/*", "*/*/*"):
-        with contextlib.suppress(OSError):
-            found = [
-                str(at.relative_to(folder)) for at in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
+        with contextlib.suppress(OSError):  # a folder that cannot be read
+            below = [
+                each.relative_to(folder) for each in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
             ]
-            names += sorted(name for name in found if re.search(r"^(?!\.)(?!.*/\.).*\.(ya?ml|json)$", name))
+            shown = (each for each in below if not any(part.startswith(".") for part in each.parts))
+            names += sorted(str(each) for each in shown if each.suffix in (".yaml", ".yml", ".json"))
     return f"in {folder} there is: {', '.join(names[:12])}" if names else "check the path"
 
 
@@ -99,37 +99,32 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
             unless a rename itself failed.
     """
     problems: list[Problem] = []
-    at = Path()
+    for at in texts:
+        if at.is_dir():
+            problems.append(_refused(at, "is a folder", "name a file"))
+        elif not overwrite and os.path.lexists(at):
+            fix = f"give {permission} to replace it, or another name"
+            problems.append(_refused(at, "is there already", fix, "exists"))
+    if problems:
+        raise ConfigError(problems)
+    written = []
     with contextlib.ExitStack() as stack:
-        try:
-            for at in texts:
-                message, fix, code = (
-                    "is there already",
-                    f"give {permission} to replace it, or another name",
-                    "exists",
-                )
-                if at.is_dir():
-                    message, fix, code = "is a folder", "name a file", "output"
-                elif overwrite or not os.path.lexists(at):
-                    continue
-                problems.append(Problem(key="", origin=str(at), message=message, fix=fix, code=code))
-            if problems:
-                raise ConfigError(problems)
-            written = []
-            for at, text in texts.items():
+        for at, text in texts.items():
+            try:
                 at.parent.mkdir(parents=True, exist_ok=True)
                 target = Path(os.path.realpath(at))
                 written.append((_written_beside(target, text, stack), target))
                 if target.exists():
                     shutil.copymode(target, written[-1][0])
-            for new, target in written:
-                os.replace(new, target)
-        except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
-            message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-            fix = "name a folder that can be written to"
-            raise ConfigError(
-                Problem(key="", origin=str(at), message=message, fix=fix, code="output")
-            ) from None
+            except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
+                message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+                raise ConfigError(_refused(at, message, "name a folder that can be written to")) from None
+        for new, target in written:
+            os.replace(new, target)
+
+
+def _refused(at: Path, message: str, fix: str, code: str = "output") -> Problem:
+    return Problem(key="", origin=str(at), message=message, fix=fix, code=code)
 
 
 def _written_beside(path: Path, content: str | bytes, stack: contextlib.ExitStack) -> Path:
