@@ -13,9 +13,9 @@ from determined_ds.check.space import judge_points, point_findings
 from determined_ds.check.trial import (
     code_problems,
     metric_problems,
-    reported_metrics,
+    reports,
+    sequences_problem,
     stages_problem,
-    trial_problems,
 )
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
@@ -35,7 +35,7 @@ from determined_ds.experiment.entrypoint import launcher_problem
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
-from determined_ds.experiment.source import Script, find_code, read_trial
+from determined_ds.experiment.source import OWN_DRIVER, find_code, may_use_library, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
 from determined_ds.experiment.variables import variable_problems
 
@@ -95,14 +95,15 @@ def check_experiment(
     folder = context_dir or _context_of(experiment, Path(file))
     trials = functools.cache(lambda trial: read_trial(trial, folder))
     if experiment.trial or experiment.script is not None:
-        anywhere, here = code_problems(experiment, folder)
-        findings += findings_of(anywhere, here) if on_cluster else findings_of([*anywhere, *here])
-        if experiment.trial and not anywhere:
-            wrong, unknown = metric_problems(document, trials(experiment.trial), experiment.measures)
+        problems = code_problems(experiment, folder)
+        is_fit = on_cluster and all(problem.code == OWN_DRIVER for problem in problems)
+        findings += findings_of([], problems) if is_fit else findings_of(problems)
+        if experiment.trial and not problems and not experiment.measures:
+            wrong, unknown = metric_problems(document, trials(experiment.trial))
             findings += findings_of(wrong, notes=unknown)
-        elif on_cluster and not anywhere and read_loggers(experiment.hyperparameters):
+        elif experiment.script and is_fit and read_loggers(experiment.hyperparameters):
             script = find_code(experiment.entrypoint, folder)
-            if script and not Script(file=script, context_dir=folder).may_use_library:
+            if script and not may_use_library(script, folder):
                 message = (
                     "the script does not import determined_ds: on a cluster nothing is sent to these tools"
                 )
@@ -120,9 +121,9 @@ def check_experiment(
         stated = experiment.hyperparameters.get(("fit",))
         stated = stated.get("max_length") if isinstance(stated, dict) else stated
         unstated = fit.max_length is None and stated is None and experiment.script is None
-        own = reported_metrics(trials(experiment.trial), experiment.measures) if experiment.trial else None
-        names = own.names if own and own.prefix is None else None
-        wrong, odd = search_problems(experiment, fit, reported=names)
+        is_read = experiment.trial and not experiment.measures
+        own = functools.partial(reports, trials(experiment.trial)) if is_read else lambda metric: None
+        wrong, odd = search_problems(experiment, fit, reports=own)
         odd += odd_exponents(experiment.document, experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
         odd += filter(None, [limit_problem(document, fit.save_total_limit)])
@@ -146,7 +147,7 @@ def check_experiment(
             return [problem] if problem else [], []
         if problem is None and experiment.trial:
             trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
-            problem = next(iter(trial_problems(trained, point, resolved)), None)
+            problem = sequences_problem(trained, resolved)
         if problem is None and does_not_fit is not None:
             problem = does_not_fit(experiment, resolved, folder, point)
         # A package that is missing here may be in the cluster's image.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,11 @@ SMALLER_IS_BETTER = words("error loss mae mse nll perplexity ppl rmse wer")
 
 
 def search_problems(
-    experiment: Experiment, fit: FitOptions, *, reported: Collection[str] | None = None
+    experiment: Experiment, fit: FitOptions, *, reports: Callable[[str], bool | None] = lambda metric: None
 ) -> tuple[list[Problem], list[Problem]]:
     """What in a search cannot work, and what is probably a mistake. Missing fields and wrong types are skipped.
 
-    ``reported`` are the metrics that the trial reports at validation; None where they are not known.
+    ``reports`` says whether the trial reports a metric at validation; None where that is not known.
 
     Source: ``getMetric`` and ``validationCompleted`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``.
     """
@@ -63,11 +63,11 @@ def search_problems(
 
     # A master reads a trial's progress from each validation; a trial has to reach the top rung, and no more.
     unit, length, stated = section.get("time_metric"), fit.max_length, section.get("max_time")
-    if isinstance(unit, str) and unit not in UNITS and unit not in (reported or ()):
-        own = ", and what the trial reports itself" if reported is None else ""
+    if isinstance(unit, str) and unit not in UNITS and not (is_reported := reports(unit)):
+        own = ", and what the trial reports itself" if is_reported is None else ""
         message = f"is not reported at validation: there, {' and '.join(UNITS)} are{own}"
         fix = f"write {length.unit if length else UNITS[0]}"
-        add("time_metric", message, fix, "search-time", warnings if reported is None else errors)
+        add("time_metric", message, fix, "search-time", warnings if is_reported is None else errors)
     if length and isinstance(length.value, int) and type(stated) is int and stated > 0 and unit in UNITS:
         message = f"fit.max_length is {length.value} {length.unit}: "
         fix = f"set searcher.max_time to {length.value}"

@@ -211,23 +211,17 @@ def _check_names(name: str, trial: str) -> None:
 
 def _proved(yaml: str, yaml_path: str, ds_config: dict[str, Any], context_dir: Path) -> list[str]:
     """Resolve the pair as a run does, before anything is written; its warnings."""
-    from determined_ds.check.trial import check_entrypoint
+    from determined_ds.check.trial import code_problems
     from determined_ds.config.layout import assumed_cuda
     from determined_ds.config.resolve import reconcile
     from determined_ds.documents.document import Document
     from determined_ds.documents.text import parse_yaml
-    from determined_ds.errors import ConfigError
     from determined_ds.experiment.experiment import parse_experiment
 
     experiment = parse_experiment(parse_yaml(yaml, yaml_path))
     ds, gpus = Document(name="the DeepSpeed JSON", data=ds_config), assumed_cuda(experiment.slots)
     resolved = reconcile(experiment.hyperparameters, ds, slots=experiment.slots, accelerator=gpus)
-    warnings = [str(warning) for warning in resolved.warnings]
-    try:
-        check_entrypoint(experiment, context_dir)
-    except ConfigError as error:
-        warnings.append(str(error))
-    return warnings
+    return [str(problem) for problem in (*resolved.warnings, *code_problems(experiment, context_dir))]
 
 
 def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *, err: bool) -> None:

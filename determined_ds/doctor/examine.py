@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import determined_ds
-from determined_ds.check.trial import check_entrypoint
+from determined_ds.check.trial import code_problems
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import Where, missing_packages
 from determined_ds.devices import kind_of_device
@@ -39,6 +39,7 @@ from determined_ds.doctor.extensions import (
     ops_of,
     root_of_extensions,
 )
+from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import decide_stated, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.variables import variables_for
@@ -151,7 +152,8 @@ def examine(
     if config is not None:
         document = read_document(config, context_dir, command="doctor")
         experiment = parse_experiment(document)
-        check_entrypoint(experiment, context_dir)
+        if problems := code_problems(experiment, context_dir):
+            raise ConfigError(problems)
         slots, point = experiment.slots, experiment.hyperparameters
         enough = replace(device, num_devices=max(device.num_devices, slots))
         resolved = decide_stated(experiment, point, Where(context_dir=context_dir, accelerator=enough))

@@ -15,26 +15,21 @@ from determined_ds.documents.document import nearest
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import EntrypointError, Problem
 
-ENTRYPOINT_FORM = (
-    "python3 -m determined.launch.torch_distributed "
-    "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
-)
-SCRIPT_FORM = "python3 -m determined.launch.torch_distributed python3 train.py"
-# Options of determined_ds.train that change what an experiment is.
-PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
 TRAIN = "determined_ds.train"
 # Modules that start the ranks of a task.
 TORCH, DEEPSPEED = "determined.launch.torch_distributed", "determined.launch.deepspeed"
-WRAPPER = "determined.launch.wrap_rank"  # VARIABLE -- COMMAND
 HARNESS = "determined.exec.harness"  # runs a trial class
-# Programs and modules that would start ranks a second time.
-STARTS_RANKS = ("torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun")
-STARTING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher", "accelerate")
+ENTRYPOINT_FORM = f"python3 -m {TORCH} python3 -m {TRAIN} model_defs.gpt2.trial:GPT2Trial"
+SCRIPT_FORM = f"python3 -m {TORCH} python3 train.py"
+# Options of determined_ds.train that change what an experiment is.
+PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
+# Modules that would start ranks a second time.
+STARTS_RANKS = re.compile(r"(torch\.distributed\.(run|launch)|deepspeed\.launcher|accelerate)(\..*)?")
 WORD = r"[^\W\d]\w*"
 CLASS = re.compile(rf"{WORD}(?:\.{WORD})*:{WORD}")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")  # options of Python with a value in the next word
-SHELL = frozenset("&|;<>()`")
+SHELL = frozenset("&|;<>()`$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +101,15 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
     elif isinstance(entrypoint, str):
         try:
             words = shlex.split(entrypoint)
-            operators = shlex.shlex(entrypoint, posix=True, punctuation_chars=True)
-            found = next((word for word in operators if word and set(word) <= SHELL), None)
+            parts = shlex.shlex(entrypoint, posix=True, punctuation_chars=True)
+            operators = [part for part in parts if part and {*part} <= SHELL]
         except ValueError as error:
             _refuse(f"cannot be split into words: {error}")
-        found = found or ("$" if "$" in entrypoint else None)
-        if found is not None and TRAIN not in words:
+        if (operators or "$" in entrypoint) and TRAIN not in words:
+            found = [*operators, "$"][0]
+            message = f"has {found!r}, which only a shell understands; here the ranks run Python directly"
             fix = "write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh"
-            _refuse(
-                f"has {found!r}, which only a shell understands; here the ranks run Python directly", fix=fix
-            )
+            _refuse(message, fix)
     else:
         _refuse(f"must be a command, not {kind_of(entrypoint)}")
     if TRAIN in words:
@@ -125,7 +119,7 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
         return TrialEntrypoint(trial=trial, options=tuple(options))
     if len(words) == 1 and CLASS.fullmatch(words[0]):
         if isinstance(entrypoint, list):
-            _refuse("a list names a program and its arguments", fix=f"write it as a string: {words[0]}")
+            _refuse("a list names a program and its arguments", f"write it as a string: {words[0]}")
         return TrialEntrypoint(trial=words[0], legacy=True)
     return _of_command(words)
 
@@ -133,53 +127,38 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
 def _of_command(words: list[str]) -> Entrypoint:
     """What ``python3 [-m LAUNCHER [OPTIONS --]] ... (--trial MODULE:CLASS | FILE | -m MODULE)`` runs."""
     program, *rest = words or [""]
-    name = PurePath(program).name
-    if name in STARTS_RANKS:
-        _refuse_ranks(name)
-    if not PYTHON.fullmatch(name):
-        fix = f"write: {SCRIPT_FORM}; variables are stated in environment.environment_variables"
-        _refuse(f"runs {program!r}, not Python", fix=fix)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         rest = rest[2:] if rest[0] in PYTHON_VALUES else rest[1:]
+    module, *arguments = rest[1:] if rest[:1] == ["-m"] and len(rest) > 1 else [""]
+    if not PYTHON.fullmatch(PurePath(program).name) or STARTS_RANKS.fullmatch(module):
+        fix = f"write: {SCRIPT_FORM}; the number of ranks is resources.slots_per_trial, and variables are stated in "
+        message = f"runs {module or program!r}, not a trial or script by Python alone"
+        _refuse(message, f"{fix}environment.environment_variables")
     if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
         _refuse("names no file or module for Python to run")
-    if rest[0] != "-m":
+    if module.split(".")[0] not in ("determined", "determined_ds"):
         return ScriptEntrypoint(words=tuple(rest))
-    module, *arguments = rest[1:]
-    if module == WRAPPER and len(arguments) > 1:
-        return _of_command([word for word in arguments[1:] if word != "--"])
     if module in (TORCH, DEEPSPEED):
         if "--" in arguments and (module == TORCH or arguments[0] == "--"):
             arguments = arguments[arguments.index("--") + 1 :]
         first, equals, trial = (arguments or [""])[0].partition("=")
         if first.startswith("-") and first != "--trial":
             fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
-            _refuse(f"{arguments[0]!r} is not an option of {module}", fix=fix)
+            _refuse(f"{arguments[0]!r} is not an option of {module}", fix)
         if first != "--trial":
             return _of_command(arguments)
         arguments = [*([trial] if equals else []), *arguments[1:]]
     elif module != HARNESS:
-        if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
-            _refuse_ranks(module)
-        if module.split(".")[0] in ("determined", "determined_ds"):
-            guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
-            hint = f"did you mean {guess}? " if guess else ""
-            _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
-        return ScriptEntrypoint(words=tuple(rest))
+        guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
+        hint = f"did you mean {guess}? " if guess else ""
+        _refuse(f"{module} runs neither a trial nor a script", f"{hint}write: {ENTRYPOINT_FORM}")
     if len(arguments) != 1 or not CLASS.fullmatch(arguments[0]):
         said = shlex.join(arguments) or "nothing"
-        _refuse(f"has {said!r} after --trial, not MODULE:CLASS alone", fix="write: --trial model_def:MyTrial")
+        _refuse(f"has {said!r} after --trial, not MODULE:CLASS alone", "write: --trial model_def:MyTrial")
     return TrialEntrypoint(trial=arguments[0], legacy=True)
 
 
-def _refuse_ranks(name: str) -> NoReturn:
-    _refuse(
-        f"starts ranks by {name}; they are started by Determined's launcher, one for each slot",
-        fix=f"write: {SCRIPT_FORM}, and the number of ranks as resources.slots_per_trial",
-    )
-
-
-def _refuse(message: str, *, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
+def _refuse(message: str, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
     raise EntrypointError(Problem(key="entrypoint", message=message, fix=fix))
 
 
@@ -197,8 +176,8 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
     if DEEPSPEED not in words:
         return None
     message = (
-        f"on several machines {DEEPSPEED} changes environment variables that have quotes, $ or parentheses, "
+        f"on several machines {DEEPSPEED} logs all environment variables, tokens included, and changes those "
     )
-    message += "or fails, and logs all of them, tokens included"
+    message += "that have quotes, $ or parentheses, or fails"
     fix = f"use {TORCH} in its place"
     return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

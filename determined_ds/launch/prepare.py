@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.check.trial import check_entrypoint, metric_problems, trial_problems
+from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import AUTO
@@ -113,7 +113,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
     found.warn(ignored_keys_of(document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
-    found.of(lambda: check_entrypoint(experiment, options.context_dir, option=option))
+    found.problems += code_problems(experiment, options.context_dir, option=option)
     if experiment.script is not None and options.engine != "deepspeed":
         script, engine = experiment.script.name, options.engine
         message = f"{script} makes its engines itself; only that of a trial class can be another"
@@ -142,9 +142,9 @@ def _decided(
     if resolved is not None and experiment.trial:
         pipe_parallel_size = resolved.topology.pipe_parallel_size
         trained = read_trial(experiment.trained(pipe_parallel_size), options.context_dir)
-        found.problems += trial_problems(trained, experiment.hyperparameters, resolved)
-        if not options.is_measured:
-            found.problems += metric_problems(experiment.document, trained, experiment.measures)[0]
+        found.problems += filter(None, [sequences_problem(trained, resolved)])
+        if not (options.is_measured or experiment.measures):
+            found.problems += metric_problems(experiment.document, trained)[0]
     found.warn(variable_problems(experiment.document, kind_of_device(devices))[1])
     return experiment, resolved, devices, variables
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.trial import check_entrypoint
+from determined_ds.check.trial import code_problems
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import BY_OTHER_NAMES, SHORTHANDS
 from determined_ds.config.resolve import ResolvedConfig, Where
@@ -24,7 +24,14 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.source import BY_HAND, Script, Source, find_code, read_trial, source_of
+from determined_ds.experiment.source import (
+    BY_HAND,
+    Source,
+    find_code,
+    read_trial,
+    source_of,
+    sources_of,
+)
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline, default_chunks
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -138,7 +145,7 @@ class Base:
         script = self.experiment.script
         if script is not None:
             file = find_code(script, self.context_dir)
-            files = list(Script(file=file, context_dir=self.context_dir).sources) if file is not None else []
+            files = sources_of(file, self.context_dir) if file is not None else []
             return "\n".join(each.read_text(errors="replace") for each in files)
         source = source_of(self.experiment.trial.partition(":")[0], self.context_dir)
         beside = sorted(source.parent.glob("*.py")) if source else []
@@ -185,7 +192,8 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         data = {**document.data, "hyperparameters": point, "searcher": searcher}
         document = document.holding(data)
         experiment = parse_experiment(document)
-    check_entrypoint(experiment, context_dir, option="--measure")
+    if problems := code_problems(experiment, context_dir, option="--measure"):
+        raise ConfigError(problems)
     where = Where(context_dir=context_dir, accelerator=accelerator)
     resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
     if resolved is None:
@@ -468,7 +476,7 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
         fix = f"leave {choice.engine} out; zero0 reduces the same gradients, by DeepSpeed"
         value = str(experiment.script)
         raise ConfigError(experiment.document.problem(("entrypoint",), message, fix, "engine", value=value))
-    if read_trial(experiment.trial, context_dir).library != BY_HAND:
+    if read_trial(experiment.trial, context_dir).extends[0] != BY_HAND:
         return
     name = experiment.trial.partition(":")[2]
     raise ConfigError(

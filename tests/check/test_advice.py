@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 parser.add_argument("--local_rank", type=int)  # local-rank
-parser = deepspeed.add_config_arguments(parser)  # config-arguments
+parser = deepspeed.add_config_arguments(parser)
 args = parser.parse_args()
 deepspeed.init_distributed()  # session
 dist.init_process_group("nccl")
@@ -51,16 +51,15 @@ PORTED = """
 import deepspeed, determined_ds
 with determined_ds.session() as s:
     engine, *_ = deepspeed.initialize(model=net, config=s.ds_config)
-    s.checkpoint(engine)
     for batch in s.loader(dataset):
         print(engine(batch))
 """
 TRAINER = """
-from determined.pytorch import deepspeed as det_ds, Batch  # determined-own
+from determined.pytorch import deepspeed as det_ds, Batch
 import trial
 
-with det_ds.init() as context:
-    trainer = det_ds.Trainer(trial.Mine(context), context)
+with det_ds.init() as context:  # determined-own
+    trainer = det_ds.Trainer(trial.Mine(context), context)  # determined-own
     trainer.fit(max_length=Batch(10))  # latest-checkpoint
 """
 OWN_TRIAL = """
@@ -72,12 +71,6 @@ class Base(DeepSpeedTrial):
 class Mine(Base):
     def train_batch(self, batches):
         return self.engine(next(batches).cuda())  # device
-"""
-OTHER_TRIAL = """
-from determined.pytorch import PyTorchTrial
-
-class Mine(PyTorchTrial):  # other-trial
-    pass
 """
 HF = """
 import transformers
@@ -102,16 +95,14 @@ import determined as det
 with det.core.init() as core_context:
     pass
 """
-NOTHING = """# unknown-script
-import torch
+NOTHING = """pass  # unknown-script
+from determined.pytorch import PyTorchTrial
 """
-NAMES = ["PLAIN", "PIPELINE", "PORTED", "TRAINER", "OWN_TRIAL", "OTHER_TRIAL", "HF"]
-NAMES += ["HF_OF_DETERMINED", "CORE", "NOTHING"]
+FILES = [PLAIN, PIPELINE, PORTED, TRAINER, OWN_TRIAL, HF, HF_OF_DETERMINED, CORE, NOTHING]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_line_that_has_to_change_is_named_with_its_fix(name: str, tmp_path: Path) -> None:
-    text = globals()[name].replace("# unknown-script", "pass  # unknown-script")
+@pytest.mark.parametrize("text", FILES)
+def test_each_line_that_has_to_change_is_named_with_its_fix(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     found = [each for each in findings(tmp_path / "train.py") if each.code != "no-experiment"]
     lines = enumerate(text.splitlines(), 1)
@@ -129,13 +120,8 @@ def test_a_fix_is_written_with_the_names_of_the_script(tmp_path: Path) -> None:
     assert found["report"] == ['write s.report({"loss": loss})']
     assert found["data-loader"] == ["write s.loader(train_set)", "write s.validation_loader(test_set)"]
     assert "s.loader(train_set)" in found["initialize"][0]
-    assert "s.checkpoint(engine)" in found["initialize"][0]
     assert found["device"][-1] == "write model.to(s.device)"
     assert found["sampler"] == ["remove it", "remove sampler.set_epoch(...)"]
-    (tmp_path / "train.py").write_text(TRAINER)
-    assert "write from determined_ds import deepspeed as det_ds" in {
-        each.fix for each in findings(tmp_path / "train.py")
-    }
 
 
 def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +140,8 @@ def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pyte
     assert "no-experiment" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"import x y\n", "train.py:1:1: error: is not Python"),
-        (b"import deepspeed\nname = '\xff'\n", "error: is not Python"),
-        (None, "No such file"),
-    ],
-)
-def test_what_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None, said: str) -> None:
-    if content is not None:
-        (tmp_path / "train.py").write_bytes(content)
-    done = CliRunner().invoke(main, ["check", str(tmp_path / "train.py")])
-    assert done.exit_code == 2
-    assert said in done.stdout
+@pytest.mark.parametrize("content", [b"import x y\n", b"import deepspeed\nname = '\xff'\n"])
+def test_what_is_not_python_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train.py").write_bytes(content)
+    (found,) = findings(tmp_path / "train.py")
+    assert (found.severity, found.code) == ("error", "syntax")
