@@ -119,8 +119,7 @@ def _changes(source: Source, has_trial: bool) -> Iterator[Problem]:
             yield from _of_deepspeed(source)
     elif not {"determined_ds", "determined"} & source.modules or "determined.pytorch" in source.modules:
         message = "neither a DeepSpeedTrial, nor a DeepSpeed script, nor one of Hugging Face's Trainer"
-        fix = "give the file that calls deepspeed.initialize or makes the Trainer; "
-        fix += "write any other model as a DataParallelTrial (docs/your-model.md)"
+        fix = "give the file that calls deepspeed.initialize or makes the Trainer; or write a trial of it"
         yield source.problem(source.tree, message, fix, "unknown-script")
 
 
@@ -130,13 +129,13 @@ def _of_transformers(source: Source, trainers: list[ast.Call]) -> Iterator[Probl
         for _, target in source.imported(node):
             if target in IMPORTS:
                 (code, message), name = IMPORTS[target], target.rpartition(".")[2]
-                fix = f"write from {TRANSFORMERS} import {name}"
-                yield source.problem(node, f"{name} {message}", fix, code)
+                yield source.problem(
+                    node, f"{name} {message}", f"write from {TRANSFORMERS} import {name}", code
+                )
     for call in trainers:
         if not any(name.endswith(".DetCallback") for name in source.modules):
             message = "reports no metric and no checkpoint, and is not stopped in good order"
-            fix = f"from {TRANSFORMERS} import DetCallback, init; then with init() as core_context: ... "
-            fix += "callbacks=[DetCallback(core_context, args)]"
+            fix = f"with init() as core_context: ... callbacks=[DetCallback(core_context, args)], of {TRANSFORMERS}"
             yield source.problem(call, message, fix, "det-callback")
     for call in _without(source, "train", "resume_from_checkpoint"):
         fix = f"write {_owner(call)}.train(resume_from_checkpoint=args.resume_from_checkpoint)"
@@ -153,9 +152,8 @@ def _of_deepspeed(source: Source) -> Iterator[Problem]:
     yield from _of_calls(source)
     for call in engines:
         stated = {each.arg: each.value for each in call.keywords}
-        instead = ["config=s.ds_config in place of its own"]
-        if isinstance(stated.get("config"), ast.Dict):
-            instead = []
+        is_written_out = isinstance(stated.get("config"), ast.Dict)
+        instead = [] if is_written_out else ["config=s.ds_config in place of its own"]
         if "training_data" in stated:
             data = text_of(stated["training_data"])
             instead.append(f"without training_data, and s.loader({data}) in place of its loader")

@@ -44,10 +44,11 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
         option: One of a command that a script can honour with this library alone: ``--test`` or ``--measure``.
     """
     script, file = experiment.script, find_code(experiment.entrypoint, context_dir)
+    module, _, wanted = experiment.trial.partition(":")
     known: list[str] = []  # what may have been meant
     if file is None:
         is_file = script is not None and not script.is_module
-        wanted = script.name if script else experiment.trial.partition(":")[0]
+        wanted = script.name if script else module
         if not is_file and installed(wanted.split(".")[0], context_dir):
             return []
         message = f"the context directory has no {'file' if is_file else 'module'} {wanted}"
@@ -64,11 +65,11 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
                 read = sources_of(file, context_dir).values()
                 return [problem for source in read for problem in source.own_drivers()] or found
             source = Source(file, context_dir)
-            module, _, wanted = experiment.trial.partition(":")
             words = rf"\b({wanted}|__getattr__|globals|locals|vars|exec|setattr)\b"
             if {wanted, "*"} & source.bound.keys() or re.search(words, source.text):
                 return []
-            message, known = f"module {module} has no {wanted}", source.classes
+            message = f"module {module} has no {wanted}"
+            known = [node.name for node in source.tree.body if isinstance(node, ast.ClassDef)]
             fix = f"it has: {', '.join(known) or 'no class'}"
         except SourceError as error:
             where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}"
@@ -117,7 +118,7 @@ def metric_problems(document: Document, trial: TrialClass) -> tuple[list[Problem
         return [], [document.problem(METRIC, message, fix, "metric-unknown")]
     if found:
         return [], []
-    known, _ = _reported(trial)
+    known = _reported(trial)[0]
     names = ", ".join(known)
     guess = nearest(metric, known) or (known[0] if len(known) == 1 else None)
     message = f"{trial.name} does not report it at validation; it reports {names}"
@@ -173,11 +174,8 @@ def _reported(trial: TrialClass) -> tuple[list[str], str | None]:
 
 def _returned_keys(function: ast.AST | None) -> list[str]:
     """The keys of the mappings that a function returns, written out; none where not all are to be seen."""
-    found: list[str] = []
-    for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
-        if isinstance(node, ast.Return):
-            keys = [getattr(key, "value", None) for key in getattr(node.value, "keys", [None])]
-            if not all(isinstance(key, str) for key in keys):
-                return []
-            found += map(str, keys)
-    return found
+    nodes = ast.walk(function) if isinstance(function, ast.FunctionDef) else ()
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    keys = [getattr(key, "value", None) for value in returned for key in getattr(value, "keys", [None])]
+    names = [key for key in keys if isinstance(key, str)]
+    return names if len(names) == len(keys) else []

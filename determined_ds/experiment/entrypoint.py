@@ -107,9 +107,8 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
             _refuse(f"cannot be split into words: {error}")
         if (operators or "$" in entrypoint) and TRAIN not in words:
             found = [*operators, "$"][0]
-            message = f"has {found!r}, which only a shell understands; here the ranks run Python directly"
             fix = "write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh"
-            _refuse(message, fix)
+            _refuse(f"has {found!r}, which only a shell understands; here the ranks run Python directly", fix)
     else:
         _refuse(f"must be a command, not {kind_of(entrypoint)}")
     if TRAIN in words:
@@ -131,9 +130,9 @@ def _of_command(words: list[str]) -> Entrypoint:
         rest = rest[2:] if rest[0] in PYTHON_VALUES else rest[1:]
     module, *arguments = rest[1:] if rest[:1] == ["-m"] and len(rest) > 1 else [""]
     if not PYTHON.fullmatch(PurePath(program).name) or STARTS_RANKS.fullmatch(module):
-        fix = f"write: {SCRIPT_FORM}; the number of ranks is resources.slots_per_trial, and variables are stated in "
         message = f"runs {module or program!r}, not a trial or script by Python alone"
-        _refuse(message, f"{fix}environment.environment_variables")
+        fix = "the number of ranks is resources.slots_per_trial, variables are environment.environment_variables"
+        _refuse(message, f"write: {SCRIPT_FORM}; {fix}")
     if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
         _refuse("names no file or module for Python to run")
     if module.split(".")[0] not in ("determined", "determined_ds"):
@@ -172,12 +171,11 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
         entrypoint: Of an experiment that spans machines: a command, or a list of words.
         origin: Where it is stated.
     """
-    words = entrypoint if isinstance(entrypoint, list) else str(entrypoint).split()
-    if DEEPSPEED not in words:
+    if DEEPSPEED not in str(entrypoint):
         return None
-    message = (
-        f"on several machines {DEEPSPEED} logs all environment variables, tokens included, and changes those "
+    changes = (
+        "logs all environment variables, tokens included, and changes those with quotes, $ or parentheses"
     )
-    message += "that have quotes, $ or parentheses, or fails"
+    message = f"on several machines {DEEPSPEED} {changes}"
     fix = f"use {TORCH} in its place"
     return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

@@ -115,11 +115,6 @@ class Source:
         found = self.bound.get(name, ())
         return next(iter(found)) if len(found) == 1 else UNSEEN
 
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes at its top level."""
-        return [node.name for node in self.tree.body if isinstance(node, ast.ClassDef)]
-
     @cached_property
     def modules(self) -> set[str]:
         """Dotted names of all that it imports anywhere, each package that these are in included."""
@@ -140,9 +135,8 @@ class Source:
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, str]]:
-        """Each call in the order of the file, with the dotted name of what is called, of ``f().cuda`` only ``cuda``."""
+        """Each call with the dotted name of what is called, of ``f().cuda`` only ``cuda``."""
         nodes = [node for node in self.nodes if isinstance(node, ast.Call)]
-        nodes.sort(key=lambda node: (node.lineno, node.col_offset))
         return [(node, self.name_of(node.func) or getattr(node.func, "attr", "")) for node in nodes]
 
     def problem(self, node: ast.AST, message: str, fix: str, code: str) -> Problem:
@@ -152,18 +146,17 @@ class Source:
         return Problem(key="", origin=origin, message=message, fix=fix, code=code)
 
     def own_drivers(self) -> Iterator[Problem]:
-        """Uses of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
-        todo: list[ast.AST] = [self.tree]
-        for node in todo:
-            named = [target for _, target in self.imported(node)]
-            if isinstance(node, ast.Attribute):
-                named = [self.name_of(node)]
-            for name in {*named} & {*DRIVERS}:
+        """Calls of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
+        ifs = [
+            node for node in self.nodes if isinstance(node, ast.If) and "__name__" not in text_of(node.test)
+        ]
+        guards = [*ifs, *(node for node in self.nodes if isinstance(node, ast.Try))]
+        for call, name in self.calls:
+            is_guarded = any(each.lineno <= call.lineno <= (each.end_lineno or 0) for each in guards)
+            if name in DRIVERS and not is_guarded:
                 message = f"{name} trains only on GPUs on a Determined cluster"
                 fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs here too"
-                yield self.problem(node, message, fix, OWN_DRIVER)
-            is_conditional = isinstance(node, ast.If) and "__name__" not in text_of(node.test)
-            todo.extend(() if isinstance(node, ast.Try) or is_conditional else ast.iter_child_nodes(node))
+                yield self.problem(call, message, fix, OWN_DRIVER)
 
 
 def _bound_by(node: ast.AST) -> str:
@@ -229,11 +222,10 @@ def sources_of(file: Path, context_dir: Path) -> dict[Path, Source]:
     for each in todo:
         for module in sorted(found[each].modules):
             inner = source_of(module, file.parent) or source_of(module, context_dir)
-            if inner is None or inner in found or module.split(".")[0] == LIBRARY:
-                continue
-            with contextlib.suppress(SourceError):
-                found[inner] = Source(inner, context_dir)
-                todo.append(inner)
+            if inner and inner not in found and module.split(".")[0] != LIBRARY:
+                with contextlib.suppress(SourceError):
+                    found[inner] = Source(inner, context_dir)
+                    todo.append(inner)
     return found
 
 
@@ -304,8 +296,8 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
         order.pop(kind, None)  # a base comes after all that extend it
         order[kind] = source
     members: dict[str, ast.AST] = {}
-    for kind, source in order.items():
-        if isinstance(kind, str) or source is None:
+    for kind in order:
+        if isinstance(kind, str):
             break
         members = _members(kind) | members
     return TrialClass(

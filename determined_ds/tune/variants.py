@@ -7,6 +7,7 @@ activations are computed again.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -244,7 +245,8 @@ def _forms(trial: str, context_dir: Path) -> tuple[str | None, str | None]:
     """The trials of a module without and with pipeline stages: the experiment's own, and its nearest sister."""
     module, _, own = trial.partition(":")
     file = source_of(module, context_dir)
-    classes = [] if file is None else Source(file, context_dir).classes
+    body = [] if file is None else Source(file, context_dir).tree.body
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
     names = [own, *sorted(classes, key=lambda name: -_common(name, own))]
     forms: dict[bool, str] = {}
     for name in names:

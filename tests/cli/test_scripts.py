@@ -215,9 +215,9 @@ def test_a_script_that_tells_a_command_too_little_is_refused(
             "from determined_ds import deepspeed as det_ds",
         ),
         (
-            "from determined.pytorch.deepspeed import Trainer\n",
+            "from determined.pytorch.deepspeed import Trainer\nTrainer()\n",
             (),
-            "train.py:1: determined.pytorch.deepspeed.Trainer",
+            "train.py:2: determined.pytorch.deepspeed.Trainer",
             "from determined_ds import deepspeed as det_ds",
         ),
         ("import x y\n", (), "train.py:1 is not Python", "fix"),
