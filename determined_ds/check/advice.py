@@ -44,7 +44,7 @@ CALLS = {
     "train_batch": ("train-batch", "the loop around it cannot be resumed", STEPS),
 }
 NEEDED = {"torch.device": "cuda", "add_argument": "local"}  # a word that such a call has
-TRANSFORMERS = "determined_ds.transformers"
+OURS = "determined_ds.transformers"
 # What a script imports -> code, and what is lost without that of this library.
 UNFILLED = ("arguments", "are not filled from the trial's hyperparameters and DeepSpeed JSON")
 IMPORTS = {
@@ -129,13 +129,11 @@ def _of_transformers(source: Source, trainers: list[ast.Call]) -> Iterator[Probl
         for _, target in source.imported(node):
             if target in IMPORTS:
                 (code, message), name = IMPORTS[target], target.rpartition(".")[2]
-                yield source.problem(
-                    node, f"{name} {message}", f"write from {TRANSFORMERS} import {name}", code
-                )
+                yield source.problem(node, f"{name} {message}", f"write from {OURS} import {name}", code)
     for call in trainers:
         if not any(name.endswith(".DetCallback") for name in source.modules):
             message = "reports no metric and no checkpoint, and is not stopped in good order"
-            fix = f"with init() as core_context: ... callbacks=[DetCallback(core_context, args)], of {TRANSFORMERS}"
+            fix = f"write with init() as core_context: ... callbacks=[DetCallback(core_context, args)], of {OURS}"
             yield source.problem(call, message, fix, "det-callback")
     for call in _without(source, "train", "resume_from_checkpoint"):
         fix = f"write {_owner(call)}.train(resume_from_checkpoint=args.resume_from_checkpoint)"

@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from determined_ds import Experiment
 from tests.package import ENTRYPOINT, experiment, refusal
 
 LAUNCH = "python3 -m determined.launch."
 FORM = "python3 -m determined_ds.train"
-
-
-def read(entrypoint: Any) -> Experiment:
-    return experiment({"entrypoint": entrypoint})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +28,7 @@ def read(entrypoint: Any) -> Experiment:
     ],
 )
 def test_an_entrypoint_names_its_trial(entrypoint: Any, options: tuple[str, ...], is_legacy: bool) -> None:
-    found = read(entrypoint)
+    found = experiment({"entrypoint": entrypoint})
     assert (found.trial, found.script) == ("trial:Trial", None)
     assert (found.train_options, found.is_legacy) == (options, is_legacy)
 
@@ -41,21 +36,17 @@ def test_an_entrypoint_names_its_trial(entrypoint: Any, options: tuple[str, ...]
 @pytest.mark.parametrize(
     ("entrypoint", "words"),
     [
-        ("python3 train.py", ("train.py",)),
-        (
-            "/usr/bin/python3.11 -u -X dev src/train.py --lr 1e-3 -- a:B",
-            ("src/train.py", "--lr", "1e-3", "--", "a:B"),
-        ),
-        ("python3 train.py 'a && b'", ("train.py", "a && b")),
-        ("python3 -m package.module --a", ("-m", "package.module", "--a")),
-        (f"{LAUNCH}torch_distributed --nnodes=1 -- python3 train.py --b", ("train.py", "--b")),
-        (f"{LAUNCH}deepspeed python3 -m package", ("-m", "package")),
+        ("/usr/bin/python3.11 -u -X dev src/train.py --lr 1 -- a:B", "src/train.py --lr 1 -- a:B"),
+        ("python3 train.py 'a && b'", "train.py a && b"),
+        ("python3 -m package.module --a", "-m package.module --a"),
+        (f"{LAUNCH}torch_distributed --nnodes=1 -- python3 train.py --b", "train.py --b"),
+        (f"{LAUNCH}deepspeed python3 -m package", "-m package"),
     ],
 )
-def test_an_entrypoint_names_its_script(entrypoint: Any, words: tuple[str, ...]) -> None:
-    script = read(entrypoint).script
+def test_an_entrypoint_names_its_script(entrypoint: str, words: str) -> None:
+    script = experiment({"entrypoint": entrypoint}).script
     assert script is not None
-    assert script.words == words
+    assert " ".join(script.words) == words
 
 
 @pytest.mark.parametrize(
@@ -75,6 +66,6 @@ def test_an_entrypoint_names_its_script(entrypoint: Any, words: tuple[str, ...])
     ],
 )
 def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, said: str, fix: str) -> None:
-    problem = refusal(lambda: read(entrypoint))
+    problem = refusal(lambda: experiment({"entrypoint": entrypoint}))
     assert said in problem.message
     assert fix in problem.fix
