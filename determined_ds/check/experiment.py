@@ -83,7 +83,7 @@ def check_experiment(
     reported = {problem.key for problem in refused}
     refused += [problem for problem in problems if not _covered(problem.key, reported)]
     said = reported | {problem.key for problem in warned}
-    warned += [each for each in ignored_keys_of(document, place) if not _covered(each.key, said)]
+    warned += [each for each in ignored_keys_of(experiment, place) if not _covered(each.key, said)]
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
         warned += lost_on_cluster(experiment.hyperparameters, variables)
@@ -118,16 +118,14 @@ def check_experiment(
     # The search, and the length of the training
     if not broken and not any(problem.key.startswith("searcher") for problem in errors):
         fit = read_hyperparameters(experiment.hyperparameters)[0].fit
-        stated = experiment.hyperparameters.get(("fit",))
-        stated = stated.get("max_length") if isinstance(stated, dict) else stated
-        unstated = fit.max_length is None and stated is None and experiment.script is None
         is_read = experiment.trial and not experiment.measures
         own = functools.partial(reports, trials(experiment.trial)) if is_read else lambda metric: None
         wrong, odd = search_problems(experiment, fit, reports=own)
-        odd += odd_exponents(experiment.document, experiment.space)
+        odd += odd_exponents(experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
         odd += filter(None, [limit_problem(document, fit.save_total_limit)])
-        findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
+        unstated = [] if experiment.script else no_length(experiment.hyperparameters)
+        findings += findings_of([*unstated, *wrong], odd)
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):  # no point is known
         return Report(file=file, kind="experiment", findings=findings, context_dir=folder)
 
@@ -138,7 +136,7 @@ def check_experiment(
     where = Where(context_dir=folder, accelerator=devices)
     reported = {finding.problem.key for finding in findings}
     points = points_of(experiment.space)
-    staged = experiment.pipeline_trial
+    staged = experiment.trained(2)
 
     def check(point: Document, resolved: ResolvedConfig | None) -> tuple[list[Problem], list[Problem]]:
         """What is checked of a point beside its configuration: what the trial's source shows, whether it fits."""

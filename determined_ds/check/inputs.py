@@ -11,7 +11,8 @@ from determined_ds.config.create import problems_alone
 from determined_ds.config.resolve import missing_packages
 from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import OF_EXPERIMENTS, with_flags
+from determined_ds.experiment.decide import OF_EXPERIMENTS
+from determined_ds.experiment.experiment import with_flags
 
 if TYPE_CHECKING:
     from determined_ds.check.experiment import DoesNotFit
@@ -71,7 +72,7 @@ def check_files(
                 found = findings_of(errors, [*warnings, *missing_packages(document)])
                 reports.append(Report(file=name, kind="deepspeed", findings=found))
                 continue
-            document = with_flags(document, slots=slots, overrides=overrides)
+            document = with_flags(document, overrides, slots=slots)
         except ConfigError as error:  # it cannot be read
             reports.append(Report(file=name, kind="experiment", findings=findings_of(error.problems)))
             continue

@@ -46,7 +46,7 @@ def search_problems(
         add("name", message, "write values, or use random, grid or adaptive_asha", "search-single")
     elif searcher != "single" and not axes:
         message = "searches nothing: no hyperparameter is a range or a list of values"
-        no_points = searcher == "grid" and not experiment.space.constants  # so no trial would start
+        no_points = searcher == "grid" and not experiment.space.constants.data  # so no trial would start
         fix = "write a hyperparameter as {type: ..., ...}, or use single"
         add("name", message, fix, "search-nothing", errors if no_points else warnings)
 

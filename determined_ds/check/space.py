@@ -10,7 +10,7 @@ from determined_ds.check.output import ERROR, WARNING, Finding, Share
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document, words
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import on_slots_of, resolve_stated
+from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import Axis, Points
 
@@ -66,7 +66,6 @@ def judge_points(
     point with the same values there gets the same judgement. So ``check``, which finds further problems and warnings of
     a point, must read a hyperparameter each time that it needs it.
     """
-    where = on_slots_of(experiment, where)
     names = [axis.path[0] for axis in experiment.space.axes]
     found: dict[tuple[str, ...], Judgement] = {}
     known: dict[tuple[int, ...], dict[tuple[str, ...], Judgement]] = {}  # axes that were read -> values there
@@ -76,7 +75,7 @@ def judge_points(
         judged = next(filter(None, hits), None)
         if judged is None:
             recorder = _Recorder(experiment.space.at(values))
-            hyperparameters, resolved = experiment.at(recorder), None
+            hyperparameters, resolved = experiment.hyperparameters.holding(recorder), None
             problems, warnings = list[Problem](), list[Problem]()
             try:
                 resolved = resolve_stated(experiment, hyperparameters, where)

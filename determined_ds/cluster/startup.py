@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.cluster.log import NO_RESTART_HELPS, error_lines, warning_line
-from determined_ds.config.resolve import Where
+from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError, Problem
-from determined_ds.experiment.decide import Task, decide_task, no_length, task_of_cluster
+from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, no_length
 from determined_ds.experiment.entrypoint import TrialEntrypoint, launcher_problem, read_entrypoint
 
 SLOTS = "slots_per_trial"
@@ -102,12 +102,9 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         print(warning_line(warning), file=sys.stderr, flush=True)
     task = None
     try:
-        task = task_of_cluster(
-            json.loads(environment["DET_HPARAMS"]),
-            config,
-            seed=int(environment["DET_TRIAL_SEED"]),
-            steps_completed=int(environment["DET_STEPS_COMPLETED"]),
-        )
+        hparams = json.loads(environment["DET_HPARAMS"])
+        seed = stated_seed(hparams, int(environment["DET_TRIAL_SEED"]))
+        task = Task(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
         _check_slots(config)
         _decide(task, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
@@ -136,16 +133,10 @@ def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) ->
     accelerator = detect_without_torch(options.accelerator)
     if accelerator is None:
         return
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=accelerator,
-        slots=ranks,
-        slots_origin=task.slots_origin,
-        machines=machines,
-    )
-    resolved = decide_task(task, where)
-    if resolved.fit.max_length is None and not options.test and not options.measure:
-        raise ConfigError(no_length(task.hyperparameters))
+    resolved = decide_task(task, accelerator, ranks=ranks, machines=machines)
+    missing = no_length(task.hyperparameters)
+    if missing and not options.test and not options.measure:
+        raise ConfigError(missing)
     if options.engine == "deepspeed":
         for line in before_ranks(resolved, os.environ):
             print(warning_line(line), file=sys.stderr, flush=True)

@@ -294,7 +294,7 @@ class Where:
     slots: int | None = None
     slots_origin: str = ""
     machines: int = 1
-    _read: dict[str, Document] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read: dict[str, Document] = field(default_factory=dict, repr=False, compare=False)
 
     def deepspeed_json(self, hyperparameters: Document) -> Document:
         """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds; an empty one without it.

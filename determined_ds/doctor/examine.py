@@ -40,7 +40,7 @@ from determined_ds.doctor.extensions import (
     root_of_extensions,
 )
 from determined_ds.errors import ConfigError
-from determined_ds.experiment.decide import decide_stated, read_document
+from determined_ds.experiment.decide import read_document, resolve_stated
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.variables import variables_for
 from determined_ds.memory.units import GIB, MIB, format_bytes
@@ -150,13 +150,13 @@ def examine(
     tools: dict[str, list[str]] = {}  # of what is built, and why
     packages = []
     if config is not None:
-        document = read_document(config, context_dir, command="doctor")
+        document = read_document(config, context_dir, trains=False)
         experiment = parse_experiment(document)
         if problems := code_problems(experiment, context_dir):
             raise ConfigError(problems)
         slots, point = experiment.slots, experiment.hyperparameters
         enough = replace(device, num_devices=max(device.num_devices, slots))
-        resolved = decide_stated(experiment, point, Where(context_dir=context_dir, accelerator=enough))
+        resolved = resolve_stated(experiment, point, Where(context_dir=context_dir, accelerator=enough))
         for op in ops_of(resolved) if resolved else ():
             for tool in () if NVCC in op.tools and is_prebuilt(op.name) else op.tools:
                 tools.setdefault(tool, []).append(f"{op.name} ({'.'.join(map(str, op.key))})")

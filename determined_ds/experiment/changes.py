@@ -68,7 +68,7 @@ def settings_of(
             TRIAL_SEED: experiment.trial_seed if trial_seed is None else trial_seed,
         },
         "resources": {**(config.get("resources") or {}), "slots_per_trial": experiment.slots},
-        "reproducibility": {"experiment_seed": experiment.seed},
+        "reproducibility": {"experiment_seed": experiment.space.seed},
     }
     plain = json.loads(json.dumps(as_plain(data), default=str))
     return Settings(masked(plain), ds_config and masked({WHERE: ds_config})[WHERE])

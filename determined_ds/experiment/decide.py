@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from determined_ds.config.params import parse_hyperparameters, stated_seed
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import read_hyperparameters
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, DataError, Problem, TrialError
-from determined_ds.experiment.experiment import Experiment, with_override
+from determined_ds.experiment.experiment import SLOTS, Experiment, with_flags
 from determined_ds.experiment.secrets import placeholders_left, restored
-from determined_ds.experiment.space import odd_exponents
+from determined_ds.experiment.space import odd_exponents, read_space
 
 T = TypeVar("T")
 
@@ -70,109 +69,68 @@ def read_document(
     *,
     slots: int | None = None,
     overrides: Iterable[str] = (),
-    command: str = "run",
+    trains: bool = True,
 ) -> Document:
     """The experiment's YAML, overwritten by ``--slots`` and ``--set``, for a ``det-ds`` command.
+
+    One that ``trains`` needs the secrets too that are not stored in it.
 
     Raises:
         ConfigError: there is no such file or folder, or it cannot be read.
     """
-    found, code = Problems(), context_dir
-
-    def refused(message: str, fix: str) -> ConfigError:
-        return ConfigError(Problem(key="CONFIG", value=str(config), message=message, fix=fix))
-
-    if config.is_dir() and code.is_file():
-        fix = f"the configuration comes first: det-ds {command} {code} {config}"
-        raise refused("is a folder", fix)
-    if not code.is_dir():
-        message = "is a file, not a folder" if code.exists() else "no such folder"
-        fix = "give the folder that holds the model's code, e.g. `.`"
-        found.problems.append(Problem(key="CONTEXT_DIR", value=str(code), message=message, fix=fix))
-    document = found.of(lambda: read_yaml(config))
-    if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
-        fix = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
-        raise refused("is a DeepSpeed JSON, not an experiment", fix)
-    if document is not None:
-        document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
-    if document is not None:
-        runs = command in ("run", "search", "compare", "autotune")
-        document = found.of(partial(restored, document, os.environ, required=runs))
-    found.raise_any()
-    assert document is not None
-    return document
-
-
-def with_flags(
-    document: Document, *, slots: int | None, overrides: Iterable[str], origin: str = "--slots"
-) -> Document:
-    """A document overwritten by the command's ``--slots`` and ``--set``.
-
-    Raises:
-        ConfigError: an override is not KEY=VALUE.
-    """
     found = Problems()
-    if slots is not None:
-        document = document.overwritten(("resources", "slots_per_trial"), slots, origin)
-    for override in overrides:
-        document = found.of(partial(with_override, document, override)) or document
-    found.raise_any()
-    return document
+    if not context_dir.is_dir():
+        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
+        fix = "give the folder that holds the model's code, e.g. `.`"
+        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, fix=fix))
+    document = found.need(lambda: with_flags(read_yaml(config), overrides, slots=slots))
+    return restored(document, os.environ, required=trains)
 
 
-def decide_stated(
-    experiment: Experiment, hyperparameters: Document, where: Where, *, here: bool = False
-) -> ResolvedConfig | None:
-    """What will run at one point; None where the code of a script, or of a trial in Determined's own form, decides it.
+def decide_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:
+    """What one point runs with on this machine; None where the code of a script, or of a legacy trial, decides it.
 
     Args:
         experiment: Its slots count, where ``where`` states none.
         hyperparameters: The point.
         where: Where it trains.
-        here: Whether it will train on this machine, which must then have the packages that it needs.
 
     Raises:
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    if experiment.script is None:
-        given = found.of(lambda: parse_hyperparameters(hyperparameters))
-        if given is not None and given.fit.max_length is None:
-            found.problems.append(no_length(hyperparameters))
+    found.warn(odd_exponents(experiment.space))
+    if experiment.script is None and not read_hyperparameters(hyperparameters)[1]:
+        found.problems += no_length(hyperparameters)
     resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
-    if here:
-        found.problems += missing_packages(resolved.ds if resolved else None, hyperparameters)
+    found.problems += missing_packages(resolved.ds if resolved else None, hyperparameters)
     found.raise_any()
     if resolved is None:
         return None
-    odd = odd_exponents(experiment.document, experiment.space)
-    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings))
+    return replace(resolved, warnings=(*found.warnings, *resolved.warnings))
 
 
 def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:
-    """What one point runs with; None where the code of a script, or of a trial in Determined's own form, decides it.
-
-    Raises:
-        ConfigError: every reason why it cannot run.
-    """
-    where = on_slots_of(experiment, where)
+    """As :func:`decide_stated`, but how long it trains, and with which packages, is not looked at."""
+    if where.slots is None:
+        where = replace(where, slots=experiment.slots, slots_origin=experiment.document.origin(SLOTS))
     if experiment.states_all:
         return resolve(hyperparameters, where)
+    problems = read_hyperparameters(hyperparameters)[1] if experiment.script is None else []
+    warnings: tuple[Problem, ...] = ()
     if hyperparameters.get(("deepspeed_config",)) is not None:
         try:
             return resolve(hyperparameters, where)
         except ConfigError as error:
             problems = [each for each in error.problems if each.code not in LEFT_OPEN]
-            if problems:
-                raise ConfigError(problems, error.warnings) from None
+            warnings = error.warnings
     most = where.accelerator.max_ranks * where.machines
-    if (where.slots or 0) > most:
-        path, fix = ("resources", "slots_per_trial"), f"use --slots {most} or fewer"
+    if not problems and (where.slots or 0) > most:
         message = f"this machine carries {most} ranks on {where.accelerator.name}"
-        problem = experiment.document.problem(
-            path, message, fix, "more-ranks-than-devices", value=where.slots
-        )
-        raise ConfigError(problem)
+        fix, code = f"use --slots {most} or fewer", "more-ranks-than-devices"
+        problems = [experiment.document.problem(SLOTS, message, fix, code, value=where.slots)]
+    if problems:
+        raise ConfigError(problems, warnings)
     return None
 
 
@@ -184,49 +142,46 @@ def left_open(experiment: Experiment) -> Problem:
     return experiment.document.problem(("entrypoint",), message, fix, "left-open", value=NOT_GIVEN)
 
 
-def on_slots_of(experiment: Experiment, where: Where) -> Where:
-    """The same with the experiment's slots, where none are stated."""
-    if where.slots is not None:
-        return where
-    origin = experiment.document.origin(("resources", "slots_per_trial"))
-    return dataclasses.replace(where, slots=experiment.slots, slots_origin=origin)
-
-
-def no_length(hyperparameters: Document) -> Problem:
-    """The problem of hyperparameters without ``fit.max_length``."""
+def no_length(hyperparameters: Document) -> list[Problem]:
+    """The problem of hyperparameters that do not say how long to train."""
+    fit = hyperparameters.get(("fit",)) or {}
+    if not isinstance(fit, dict) or fit.get("max_length") is not None:
+        return []
     message, fix = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
-    return hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)
-
-
-# ------------------------------------------------------------------------------------------------- a task
+    return [hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, whatever it was read from."""
+    """What is to be trained, whatever it was read from.
 
-    hyperparameters: Document  # one point of the search space
-    exp_conf: dict[str, Any] | None  # the experiment's configuration, where there is one
-    seed: int  # of the trial
-    steps_completed: int = 0  # by the processes before
+    Args:
+        hyperparameters: One point of the search space.
+        exp_conf: The experiment's configuration, where there is one.
+        seed: Of the trial.
+        steps_completed: By the processes before.
+        on_cluster: Whether a cluster runs it.
+
+    Raises:
+        ConfigError: a cluster runs it, and a secret of the configuration was not filled in.
+    """
+
+    hyperparameters: Document
+    exp_conf: dict[str, Any] | None
+    seed: int
+    steps_completed: int = 0
     on_cluster: bool = False
-    has_hyperparameters: bool = True  # whether any were given, if only an empty mapping
 
-    def _searcher(self, key: str, default: Any) -> Any:
-        value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
-        return default if value is None else value  # a master writes null for what is not stated
-
-    @property
-    def is_search(self) -> bool:
-        return bool(self._searcher("name", "single") != "single")
+    def __post_init__(self) -> None:
+        stated = Document(name="the experiment", data=self.exp_conf or {})
+        if self.on_cluster and (left := placeholders_left(stated)):
+            raise ConfigError(left)
 
     @property
-    def metric(self) -> str:
-        return str(self._searcher("metric", ""))
-
-    @property
-    def smaller_is_better(self) -> bool:
-        return bool(self._searcher("smaller_is_better", True))
+    def searcher(self) -> dict[str, Any]:
+        """What the experiment's ``searcher`` states: a master writes null for what it does not."""
+        stated = (self.exp_conf or {}).get("searcher") or {}
+        return {key: value for key, value in stated.items() if value is not None}
 
     @property
     def slots(self) -> int | None:
@@ -234,40 +189,10 @@ class Task:
         slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
         return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
 
-    @property
-    def slots_origin(self) -> str:
-        """Where the number of ranks comes from."""
-        return "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
-
     def drops_point(self, error: BaseException) -> bool:
         """Whether the searcher should drop this point because of an error, since another point may run."""
-        is_of_point = isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
-        return self.on_cluster and self.is_search and is_of_point
-
-
-def task_of_cluster(
-    hparams: Mapping[str, Any], config: dict[str, Any], *, seed: int, steps_completed: int
-) -> Task:
-    """The task of a trial on a cluster.
-
-    Args:
-        hparams: The trial's hyperparameters.
-        config: The experiment's configuration.
-        seed: Of the trial, as the searcher drew it; ``hyperparameters.trial_seed`` replaces it.
-        steps_completed: By the trial's processes before.
-
-    Raises:
-        ConfigError: a secret of the configuration was not filled in.
-    """
-    if left := placeholders_left(Document(name="the experiment", data=config)):
-        raise ConfigError(left)
-    return Task(
-        hyperparameters=hyperparameters_of(hparams),
-        exp_conf=config,
-        seed=stated_seed(hparams, seed),
-        steps_completed=steps_completed,
-        on_cluster=True,
-    )
+        is_search = self.on_cluster and self.searcher.get("name", "single") != "single"
+        return is_search and isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
 
 
 def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
@@ -275,16 +200,32 @@ def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
     return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
 
 
-def decide_task(task: Task, where: Where) -> ResolvedConfig:
+def decide_task(task: Task, accelerator: Accelerator, *, ranks: int, machines: int) -> ResolvedConfig:
     """What will run.
+
+    Args:
+        task: It; paths in it are relative to the current directory.
+        accelerator: What the ranks compute on.
+        ranks: That are started, in all.
+        machines: That they are spread over.
 
     Raises:
         ConfigError: every reason why it cannot run.
     """
-    resolved = resolve(task.hyperparameters, where)
+    resolved = resolve(
+        task.hyperparameters,
+        Where(
+            context_dir=Path.cwd(),
+            accelerator=accelerator,
+            slots=ranks,
+            slots_origin="resources.slots_per_trial" if task.on_cluster else "the launched ranks",
+            machines=machines,
+        ),
+    )
     if missing := missing_packages(resolved.ds, task.hyperparameters):
         raise ConfigError(missing)
-    # Elsewhere det-ds run has reported them.
+    if not task.on_cluster:  # det-ds run has reported what is odd
+        return resolved
     stated = Document(name="the experiment", data=task.exp_conf or {})
-    odd = odd_exponents(stated) if task.on_cluster else []
-    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings))
+    odd = odd_exponents(read_space(stated, searcher="random")[0])
+    return replace(resolved, warnings=(*odd, *resolved.warnings))

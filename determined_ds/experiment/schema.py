@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
-from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
 from determined_ds.documents.judging import Fault, faults, one_each, problem_of
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
-from determined_ds.experiment.space import invalid_spec
+from determined_ds.experiment.space import AXES
 
 Json = Any
 FOLDER = Path(__file__).with_name("schema_files")
@@ -221,9 +221,11 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
             fix = f"write a number above {limit:g}, or a smaller {other}"
         return document.problem(path, message, fix, "out-of-range")
     if keyword == "checks" and isinstance(value, dict) and ("grid search" in detail or "type" in value):
-        message, fix = invalid_spec(value)
-        if "grid search" in detail:
-            message, fix = detail, "write count: N, the number of values to try"
+        message, fix = detail, "write count: N, the number of values to try"
+        if "grid search" not in detail:
+            message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
+            fix = one_of((*AXES, "const"), value["type"])
+            fix += "; or wrap the whole hyperparameter: {type: const, val: {...}}"
         return document.problem(path, message, fix, "hyperparameter-spec")
     if keyword == "checks":
         fix = "set environment.image" if "Image" in detail else "write another value, or remove it"

@@ -1,74 +1,49 @@
-"""The space of a hyperparameter search: what a master of Determined visits, how it draws, and when it judges.
+"""The space of a hyperparameter search: what a master of Determined visits, and how it draws.
 
 The way of a value::
 
     hyperparameters -> read_space() -> SearchSpace (axes) -> points_of(): all points, or a sample and the corners
 
-Source: determined 0.38.1's ``master/pkg/searcher`` (``grid.go``, ``hyperparameters.go``, ``actions.go``,
-``asha_stopping.go``, ``adaptive_asha.go``) and ``master/pkg/nprand``. A ``log`` hyperparameter is computed by Python's
-power, which may differ from Go's in the last digit.
+Source: determined 0.38.1's ``master/pkg/searcher`` (``grid.go``, ``hyperparameters.go``, ``actions.go``) and
+``master/pkg/nprand``. A ``log`` hyperparameter is computed by Python's power, which may differ from Go's in the last
+digit.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from determined_ds.documents.document import Document, KeyPath, dotted, one_of
+from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.errors import Problem
+
+if TYPE_CHECKING:
+    from numpy.random import RandomState
 
 LARGEST_UNIT = (2**53 - 1) / 2**53  # the last number below 1 that is drawn
 LARGEST_WHOLE = 1e21  # from here on Go writes a whole number with an exponent, which is read as a float
 MOST_POINTS = 5_000
 MOST_CORNERS = 1_024
 CONTINUOUS_SAMPLE = 200  # each may need a decision of its own
-# Type of a hyperparameter -> its fields (schemas expconf/v0/hyperparameter-*.json); all but count are required.
-SPEC_FIELDS = {
-    "categorical": ("vals",),
-    "const": ("val",),
-    "double": ("minval", "maxval", "count"),
-    "int": ("minval", "maxval", "count"),
-    "log": ("minval", "maxval", "base", "count"),
-}
-NOT_A_SPEC = (KeyError, TypeError, ValueError, IndexError, ArithmeticError)
+AXES = ("categorical", "double", "int", "log")  # types of hyperparameters that are searched
 HALVING = ("adaptive_asha", "async_halving")
-DIVISOR, MAX_RUNGS, MODE = 4.0, 5, "standard"  # where a searcher states none
 
 
-class MasterRandom:
-    """The generator that a master draws trials from, which is numpy's ``RandomState``.
+def master_random(seed: int) -> RandomState:
+    """The generator that a master draws trials from, given ``reproducibility.experiment_seed``, of 32 bits."""
+    from numpy.random import RandomState  # late: most commands draw nothing
 
-    Args:
-        seed: ``reproducibility.experiment_seed``, 32 bits.
-    """
-
-    def __init__(self, seed: int) -> None:
-        from numpy.random import RandomState  # late: most commands draw nothing
-
-        self._state = RandomState(seed & 0xFFFFFFFF)
-
-    def below(self, count: int) -> int:
-        """An integer in [0, count)."""
-        return int(self._state.randint(count, dtype="uint64")) if count > 1 else 0  # of one nothing is drawn
-
-    def uniform(self, low: float, high: float) -> float:
-        """A number in [low, high)."""
-        return low + (high - low) * float(self._state.random_sample())
-
-    def trial_seed(self) -> int:
-        """The seed of a trial, drawn after its hyperparameters and the 16 bytes of its request id."""
-        self._state.bytes(16)
-        return self.below(2**31)
+    return RandomState(seed & 0xFFFFFFFF)
 
 
-def first_trial_seed(experiment_seed: int) -> int:
-    """The seed of an experiment's first trial, where all hyperparameters are constants."""
-    return MasterRandom(experiment_seed).trial_seed()
+def draw_trial_seed(source: RandomState) -> int:
+    """The seed of a trial, drawn after its hyperparameters and the 16 bytes of its request id."""
+    source.bytes(16)
+    return int(source.randint(2**31, dtype="uint64"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +52,7 @@ class Axis:
 
     Args:
         path: Below ``hyperparameters``.
-        spec: As written: ``{type: ..., ...}``; complete, and of another type than const.
+        spec: As written: ``{type: ..., ...}``, of one of the types in :data:`AXES`; a master's schema takes it.
         in_grid: Whether the searcher is ``grid``, which visits ``count`` values of a range.
     """
 
@@ -99,11 +74,11 @@ class Axis:
         """How many values the searcher can give it; None where they are numbers of a continuous range."""
         if self.kind == "categorical":
             return len(self.spec["vals"])
-        every = self.spec["maxval"] - self.spec["minval"] + 1 if self.kind == "int" else None
-        if not self.in_grid:
-            return every
-        count: int | None = self.spec.get("count")
-        return min(count, every) if count is not None and every is not None else count
+        count: int | None = self.spec.get("count") if self.in_grid else None
+        if self.kind != "int":
+            return count
+        every: int = self.spec["maxval"] - self.spec["minval"] + 1
+        return min(count or every, every)
 
     def value(self, index: int) -> Any:
         """One of the ``num_values``, in the master's order. Of a range a grid takes even steps, or the middle."""
@@ -111,10 +86,8 @@ class Axis:
             return self.spec["vals"][index]
         count, low, high = self.num_values, self.spec["minval"], self.spec["maxval"]
         assert count is not None
-        if self.kind == "int" and not self.in_grid:
+        if self.kind == "int" and count == high - low + 1:
             return low + index
-        if self.kind != "int":
-            low, high = float(low), float(high)
         number = (low + high) / 2 if count == 1 else low + index * (high - low) / (count - 1)
         if self.kind != "int":
             return self._of_range(number)
@@ -129,40 +102,36 @@ class Axis:
         if self.num_values is not None:
             return tuple(self.value(index) for index in sorted({0, self.num_values - 1}))
         low, high = self.spec["minval"], self.spec["maxval"]
-        if self.kind == "int":  # of a grid that lacks the count
-            return low, high
         return self._of_range(low), self._of_range(low + (high - low) * LARGEST_UNIT)
 
-    @cached_property
+    @property
     def middle(self) -> Any:
-        """The first category; the middle of a range.
-
-        Raises:
-            KeyError, TypeError, ValueError, IndexError, ArithmeticError: it is not a complete hyperparameter.
-        """
+        """The first category; the middle of a range."""
         if self.kind == "categorical":
-            if not isinstance(self.spec["vals"], list):
-                raise TypeError("vals must be a list")
             return self.spec["vals"][0]
         low, high = self.spec["minval"], self.spec["maxval"]
-        kinds = (int,) if self.kind == "int" else (int, float)
-        if any(isinstance(bound, bool) or not isinstance(bound, kinds) for bound in (low, high)):
-            raise TypeError("bounds must be numbers")
-        if not low < high or (self.kind == "log" and not self.spec["base"] > 0):
-            raise ValueError("minval must be below maxval, and base above 0")
-        if self.kind == "int":
-            return (low + high) // 2
-        middle = (low + high) / 2
-        return float(middle if self.kind == "double" else self.spec["base"] ** middle)
+        return (low + high) // 2 if self.kind == "int" else self._of_range((low + high) / 2)
 
-    def draw(self, source: MasterRandom) -> Any:
-        """A value as a master draws it."""
-        if self.kind == "categorical":
-            return self.spec["vals"][source.below(len(self.spec["vals"]))]
+    def draw(self, source: RandomState) -> Any:
+        """A value as a master draws it; of a grid, which it does not draw, any of its values."""
+        if self.num_values is not None:
+            return self.value(int(source.randint(self.num_values, dtype="uint64")))
         low, high = self.spec["minval"], self.spec["maxval"]
-        if self.kind == "int":
-            return low + source.below(high - low + 1)
-        return self._of_range(source.uniform(low, high))
+        return self._of_range(low + (high - low) * float(source.random_sample()))
+
+    def refusal(self) -> tuple[str, str] | None:
+        """Message and fix of what a master's schema takes and a master cannot draw."""
+        if self.kind == "categorical":
+            return None if self.spec["vals"] else ("has no values", "write some in vals")
+        whole = [self.spec.get("count") or 1]
+        whole += [self.spec["minval"], self.spec["maxval"]] if self.kind == "int" else []
+        if not all(isinstance(number, int) and abs(number) < 2**63 for number in whole):
+            return "needs integers of 64 bits", "write them without a dot, and smaller than 2**63"
+        try:
+            _ = self.middle, self.corners
+        except OverflowError:
+            return "has values that are not finite", "write bounds that are nearer to each other"
+        return None
 
     def _of_range(self, number: float) -> float | int:
         """A value of a continuous range as the trial gets it: JSON of Go's, where 8.0 is written 8."""
@@ -181,16 +150,12 @@ class SearchSpace:
         axes: What is searched, in the master's order: by name, mapping by mapping.
         constants: The hyperparameters with constants unwrapped, and None where there is an axis.
         seed: ``reproducibility.experiment_seed``.
-        wrapped: Paths of ``{type: const, val: ...}``, from the top of the YAML.
-        searched: Dotted names of what is searched, from the top of the YAML and in the order of its text.
     """
 
     searcher: str
     axes: tuple[Axis, ...]
-    constants: dict[str, Any]
+    constants: Document
     seed: int = 0
-    wrapped: tuple[KeyPath, ...] = ()
-    searched: tuple[str, ...] = ()
 
     @cached_property
     def size(self) -> int | None:
@@ -203,35 +168,39 @@ class SearchSpace:
 
         The mapping shares with those of other points what they have in common: it is there to be read.
         """
-        made: dict[Any, Any] = dict(self.constants)
-        own = {id(made)}
+        made: dict[Any, Any] = dict(self.constants.data)
         for axis, value in zip(self.axes, values, strict=True):
-            node = made
+            section = made
             for step in axis.path[:-1]:
-                if id(node[step]) not in own:
-                    node[step] = dict(node[step])
-                    own.add(id(node[step]))
-                node = node[step]
-            node[axis.path[-1]] = value
+                below = section[step] = dict(section[step])
+                section = below
+            section[axis.path[-1]] = value
         return made
 
-    @cached_property
+    @property
     def middle(self) -> dict[str, Any]:
         """The point in the middle, to be tried without a search."""
         return self.at([axis.middle for axis in self.axes])
 
 
-def read_space(document: Document, *, searcher: str, seed: int = 0) -> tuple[SearchSpace, list[Problem]]:
+def read_space(
+    document: Document, *, searcher: str, seed: int = 0, refused: Iterable[KeyPath] = ()
+) -> tuple[SearchSpace, list[Problem]]:
     """The space of an experiment's hyperparameters.
 
     Args:
         document: The experiment.
         searcher: ``searcher.name``.
         seed: ``reproducibility.experiment_seed``.
+        refused: Paths of what Determined's schema refuses. A hyperparameter with one of them in it is left out.
 
     Returns:
-        The space, and a problem for each mapping with a ``type`` that is not a complete hyperparameter.
+        The space, and a problem for each hyperparameter that a master takes and cannot draw.
     """
+    stated = Document(name=document.name, data={}, prefix="hyperparameters")
+    if isinstance(document.get(("hyperparameters",)), dict):
+        stated = document.sub(("hyperparameters",))
+    within = {path[:end] for path in refused for end in range(2, len(path))}
     axes: list[Axis] = []
     wrapped: list[KeyPath] = []
     problems: list[Problem] = []
@@ -242,45 +211,53 @@ def read_space(document: Document, *, searcher: str, seed: int = 0) -> tuple[Sea
             return value
         if "type" not in value:
             return {key: read((*path, key), item) for key, item in value.items()}
-        message, fix = invalid_spec(value)
-        if value["type"] == "const" and value.keys() == {"type", "val"}:
+        if value["type"] == "const" and "val" in value:
             wrapped.append(path)
             return value["val"]
-        if value["type"] in [kind for kind in SPEC_FIELDS if kind != "const"]:
-            axis = Axis(path=path[1:], spec=value, in_grid=searcher == "grid")
-            try:
-                _ = axis.middle, axis.corners
+        if value["type"] in AXES and ("hyperparameters", *path) not in within:
+            axis = Axis(path=path, spec=value, in_grid=searcher == "grid")
+            if found := axis.refusal():
+                problems.append(stated.problem(path, *found, "hyperparameter-spec"))
+            else:
                 axes.append(axis)
-                return None
-            except NOT_A_SPEC:
-                message = f"is not a complete {axis.kind} hyperparameter whose values are finite"
-                fix = f"give it {' and '.join(SPEC_FIELDS[axis.kind])}, minval below maxval"
-        problems.append(document.problem(path, message, fix, "hyperparameter-spec"))
         return None
 
-    stated = document.get(("hyperparameters",))
-    named = stated.items() if isinstance(stated, dict) else ()
-    constants = {name: read(("hyperparameters", name), value) for name, value in named}
-    space = SearchSpace(
-        searcher=searcher,
-        axes=tuple(sorted(axes, key=lambda axis: tuple(map(str, axis.path)))),
-        constants=constants,
-        seed=seed,
-        wrapped=tuple(wrapped),
-        searched=tuple(document.key(("hyperparameters", *axis.path)) for axis in axes),
-    )
-    return space, problems
+    def unwrapped(path: KeyPath) -> KeyPath:
+        """The path of what stands within ``{type: const, val: ...}``, without the ``val``."""
+        outer = next((each for each in wrapped if path[: len(each)] == each), path)
+        return path if len(path) < len(outer) + 2 else (*outer, *path[len(outer) + 1 :])
+
+    constants = {name: read((name,), value) for name, value in stated.data.items()}
+    if wrapped:
+        stated = replace(
+            stated,
+            places={unwrapped(path): place for path, place in stated.places.items()},
+            overwrites={unwrapped(path): origin for path, origin in stated.overwrites.items()},
+        )
+    axes.sort(key=lambda axis: tuple(map(str, axis.path)))
+    return SearchSpace(
+        searcher=searcher, axes=tuple(axes), constants=stated.holding(constants), seed=seed
+    ), problems
 
 
-def invalid_spec(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Message and fix of a mapping whose ``type`` is not one of Determined's."""
-    if value.keys() & {field for fields in SPEC_FIELDS.values() for field in fields}:
-        kind = value["type"] if isinstance(value["type"], str) else ""
-        return "has a type that no hyperparameter has", one_of(SPEC_FIELDS, kind)
-    return (
-        "a mapping with a key `type` is read by Determined as a hyperparameter to search",
-        "wrap the whole hyperparameter: {type: const, val: {...}}, or keep a DeepSpeed JSON in a file",
-    )
+def odd_exponents(space: SearchSpace) -> list[Problem]:
+    """A warning for each ``log`` hyperparameter whose bounds look like its values: they are exponents of the base."""
+    found = []
+    for axis in space.axes:
+        if axis.kind != "log":
+            continue
+        base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
+        is_rate = bool({"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")})
+        looks_like_values = 0 < low < high <= 1
+        if base > 1 and (looks_like_values or (is_rate and high > 0)):
+            fix = "write the exponents of the intended values"
+            if looks_like_values:
+                fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
+            drawn = f"values from {base**low:g} to {base**high:g} are drawn"
+            message = f"minval and maxval are exponents of the base: {drawn}"
+            value = dict(axis.spec)
+            found.append(space.constants.problem(axis.path, message, fix, "log-bounds", value=value))
+    return found
 
 
 class Points(NamedTuple):
@@ -297,17 +274,19 @@ class Points(NamedTuple):
     exact: bool
 
 
-def points_of(space: SearchSpace, *, limit: int = MOST_POINTS) -> Points:
-    """The points of a space to check: all of up to ``limit``, else a sample and the corners.
+def points_of(space: SearchSpace) -> Points:
+    """The points of a space to check: all of up to 5,000, else a sample and the corners.
 
-    All points, and those of a sample of a grid, come in the order in which a master lays out a grid (it runs it from
-    its end). Any other sample is drawn as a master draws its trials: it begins with those that the search will create,
-    unless a mapping in the hyperparameters holds several axes, which a master draws in no fixed order.
+    All points come in the order in which a master lays out a grid (it runs it from its end). A sample is drawn as a
+    master draws its trials: it begins with those that the search will create, unless a mapping in the hyperparameters
+    holds several axes, which a master draws in no fixed order.
     """
     axes, size = space.axes, space.size
     counts = [axis.num_values or 0 for axis in axes]
-    if size is not None and size <= limit:
-        every = [[axis.value(i) for i in range(count)] for axis, count in zip(axes, counts, strict=True)]
+    if size is not None and size <= MOST_POINTS:
+        every = [
+            [axis.value(index) for index in range(count)] for axis, count in zip(axes, counts, strict=True)
+        ]
         return Points([*itertools.product(*every)], size, True)
     ends = [axis.corners for axis in axes]
     if math.prod(map(len, ends)) <= MOST_CORNERS:
@@ -316,77 +295,13 @@ def points_of(space: SearchSpace, *, limit: int = MOST_POINTS) -> Points:
         rows = min(max(map(len, ends)), MOST_CORNERS)
         corners = [tuple(values[row % len(values)] for values in ends) for row in range(rows)]
         corners.append(tuple(values[-1] for values in ends))
-    wanted = limit - len(corners) if size is not None else CONTINUOUS_SAMPLE
-    drawn: list[tuple[Any, ...]] = []
-    if size is not None and space.searcher == "grid":
-        source, chosen = random.Random(space.seed), set[int]()
-        while len(chosen) < wanted:  # a grid may be larger than what random.sample takes
-            chosen.add(source.randrange(size))
-        for index in sorted(chosen):
-            values = []
-            for axis, count in zip(reversed(axes), reversed(counts), strict=True):  # the last is the fastest
-                index, here = divmod(index, count)
-                values.append(axis.value(here))
-            drawn.append(tuple(reversed(values)))
-    else:
-        master = MasterRandom(space.seed)
-        for _ in range(wanted):
-            drawn.append(tuple([axis.draw(master) for axis in axes]))
-            master.trial_seed()
-    known = {repr(values) for values in drawn}
-    return Points([*drawn, *(each for each in corners if repr(each) not in known)], len(drawn), False)
-
-
-def brackets(searcher: Mapping[str, Any]) -> tuple[int, ...]:
-    """Numbers of rungs of the searches that run side by side, the largest first: one for ``async_halving``.
-
-    Args:
-        searcher: The section as written, complete and of the right types.
-    """
-    if searcher["name"] == "async_halving":
-        return (searcher["num_rungs"],)
-    if searcher.get("bracket_rungs"):
-        return tuple(sorted(searcher["bracket_rungs"], reverse=True))
-    divisor = searcher.get("divisor") or DIVISOR
-    by_size = [int(math.log(searcher[key]) / math.log(divisor)) + 1 for key in ("max_time", "max_trials")]
-    most = min(searcher.get("max_rungs") or MAX_RUNGS, *by_size)
-    fewest = {"conservative": 1, "standard": (most - 1) // 2 + 1, "aggressive": most}
-    return tuple(range(most, fewest[searcher.get("mode") or MODE] - 1, -1))
-
-
-def rungs(searcher: Mapping[str, Any]) -> tuple[int, ...]:
-    """When trials are judged, in units of ``time_metric``: in the bracket of most rungs, the lowest first.
-
-    A trial is judged at its first validation at or after a rung, and for all rungs behind it at once.
-
-    Args:
-        searcher: As for :func:`brackets`.
-    """
-    count, divisor = brackets(searcher)[0], searcher.get("divisor") or DIVISOR
-    return tuple(max(int(searcher["max_time"] / divisor ** (count - 1 - rung)), 1) for rung in range(count))
-
-
-def odd_exponents(document: Document, space: SearchSpace | None = None) -> list[Problem]:
-    """A warning for each ``log`` hyperparameter whose bounds look like its values: they are exponents of the base.
-
-    Args:
-        document: The experiment, or the plain configuration that a master hands to a trial.
-        space: Its space, where that has been read.
-    """
-    found = []
-    for axis in (space or read_space(document, searcher="random")[0]).axes:
-        if axis.kind != "log":
-            continue
-        base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
-        is_rate = bool({"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")})
-        if base > 1 and (0 < low < high <= 1 or (is_rate and high > 0)):
-            fix = "write the exponents of the intended values"
-            if 0 < low < high <= 1:
-                fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
-            elif low >= 1:
-                fix += f": minval: {-high:g}, maxval: {-low:g}"
-            drawn = f"values from {base**low:g} to {base**high:g} are drawn"
-            message = f"minval and maxval are exponents of the base: {drawn}"
-            path = ("hyperparameters", *axis.path)
-            found.append(document.problem(path, message, fix, "log-bounds", value=dict(axis.spec)))
-    return found
+    source = master_random(space.seed)
+    drawn: dict[str, tuple[Any, ...]] = {}
+    for _ in range(CONTINUOUS_SAMPLE if size is None else MOST_POINTS - len(corners)):
+        values = tuple([axis.draw(source) for axis in axes])
+        drawn.setdefault(repr(values), values)
+        draw_trial_seed(source)
+    num_drawn = len(drawn)
+    for values in corners:
+        drawn.setdefault(repr(values), values)
+    return Points([*drawn.values()], num_drawn, False)

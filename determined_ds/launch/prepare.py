@@ -13,7 +13,7 @@ from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems, decide_stated, read_document, with_flags
+from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
 from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.variables import variable_problems, variables_for
@@ -110,8 +110,8 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
                 )
             )
         document = document.overwritten(SLOTS, placed.size, placed.launcher)
-    found.warn(ignored_keys_of(document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
+    found.warn(ignored_keys_of(experiment, RUN))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.problems += code_problems(experiment, options.context_dir, option=option)
     if experiment.script is not None and options.engine != "deepspeed":
@@ -135,7 +135,7 @@ def _decided(
     if options.slots == AUTO and placed is None:
         experiment, fewer = _fitting_slots(experiment, where)
         found.warn(fewer)
-    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where, here=True))
+    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
     if resolved is not None:
         found.warn(resolved.warnings)
@@ -159,7 +159,7 @@ def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, li
     if experiment.slots <= accelerator.max_ranks:
         return experiment, []
     for slots in range(accelerator.max_ranks, 0, -1):
-        document = with_flags(experiment.document, slots=slots, overrides=(), origin="--slots auto")
+        document = experiment.document.overwritten(SLOTS, slots, "--slots auto")
         fewer = parse_experiment(document)
         try:
             decide_stated(fewer, fewer.hyperparameters, where)

@@ -22,15 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from determined_ds.experiment.space import (
-    DIVISOR,
-    MAX_RUNGS,
-    MODE,
-    MasterRandom,
-    SearchSpace,
-    brackets,
-    rungs,
-)
+from determined_ds.experiment.space import SearchSpace, draw_trial_seed, master_random
 
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
@@ -75,7 +67,7 @@ class Draws:
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
-        self._random = MasterRandom(space.seed)
+        self._random = master_random(space.seed)
 
     def draw(self) -> Create:
         """A trial at a random point."""
@@ -83,7 +75,7 @@ class Draws:
 
     def at(self, hparams: Hparams) -> Create:
         """A trial at a given point."""
-        return Create(hparams=hparams, seed=self._random.trial_seed())
+        return Create(hparams=hparams, seed=draw_trial_seed(self._random))
 
 
 def grid(space: SearchSpace) -> Iterator[Hparams]:
@@ -188,8 +180,7 @@ class AsyncHalvingSearch(Search):
         self._divisor = float(config["divisor"])
         self._num_rungs = int(config["num_rungs"])
         self._max_trials = int(config["max_trials"])
-        ladder = {key: config[key] for key in ("num_rungs", "divisor", "max_time")}
-        self.rungs = [Rung(needed=needed) for needed in rungs({"name": "async_halving", **ladder})]
+        self.rungs = [Rung(needed=needed) for needed in rungs(config)]
         self._rung_of: dict[int, int] = {}
         self._num_invalid = 0
 
@@ -247,7 +238,7 @@ class AdaptiveAsha(Search):
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
         super().__init__(config, draws)
-        self.brackets = [AsyncHalvingSearch({**config, **bracket}, draws) for bracket in brackets_of(config)]
+        self.brackets = [AsyncHalvingSearch(bracket, draws) for bracket in brackets_of(config)]
         self._bracket_of: dict[int, int] = {}
 
     def _marked(self, bracket: int, actions: list[Action]) -> list[Action]:
@@ -272,10 +263,26 @@ class AdaptiveAsha(Search):
         return self._marked(index, self.brackets[index].exited(trial_id, reason))
 
 
-def brackets_of(config: Mapping[str, Any]) -> list[dict[str, int]]:
-    """The brackets of an adaptive search: rungs, trials and trials at once, the most rungs first."""
+def rungs(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """When ``async_halving`` judges trials, in units of ``time_metric``, the lowest rung first.
+
+    A trial is judged at its first validation at or after a rung, and for all rungs behind it at once.
+    """
+    ahead = range(config["num_rungs"] - 1, -1, -1)
+    return tuple(max(int(config["max_time"] / config["divisor"] ** rung), 1) for rung in ahead)
+
+
+def brackets_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sections of the ``async_halving`` searches that run side by side, that of the most rungs first."""
+    if config["name"] == "async_halving":
+        return [dict(config)]
     divisor, max_trials = float(config["divisor"]), int(config["max_trials"])
-    numbers = brackets(config)
+    numbers = sorted(config.get("bracket_rungs") or (), reverse=True)
+    if not numbers:
+        sizes = [math.log(config[key]) / math.log(divisor) for key in ("max_time", "max_trials")]
+        most = min(config["max_rungs"], *(int(size) + 1 for size in sizes))
+        fewest = {"conservative": 1, "standard": (most - 1) // 2 + 1, "aggressive": most}[config["mode"]]
+        numbers = list(range(most, fewest - 1, -1))
     weights = [divisor ** (number - 1) / number for number in numbers]
     trials = [max(1, int(weight / sum(weights) * max_trials)) for weight in weights]
     trials[0] += max(0, max_trials - sum(trials))
@@ -286,7 +293,7 @@ def brackets_of(config: Mapping[str, Any]) -> list[dict[str, int]]:
     else:
         concurrent = [max(trials[-1], int(divisor))] * len(numbers)
     return [
-        {"num_rungs": number, "max_trials": most_trials, "max_concurrent_trials": most_at_once}
+        {**config, "num_rungs": number, "max_trials": most_trials, "max_concurrent_trials": most_at_once}
         for number, most_trials, most_at_once in zip(numbers, trials, concurrent, strict=True)
     ]
 
@@ -309,9 +316,9 @@ def with_defaults(searcher: Mapping[str, Any]) -> dict[str, Any]:
         "name": "single",
         "smaller_is_better": True,
         "max_concurrent_trials": MAX_CONCURRENT_TRIALS,
-        "divisor": DIVISOR,
-        "max_rungs": MAX_RUNGS,
-        "mode": MODE,
+        "divisor": 4.0,
+        "max_rungs": 5,
+        "mode": "standard",
     }
     given = {key: value for key, value in searcher.items() if value is not None}
     return {**searcher, **defaults, **given}

@@ -119,13 +119,13 @@ class SearchPlan:
         Raises:
             ConfigError: its point is impossible.
         """
-        experiment, hyperparameters = self.experiment, self.experiment.at(create.hparams)
-        staged = experiment.pipeline_trial
+        experiment, staged = self.experiment, self.experiment.trained(2)
+        hyperparameters = experiment.hyperparameters.holding(create.hparams)
         problem = stages_problem(hyperparameters, read_trial(staged, self.context_dir)) if staged else None
         if problem is not None:
             raise ConfigError(problem)
         where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)
-        return decide_stated(experiment, hyperparameters, where, here=True)
+        return decide_stated(experiment, hyperparameters, where)
 
     def trial_document(self, create: Create) -> Document:
         """The experiment of one trial: its point and its seed as constants, and no search."""
@@ -162,7 +162,7 @@ def prepare_search(
     Raises:
         ConfigError: it cannot run; every reason that is known before a trial is started.
     """
-    document = read_document(config, context_dir, slots=slots, overrides=overrides, command="search")
+    document = read_document(config, context_dir, slots=slots, overrides=overrides)
     found = Problems()
     devices = found.of(lambda: _devices(accelerator))
     report = check_experiment(

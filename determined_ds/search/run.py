@@ -24,7 +24,7 @@ from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.documents.files import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, Problem
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.experiment.space import HALVING, brackets, rungs
+from determined_ds.experiment.space import HALVING
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.report.run_page import save_page
@@ -44,6 +44,7 @@ from determined_ds.search.events import (
     SearchEvents,
     Trial,
 )
+from determined_ds.search.methods import brackets_of, rungs
 from determined_ds.search.plan import SearchPlan
 
 TRIALS, BEST, RESULTS, PAGE = "trials", "best.yaml", "results.csv", "report.html"
@@ -134,7 +135,7 @@ class LocalSearch:
         name = plan.searcher["name"]
         self._replaces = name not in ("grid", "single")
         self._time_metric = str(plan.searcher["time_metric"]) if name in HALVING else ""
-        self._rungs = rungs(plan.searcher) if name in HALVING else ()
+        self._rungs = rungs(brackets_of(plan.searcher)[0]) if name in HALVING else ()
         # A table on a terminal, and what has happened above it; lines elsewhere.
         console = Console()
         self._live = (
@@ -435,9 +436,9 @@ def _header(plan: SearchPlan) -> Iterator[str]:
     elif name != "single":
         trials = count(int(searcher["max_trials"]), "trial")
     if name in HALVING:
-        num_brackets = len(brackets(searcher))
-        several = f" in {num_brackets} brackets" if num_brackets > 1 else ""
-        trials += f"{several}, judged at {', '.join(map(str, rungs(searcher)))} {searcher['time_metric']}"
+        brackets = brackets_of(searcher)
+        several = f" in {len(brackets)} brackets" if len(brackets) > 1 else ""
+        trials += f"{several}, judged at {', '.join(map(str, rungs(brackets[0])))} {searcher['time_metric']}"
     better = "the smaller the better" if experiment.smaller_is_better else "the larger the better"
     yield f"  search     {trials} by {experiment.metric}, {better}"
     at_once = "one trial at a time" if machine.at_once == 1 else f"{machine.at_once} trials at a time"

@@ -109,7 +109,7 @@ def _decided(
         slots_origin="the launched ranks",
         machines=distributed.cross_size,
     )
-    resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
+    resolved = decide_stated(experiment, experiment.hyperparameters, where)
     resumed = os.environ.get(RESUME)
     stated = Path(resumed) if resumed else stated
     resume = resume or resumed is not None or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.config.params import ProfiledSteps
-from determined_ds.experiment.decide import Task, task_of_cluster
+from determined_ds.config.params import ProfiledSteps, stated_seed
+from determined_ds.experiment.decide import Task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import relink
@@ -163,8 +163,12 @@ def cluster_trial() -> Task | None:
     if info is None or info.task_type != "TRIAL":
         return None
     trial = info.trial
-    return task_of_cluster(
-        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
+    return Task(
+        hyperparameters=hyperparameters_of(trial.hparams),
+        exp_conf=trial._config,
+        seed=stated_seed(trial.hparams, trial.trial_seed),
+        steps_completed=trial._steps_completed,
+        on_cluster=True,
     )
 
 

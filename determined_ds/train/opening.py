@@ -17,12 +17,12 @@ from determined import core
 from determined_ds.checkpoints.storage import determineds_folder
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
-from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.space import first_trial_seed
+from determined_ds.experiment.space import draw_trial_seed, master_random
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.logs.tensorboard import upload, upload_last
 from determined_ds.rundir.handed_on import REPORT
@@ -84,7 +84,9 @@ def open_context(
         experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
         accelerator = accelerator or run.accelerator
         trains = trains and run.measurement is None
-    task = cluster_trial() or (task_of(experiment) if experiment else _task_of_arguments(hparams, exp_conf))
+    task = cluster_trial() or (task_of(experiment) if experiment else None)
+    has_hyperparameters = task is not None or hparams is not None
+    task = task or _task_of_arguments(hparams, exp_conf)
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
     with contextlib.ExitStack() as stack:
@@ -109,8 +111,8 @@ def open_context(
             core_context = local_core_context(
                 there.path,
                 ranks,
-                metric=task.metric,
-                smaller_is_better=task.smaller_is_better,
+                metric=str(task.searcher.get("metric", "")),
+                smaller_is_better=bool(task.searcher.get("smaller_is_better", True)),
                 report=report,
                 checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
             )
@@ -122,7 +124,7 @@ def open_context(
         context = DeepSpeedTrialContext(
             core_context=core_context,
             resolved=resolved,
-            hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
+            hyperparameters=task.hyperparameters if has_hyperparameters else None,
             accelerator=devices,
             run_dir=there,
             trial_seed=task.seed,
@@ -189,8 +191,7 @@ def _task_of_arguments(hparams: dict[str, Any] | None, exp_conf: dict[str, Any] 
     return Task(
         hyperparameters=hyperparameters_of(hparams),
         exp_conf=exp_conf,
-        seed=stated_seed(hparams or {}, first_trial_seed(int(given or 0))),
-        has_hyperparameters=hparams is not None,
+        seed=stated_seed(hparams or {}, draw_trial_seed(master_random(int(given or 0)))),
     )
 
 
@@ -233,15 +234,8 @@ def _resolve(
         fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
         raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=accelerator,
-        slots=ranks.size,
-        slots_origin=task.slots_origin,
-        machines=ranks.cross_size,
-    )
     try:
-        resolved = decide_task(task, where)
+        resolved = decide_task(task, accelerator, ranks=ranks.size, machines=ranks.cross_size)
     except ConfigError as error:
         # The batch alone may be left to an engine; without a DeepSpeed JSON its division too, by an engine's layout.
         names_json = task.hyperparameters.get(("deepspeed_config",)) is not None

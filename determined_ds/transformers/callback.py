@@ -72,7 +72,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.user_data = user_data
         self.info = det.get_cluster_info()
         self._trial = trial_here()
-        searcher = {} if self._trial is None else self._trial.searcher
+        searcher = {} if self._trial is None else self._trial.task.searcher
         self.searcher_metric: str | None = searcher.get("metric") or None
         self.time_metric: str | None = searcher.get("time_metric") or None
         self._smaller_is_better = searcher.get("smaller_is_better") is not False

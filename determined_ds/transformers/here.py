@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import determined as det
 from determined import core
@@ -46,11 +45,6 @@ class TrialHere:
     def hyperparameters(self) -> Document:
         """Of the trial; off-cluster with their places in the YAML."""
         return self.task.hyperparameters if self.run is None else self.run.experiment.hyperparameters
-
-    @property
-    def searcher(self) -> dict[str, Any]:
-        """``searcher`` of the experiment."""
-        return dict((self.task.exp_conf or {}).get("searcher") or {})
 
 
 def trial_here() -> TrialHere | None:

@@ -249,7 +249,6 @@ def open_workbench(request: Request, found: Problems, command: str, *, say: Say 
             request.context_dir,
             slots=request.slots,
             overrides=request.overrides,
-            command=command,
         )
     )
     devices = found.of(lambda: detect_accelerator(request.accelerator))

@@ -196,7 +196,7 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
     if problems := code_problems(experiment, context_dir, option="--measure"):
         raise ConfigError(problems)
     where = Where(context_dir=context_dir, accelerator=accelerator)
-    resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
+    resolved = decide_stated(experiment, experiment.hyperparameters, where)
     if resolved is None:
         raise ConfigError(left_open(experiment))
     document = _without_other_names(document, resolved.hyperparameters)
