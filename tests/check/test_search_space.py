@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,10 @@ from determined_ds.cli.main import main
 from tests.harness.checked import DEEPSPEED, report_of
 
 GRID = {"name": "grid", "metric": "validation_loss"}
+RANDOM = {"name": "random", "metric": "validation_loss", "max_trials": 5}
+STATES = {"zero_optimization": {"stage": 2}}
+OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
+RATE = {"optimizer": {"params": {"lr": 0.5}}}
 
 
 def choice(*values: Any) -> dict[str, Any]:
@@ -27,9 +30,6 @@ def wrapped(value: Any) -> Any:
     return {"type": "const", "val": value} if isinstance(value, dict) else value
 
 
-STATES = {"zero_optimization": {"stage": 2}}
-OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
-RATE = {"optimizer": {"params": {"lr": 0.5}}}
 # What of each hyperparameter is searched.
 SPACES: dict[str, dict[str, list[Any]]] = {
     "the batch": {"global_batch_size": [8, 9, "8"], "micro_batch_size": [1, 2, 4, None]},
@@ -63,7 +63,6 @@ def test_points_judged_together_get_the_verdict_that_each_gets_alone(tmp_path: P
         runnable += not refused
         codes |= refused
     assert together["points"] == {"checked": len(points), "runnable": runnable, "size": len(points)}
-    assert codes
     assert {each.code for each in together["findings"] if each.points} & codes
 
 
@@ -79,11 +78,10 @@ def test_points_judged_together_get_the_verdict_that_each_gets_alone(tmp_path: P
             "3 points: every one with global_batch_size = 9; every one with micro_batch_size = 8; "
             "e.g. global_batch_size = 8, micro_batch_size = 8",
         ),
-        ([8, 9], [1, 2], 2, "all 2 points with global_batch_size = 9"),
     ],
 )
 def test_the_points_that_cannot_run_are_counted_and_described(
-    tmp_path: Path, batches: Sequence[int], micro: Sequence[int], count: int, where: str
+    tmp_path: Path, batches: list[int], micro: list[int], count: int, where: str
 ) -> None:
     space = {"global_batch_size": choice(*batches), "micro_batch_size": choice(*micro)}
     report = report_of(tmp_path, hyperparameters=space, searcher=GRID)
@@ -97,25 +95,20 @@ def test_the_points_that_cannot_run_are_counted_and_described(
 @pytest.mark.parametrize(
     ("searcher", "dropout", "sampled"),
     [
-        ("random", {"type": "double", "minval": 0, "maxval": 1}, r"\d+ points of a continuous space"),
+        (RANDOM, {"type": "double", "minval": 0, "maxval": 1}, r"\d+ points of a continuous space"),
         (
-            "grid",
+            GRID,
             {"type": "double", "minval": 0, "maxval": 1, "count": 600_000},
             r"[45],\d+ of 1,200,000 points",
         ),
-        ("random", {"type": "int", "minval": 1, "maxval": 600_000}, r"[45],\d+ of 1,200,000 points"),
+        (RANDOM, {"type": "int", "minval": 1, "maxval": 600_000}, r"[45],\d+ of 1,200,000 points"),
     ],
 )
 def test_a_large_space_is_sampled_and_said_to_be(
-    tmp_path: Path, searcher: str, dropout: dict[str, Any], sampled: str
+    tmp_path: Path, searcher: dict[str, Any], dropout: dict[str, Any], sampled: str
 ) -> None:
     space = {"global_batch_size": choice(8, 9), "dropout": dropout}
-    named = {
-        "name": searcher,
-        "metric": "validation_loss",
-        **({"max_trials": 5} if searcher == "random" else {}),
-    }
-    report = report_of(tmp_path, hyperparameters=space, searcher=named)
+    report = report_of(tmp_path, hyperparameters=space, searcher=searcher)
     (only,) = [each for each in report["findings"] if each.code == "batch"]
     assert not only.points["exact"]
     assert 0.3 < only.points["share"] < 0.7

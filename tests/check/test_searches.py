@@ -9,20 +9,23 @@ import pytest
 
 from tests.harness.checked import Found, report_of
 
-ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "max_time": 256}
+SINGLE, GRID = {"name": "single"}, {"name": "grid"}
 RANDOM = {"name": "random", "max_trials": 2}
-RANGE = {"type": "double", "minval": 0, "maxval": 1}
+ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "max_time": 256}
+LARGEST = {**ASHA, "smaller_is_better": False}
+RANGE = {"dropout": {"type": "double", "minval": 0, "maxval": 1}}
 
 
 def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> list[Found]:
-    fit = {"max_length": {"batches": 256}}
+    """What is found in a search whose trials report its metric, and train 256 batches."""
     metric = searcher.get("metric", "validation_loss")
     trial = (
         "from determined_ds import DataParallelTrial\n\nclass T(DataParallelTrial):\n"
         f"    validation_metrics = ('{metric}',)\n\n    def evaluate(self, model, batch):\n        return f(batch)\n"
     )
+    hyperparameters = {**searched, "fit": {"max_length": {"batches": 256}}}
     report = report_of(
-        folder, trial=trial, hyperparameters={**searched, "fit": fit}, searcher={"metric": metric, **searcher}
+        folder, trial=trial, hyperparameters=hyperparameters, searcher={"metric": metric, **searcher}
     )
     every: list[Found] = report["findings"]
     return every
@@ -31,11 +34,11 @@ def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> l
 @pytest.mark.parametrize(
     ("searcher", "searched"),
     [
-        (ASHA, {"dropout": RANGE}),
-        ({**ASHA, "metric": "accuracy", "smaller_is_better": False}, {"dropout": RANGE}),
-        ({**ASHA, "metric": "accuracy_loss", "smaller_is_better": False}, {"dropout": RANGE}),
-        ({"name": "grid"}, {"dropout": {**RANGE, "count": 101}}),
-        ({"name": "single"}, {}),
+        (ASHA, RANGE),
+        ({**LARGEST, "metric": "accuracy"}, RANGE),
+        ({**LARGEST, "metric": "accuracy_loss"}, RANGE),
+        (GRID, {"dropout": {**RANGE["dropout"], "count": 101}}),
+        (SINGLE, {}),
     ],
 )
 def test_a_search_that_fits_itself_checks_clean(
@@ -47,56 +50,45 @@ def test_a_search_that_fits_itself_checks_clean(
 @pytest.mark.parametrize(
     ("searcher", "searched", "code", "key", "said"),
     [
-        # The space
-        ({"name": "grid"}, {}, "search-nothing", "searcher.name", ""),
-        (RANDOM, {}, "search-nothing", "searcher.name", ""),
-        ({"name": "single"}, {"dropout": RANGE}, "search-single", "searcher.name", "dropout"),
-        # The metric
-        ({**ASHA, "metric": "val_acc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
-        (
-            {**ASHA, "smaller_is_better": False},
-            {"a": RANGE},
-            "search-direction",
-            "searcher.smaller_is_better",
-            "",
-        ),
-        ({**ASHA, "time_metric": "tokens"}, {"a": RANGE}, "search-time", "searcher.time_metric", "batches"),
-        # Lengths, and trials at once
-        ({**ASHA, "max_time": 512}, {"a": RANGE}, "search-length", "searcher.max_time", "max_time to 256"),
-        ({**ASHA, "max_time": 128}, {"a": RANGE}, "search-length", "searcher.max_time", "{batches: 128}"),
-        (
-            {**ASHA, "time_metric": "epochs"},
-            {"a": RANGE},
-            "search-length",
-            "searcher.max_time",
-            "time_metric to batches",
-        ),
+        (GRID, {}, "search-nothing", "name", ""),
+        (RANDOM, {}, "search-nothing", "name", ""),
+        (SINGLE, RANGE, "search-single", "name", "dropout"),
+        ({**ASHA, "metric": "val_acc"}, RANGE, "search-direction", "metric", "false"),
+        (LARGEST, RANGE, "search-direction", "smaller_is_better", ""),
+        ({**ASHA, "time_metric": "tokens"}, RANGE, "search-time", "time_metric", "batches"),
+        ({**ASHA, "max_time": 512}, RANGE, "search-length", "max_time", "max_time to 256"),
+        ({**ASHA, "max_time": 128}, RANGE, "search-length", "max_time", "{batches: 128}"),
+        ({**ASHA, "time_metric": "epochs"}, RANGE, "search-length", "max_time", "time_metric to batches"),
     ],
 )
 def test_one_that_does_not_is_reported_at_its_key(
     tmp_path: Path, searcher: dict[str, Any], searched: dict[str, Any], code: str, key: str, said: str
 ) -> None:
     (only,) = found(tmp_path, searcher, searched)
-    assert (only.code, only.key) == (code, key)
+    assert (only.code, only.key) == (code, f"searcher.{key}")
     assert said in f"{only.message} {only.fix}"
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high", "base", "drawn", "meant"),
+    ("name", "low", "high", "drawn", "fix"),
     [
-        ("learning_rate", 0.0001, 1, 10, "from 1.00023 to 10", "minval: -4, maxval: 0"),
-        ("weight_decay", 2, 4, 10, "from 100 to 10000", "minval: -4, maxval: -2"),
-        ("lr", 1, 3, 2, "from 2 to 8", "minval: -3, maxval: -1"),
-        ("learning_rate", -4, 2, 10, "from 0.0001 to 100", "exponents of the intended values"),
-        ("width", 2, 4, 10, None, None),
+        ("width", 0.0001, 1, "from 1.00023 to 10", "minval: -4, maxval: 0"),  # look like values
+        (
+            "weight_decay",
+            2,
+            4,
+            "from 100 to 10000",
+            "exponents of the intended values",
+        ),  # no rate is as large
+        ("learning_rate", -4, 2, "from 0.0001 to 100", "exponents of the intended values"),
     ],
 )
 def test_bounds_of_a_log_hyperparameter_are_exponents(
-    tmp_path: Path, name: str, low: float, high: float, base: float, drawn: str | None, meant: str | None
+    tmp_path: Path, name: str, low: float, high: float, drawn: str, fix: str
 ) -> None:
-    spec = {"type": "log", "minval": low, "maxval": high, "base": base}
-    odd = [each for each in found(tmp_path, RANDOM, {name: spec}) if each.code == "log-bounds"]
-    assert [each.key for each in odd] == ([f"hyperparameters.{name}"] if drawn else [])
-    for each in odd:
-        assert str(drawn) in each.message
-        assert str(meant) in each.fix
+    spec = {"type": "log", "minval": low, "maxval": high, "base": 10}
+    others = {"depth": {**spec, "minval": 2, "maxval": 4}, "lr": {**spec, "minval": -4, "maxval": -2}}
+    (odd,) = [each for each in found(tmp_path, RANDOM, {name: spec, **others}) if each.code == "log-bounds"]
+    assert odd.key == f"hyperparameters.{name}"
+    assert drawn in odd.message
+    assert fix in odd.fix

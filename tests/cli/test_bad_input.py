@@ -75,7 +75,10 @@ MISTAKES = {
         arguments=("experiments.yaml", "."), says=("experiments.yaml", "no such file"), fix=EXPERIMENT
     ),
     "arguments-swapped": Mistake(
-        arguments=(".", EXPERIMENT), says=("CONFIG = '.'",), fix=f"det-ds run {EXPERIMENT} ."
+        arguments=(".", EXPERIMENT),
+        says=(f"CONTEXT_DIR = '{EXPERIMENT}'", "is a folder, not a file"),
+        fix=f"in . there is: ds.json, {EXPERIMENT}",
+        num_errors=2,
     ),
     "context-missing": Mistake(
         arguments=(EXPERIMENT, "model"),

@@ -12,12 +12,11 @@ from tests.harness.checked import report_of
 from tests.package import ENTRYPOINT, experiment, refusal, refusals
 
 
-def test_what_is_absent_has_determineds_default() -> None:
-    read = experiment({"entrypoint": ENTRYPOINT})
-    assert (read.name, read.slots, read.seed, read.metric) == ("unnamed", 1, 0, "")
-    assert read.smaller_is_better
+@pytest.mark.parametrize("nulls", ["", "resources:\nhyperparameters:\nname:\nsearcher:\n"])
+def test_what_is_absent_has_determineds_default(nulls: str) -> None:
+    read = experiment(f"entrypoint: {ENTRYPOINT}\n{nulls}")
+    assert (read.name, read.slots, read.metric, read.smaller_is_better) == ("unnamed", 1, "", True)
     assert read.hyperparameters.data == {}
-    assert experiment(f"entrypoint: {ENTRYPOINT}\nresources:\nhyperparameters:\nname:\n").slots == 1
 
 
 def test_all_that_is_wrong_is_reported_at_once_each_at_its_line() -> None:
@@ -41,19 +40,33 @@ entrypoint: torchrun train.py
     ]
 
 
+def test_a_trial_in_determineds_own_form_trains_as_long_as_the_experiment_says() -> None:
+    """What ``fit`` says stays; a length in records is counted in batches, if their size is known; 0 is no period."""
+    config = {
+        "entrypoint": "python3 -m determined.launch.deepspeed --trial trial:Trial",
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"records": 87}},
+        "min_validation_period": {"batches": 5},
+        "min_checkpoint_period": {"batches": 0},
+        "scheduling_unit": 4,
+    }
+    given = {"fit": {"validation_period": {"batches": 2}}}
+    read = experiment({**config, "hyperparameters": {"global_batch_size": 8, **given}})
+    periods = {"validation_period": {"batches": 2}, "reporting_period": {"batches": 4}}
+    assert read.hyperparameters.data["fit"] == {**periods, "max_length": {"batches": 10}}
+    problem = refusal(lambda: experiment({**config, "hyperparameters": given}))
+    assert (problem.key, problem.code) == ("searcher.max_length", "records")
+
+
 # ------------------------------------------------------------------------------------------------------- --set
 
-BASE = """
+BASE = f"""
 name: base
-resources: {slots_per_trial: 2}
-data: {path: x, tokenizer: null}
-hyperparameters:
-  global_batch_size: 32
-  fit: {max_length: {batches: 200}}
-  nothing:
+entrypoint: {ENTRYPOINT}
+resources: {{slots_per_trial: 2}}
+hyperparameters: {{fit: {{max_length: {{batches: 200}}}}, nothing: null}}
+data: {{path: x, tokenizer: null}}
 """
 OVERRIDES = [
-    "name=other",
     "name=a=b",
     "data.words=a,b,3",
     "hyperparameters.fit={reporting_period: {batches: 5}}",
@@ -68,7 +81,7 @@ OVERRIDES = [
 ]
 
 
-def as_the_master_gets_it(text: str, overrides: list[str]) -> Any:
+def as_the_master_gets_it(text: str, override: str) -> Any:
     """What `det experiment create --config` sends, as the master reads it.
 
     Between the two `yes` and a date change what they are: to `det` they are a word and a date, to the master
@@ -77,40 +90,29 @@ def as_the_master_gets_it(text: str, overrides: list[str]) -> Any:
     from determined.cli.ntsc import parse_config_overrides
     from determined.common.util import yaml_safe_dump, yaml_safe_load
 
-    sent = yaml_safe_dump(parse_config_overrides(yaml_safe_load(text), overrides))
+    sent = yaml_safe_dump(parse_config_overrides(yaml_safe_load(text), [override]))
     assert sent is not None
     return experiment(sent).config
 
 
-def as_we_get_it(folder: Path, text: str, overrides: list[str]) -> Any:
-    (folder / "a.yaml").write_text(text)
-    return load_experiment(folder / "a.yaml", overrides).config
+def as_we_get_it(folder: Path, override: str) -> Any:
+    (folder / "a.yaml").write_text(BASE)
+    return load_experiment(folder / "a.yaml", [override]).config
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> None:
-    text = f"{BASE}entrypoint: {ENTRYPOINT}\n"
-    assert as_we_get_it(tmp_path, text, [override]) == as_the_master_gets_it(text, [override])
+    assert as_we_get_it(tmp_path, override) == as_the_master_gets_it(BASE, override)
 
 
 @pytest.mark.parametrize("override", ["", "name", "=1", ".=1", "a..b=1", "a.=1", ".a=1"])
 def test_what_is_no_setting_is_refused(tmp_path: Path, override: str) -> None:
-    assert "KEY=VALUE" in refusal(lambda: as_we_get_it(tmp_path, BASE, [override])).message
+    assert "KEY=VALUE" in refusal(lambda: as_we_get_it(tmp_path, override)).message
 
 
 @pytest.mark.parametrize("value", ["[1", "{a: 1, a: 2}", "a: b: c", ".nan", "*a", "&a [*a]", "1,[2"])
 def test_a_setting_that_does_not_parse_is_refused_by_its_key(tmp_path: Path, value: str) -> None:
-    problem = refusal(lambda: as_we_get_it(tmp_path, BASE, [f"name={value}"]))
-    assert "--set name" in str(problem)
-
-
-def test_a_setting_does_not_mix_two_types_of_hyperparameter(tmp_path: Path) -> None:
-    """`det` merges mappings, so that the master would refuse what is left of the first."""
-    text = f"{BASE}  lr: {{type: log, minval: -3, maxval: -2, base: 10}}\nentrypoint: {ENTRYPOINT}\n"
-    override = "hyperparameters.lr={type: double, minval: 0.1, maxval: 0.2}"
-    problem = refusal(lambda: as_we_get_it(tmp_path, text, [override]))
-    assert "a.yaml:9, as by det: base would stay" in problem.message
-    assert "in the file" in problem.fix
+    assert "--set name" in str(refusal(lambda: as_we_get_it(tmp_path, f"name={value}")))
 
 
 def test_variables_that_a_launch_sets_and_devices_that_are_none_are_found(tmp_path: Path) -> None:

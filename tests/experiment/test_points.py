@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -24,8 +23,8 @@ def config(hyperparameters: dict[str, Any], searcher: str = "grid", seed: int = 
     }
 
 
-def integer(low: int, high: int, count: int | None = None) -> dict[str, Any]:
-    return {"type": "int", "minval": low, "maxval": high, **({"count": count} if count else {})}
+def integer(low: Any, high: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "int", "minval": low, "maxval": high, **more}
 
 
 def double(low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -36,18 +35,22 @@ def log(low: float, high: float, base: float = 10, **more: Any) -> dict[str, Any
     return {"type": "log", "base": base, "minval": low, "maxval": high, **more}
 
 
+def choice(*values: Any) -> dict[str, Any]:
+    return {"type": "categorical", "vals": list(values)}
+
+
 @pytest.mark.parametrize(
     ("spec", "values"),
     [
         # Those of master/pkg/searcher/grid_test.go and of the documentation's page on grids.
-        (integer(0, 2, 3), [0, 1, 2]),
-        (integer(0, 10, 5), [0, 3, 5, 8, 10]),
-        (integer(-5, 0, 3), [-5, -3, 0]),  # -2.5 is rounded away from 0
-        (integer(1, 8, 1), [5]),
-        (integer(-8, -1, 1), [-5]),
+        (integer(0, 2, count=3), [0, 1, 2]),
+        (integer(0, 10, count=5), [0, 3, 5, 8, 10]),
+        (integer(-5, 0, count=3), [-5, -3, 0]),  # -2.5 is rounded away from 0
+        (integer(1, 8, count=1), [5]),
+        (integer(-8, -1, count=1), [-5]),
         (double(0, 1, count=1), [0.5]),
         (log(-5, -3, count=3), [1e-5, 1e-4, 1e-3]),
-        ({"type": "categorical", "vals": ["b", "a", {"c": 1}]}, ["b", "a", {"c": 1}]),
+        (choice("b", "a", {"c": 1}), ["b", "a", {"c": 1}]),
         # The master sends JSON, and its JSON has 8 for 8.0: a trial takes it for a size.
         (double(8, 16, count=2), [8, 16]),
         (log(2, 3, 2, count=2), [4, 8]),
@@ -61,7 +64,7 @@ def test_a_grid_takes_these_values_of_a_hyperparameter(spec: dict[str, Any], val
 
 def test_a_grid_is_laid_out_by_name_the_last_fastest() -> None:
     """`FlattenHPs` and `Each` sort by name, mapping by mapping; the text's own order does not matter."""
-    nested = {"type": "categorical", "vals": [1, 2]}
+    nested = choice(1, 2)
     space = {"z": nested, "a": {"y": nested, "b": nested}, "lists": [nested], "fixed": {"x": {}}}
     found = points(config(space))
     values = [(point["a"]["b"], point["a"]["y"], point["z"]) for point in found]
@@ -69,12 +72,16 @@ def test_a_grid_is_laid_out_by_name_the_last_fastest() -> None:
     assert found[1] == {"z": 2, "a": {"y": 1, "b": 1}, "lists": [nested], "fixed": {"x": {}}}
 
 
-def test_of_a_large_grid_a_sample_and_the_corners_are_taken() -> None:
-    large = config({"a": integer(1, 10**6, 10**6), "b": integer(1, 10**14, 10**14), "c": integer(0, 1, 2)})
+def test_of_a_large_space_a_sample_is_taken_and_its_ends_which_a_range_excludes_above() -> None:
+    axes = [integer(1, 10**6, count=10**6), integer(1, 10**14, count=10**14), integer(0, 1, count=2)]
+    large = config(dict(zip("abc", axes, strict=True)))
     found = [tuple(point.values()) for point in points(large)]
     assert len({*found}) == len(found) == 5_000
     assert {*itertools.product([1, 10**6], [1, 10**14], [0, 1])} < {*found}
     assert [tuple(point.values()) for point in points(large)] == found
+    drawn = {point["a"] for point in points(config({"a": double(0.0, 1.0)}, "random"))}
+    assert {0, np.nextafter(1.0, 0.0)} <= drawn
+    assert 1.0 not in drawn
 
 
 # Learning rates of the first five trials of a search with experiment_seed 0 on a master of Determined 0.38.1, whose
@@ -97,12 +104,11 @@ def test_the_first_points_are_those_that_a_master_drew(searcher: str) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_a_trial_takes_its_numbers_from_numpys_generator(seed: int) -> None:
     """One for each hyperparameter, by name, and five words for its id and its own seed."""
-    choice = {"type": "categorical", "vals": ["x", "y", "z"]}
-    space = {"b": double(-1, 1), "a": double(0, 1), "c": 3, "d": integer(3, 9), "e": choice}
+    space = {"b": double(-1, 1), "a": double(0, 1), "c": 3, "d": integer(3, 9), "e": choice("x", "y", "z")}
     theirs = np.random.RandomState(seed)
-    for point in points(config(space, "random", seed))[:20]:
+    for point in points(config({**space, "of one nothing is drawn": choice(1)}, "random", seed))[:20]:
         assert (point["a"], point["b"]) == (theirs.random_sample(), -1 + 2 * theirs.random_sample())
-        assert (point["d"], point["e"]) == (theirs.randint(3, 9 + 1), choice["vals"][theirs.randint(3)])
+        assert (point["d"], point["e"]) == (theirs.randint(3, 9 + 1), ["x", "y", "z"][theirs.randint(3)])
         theirs.bytes(20)
     words = np.random.RandomState(seed).randint(0, 2**32, size=5, dtype=np.uint32)
     assert experiment(config({}, "single", seed)).trial_seed == int(words[4]) % 2**31
@@ -113,35 +119,28 @@ def test_the_seed_of_a_trial_is_that_which_a_master_gave_it() -> None:
     assert experiment(config({}, "single")).trial_seed == 441365315
 
 
-def test_the_ends_of_a_range_are_looked_at_and_the_last_number_is_not_drawn() -> None:
-    found = [point["a"] for point in points(config({"a": double(0.0, 1.0)}, "random"))]
-    assert {0, np.nextafter(1.0, 0.0)} <= {*found}
-    assert 1.0 not in found
-    assert [point["a"] for point in points(config({"a": integer(1, 3)}, "random"))] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("spec", "point"),
     [
         ({"type": "const", "val": 3}, 3),
         ({"type": "const", "val": {"type": "AdamW"}}, {"type": "AdamW"}),
-        ({"type": "categorical", "vals": ["b", "a"]}, "b"),
+        (choice("b", "a"), "b"),
         (integer(1, 8), 4),
-        (log(-4, -2), 1e-3),
+        (log(-4, -2), pytest.approx(1e-3)),
         ([{"type": "linear"}], [{"type": "linear"}]),  # a list hides a type
     ],
 )
 def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
     """At the top, and nested; what the master would take is taken."""
-    given_one = config({"h": spec, "nested": {"deeper": copy.deepcopy(spec), "own": 1}}, "single")
-    read = experiment(given_one)
-    expected = pytest.approx(point) if isinstance(point, float) else point
-    assert read.hyperparameters.data == {"h": expected, "nested": {"deeper": expected, "own": 1}}
+    config_given = config({"h": spec, "nested": {"deeper": spec, "own": 1}}, "single")
+    read = experiment(config_given)
+    assert read.hyperparameters.data == {"h": point, "nested": {"deeper": point, "own": 1}}
     searched = isinstance(spec, dict) and spec["type"] != "const"
     assert read.searched == (("hyperparameters.h", "hyperparameters.nested.deeper") if searched else ())
-    assert sanity_errors(given_one) == []
+    assert sanity_errors(config_given) == []
 
 
+@pytest.mark.parametrize("searcher", ["single", "random"])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -149,22 +148,33 @@ def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
         {"type": "const", "val": 1, "vals": [1]},
         {"type": "categorical"},
         integer(2, 1),
-        {"type": "int", "minval": 1, "maxval": 2.5},
+        integer(1, 2.5),
+        integer(1, 2, count="3"),
         double(1, 1),
         double(0, 1, step=0.1),
         {"type": "log", "minval": 1, "maxval": 2},
         log(1, 2, 0),
         {"type": "AdamW", "params": {}},
-        {**integer(1, 2), "count": "3"},
     ],
 )
-def test_what_the_master_refuses_to_search_is_refused(spec: dict[str, Any]) -> None:
-    for searcher in ("single", "random"):
-        assert sanity_errors(config({"a": {"h": spec}}, searcher))
-        for problem in refusals(lambda each=searcher: experiment(config({"a": {"h": spec}}, each))):
-            assert problem.key.startswith("hyperparameters.a.h")
+def test_what_the_master_refuses_to_search_is_refused(spec: dict[str, Any], searcher: str) -> None:
+    given_spec = config({"a": {"h": spec}}, searcher)
+    assert sanity_errors(given_spec)
+    assert {each.key[:19] for each in refusals(lambda: experiment(given_spec))} == {"hyperparameters.a.h"}
 
 
-@pytest.mark.parametrize("spec", [log(1, 400), double(-1.7e308, 1.7e308)])
-def test_what_gives_no_finite_numbers_is_refused(spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [
+        log(1, 400),
+        double(-1.7e308, 1.7e308),
+        double(0, 10**400),
+        choice(),
+        integer(1, 8, count=3.0),
+        integer(1.0, 8),
+        integer(0, 10**30),
+    ],
+    ids=lambda spec: str(spec)[:50],
+)
+def test_what_a_master_takes_and_cannot_draw_is_refused(spec: dict[str, Any]) -> None:
     assert refusal(lambda: points(config({"h": spec}, "random"))).code == "hyperparameter-spec"
