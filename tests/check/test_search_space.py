@@ -17,9 +17,6 @@ from tests.harness.checked import DEEPSPEED, report_of
 
 GRID = {"name": "grid", "metric": "validation_loss"}
 RANDOM = {"name": "random", "metric": "validation_loss", "max_trials": 5}
-STATES = {"zero_optimization": {"stage": 2}}
-OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
-RATE = {"optimizer": {"params": {"lr": 0.5}}}
 
 
 def choice(*values: Any) -> dict[str, Any]:
@@ -30,19 +27,20 @@ def wrapped(value: Any) -> Any:
     return {"type": "const", "val": value} if isinstance(value, dict) else value
 
 
+STAGE_2 = {"zero_optimization": {"stage": 2}}
+OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
+RATE = {"optimizer": {"params": {"lr": 0.5}}}
+FILES = ["plain.json", "wrong.json", "none.json", 3]
 # What of each hyperparameter is searched.
 SPACES: dict[str, dict[str, list[Any]]] = {
     "the batch": {"global_batch_size": [8, 9, "8"], "micro_batch_size": [1, 2, 4, None]},
     "stages": {"pipe_parallel_size": [1, 2], "global_batch_size": [8, 10], "micro_batch_size": [2, 3]},
-    "the JSON": {
-        "deepspeed_config": ["plain.json", "wrong.json", "none.json", 3],
-        "learning_rate": [0.1, "0.1"],
-    },
-    "overwritten values": {"overwrite_deepspeed_args": [STATES, OFFLOADED, RATE], "zero_stage": [1, 2]},
+    "the JSON": {"deepspeed_config": FILES, "learning_rate": [0.1, "0.1"]},
+    "overwritten values": {"overwrite_deepspeed_args": [STAGE_2, OFFLOADED, RATE], "zero_stage": [1, 2]},
     "what fills auto": {
         "betas": [[0.9, 0.95], 1, None],
         "adam_beta1": [0.8, None],
-        "max_grad_norm": [1.0, "x"],
+        "max_grad_norm": [1, "x"],
     },
 }
 
@@ -95,19 +93,15 @@ def test_the_points_that_cannot_run_are_counted_and_described(
 @pytest.mark.parametrize(
     ("searcher", "dropout", "sampled"),
     [
-        (RANDOM, {"type": "double", "minval": 0, "maxval": 1}, r"\d+ points of a continuous space"),
-        (
-            GRID,
-            {"type": "double", "minval": 0, "maxval": 1, "count": 600_000},
-            r"[45],\d+ of 1,200,000 points",
-        ),
-        (RANDOM, {"type": "int", "minval": 1, "maxval": 600_000}, r"[45],\d+ of 1,200,000 points"),
+        (RANDOM, {"type": "double"}, r"\d+ points of a continuous space"),
+        (RANDOM, {"type": "int"}, r"[45],\d+ of 1,200,000 points"),
+        (GRID, {"type": "double", "count": 600_000}, r"[45],\d+ of 1,200,000 points"),
     ],
 )
 def test_a_large_space_is_sampled_and_said_to_be(
     tmp_path: Path, searcher: dict[str, Any], dropout: dict[str, Any], sampled: str
 ) -> None:
-    space = {"global_batch_size": choice(8, 9), "dropout": dropout}
+    space = {"global_batch_size": choice(8, 9), "dropout": {**dropout, "minval": 1, "maxval": 600_000}}
     report = report_of(tmp_path, hyperparameters=space, searcher=searcher)
     (only,) = [each for each in report["findings"] if each.code == "batch"]
     assert not only.points["exact"]

@@ -105,24 +105,24 @@ def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> No
     assert as_we_get_it(tmp_path, override) == as_the_master_gets_it(BASE, override)
 
 
-@pytest.mark.parametrize("override", ["", "name", "=1", ".=1", "a..b=1", "a.=1", ".a=1"])
-def test_what_is_no_setting_is_refused(tmp_path: Path, override: str) -> None:
-    assert "KEY=VALUE" in refusal(lambda: as_we_get_it(tmp_path, override)).message
+NO_SETTINGS = dict.fromkeys(["", "name", "=1", ".=1", "a..b=1", "a.=1", ".a=1"], "is not KEY=VALUE")
+NO_YAML = ["[1", "{a: 1, a: 2}", "a: b: c", ".nan", "*a", "&a [*a]", "1,[2"]
 
 
-@pytest.mark.parametrize("value", ["[1", "{a: 1, a: 2}", "a: b: c", ".nan", "*a", "&a [*a]", "1,[2"])
-def test_a_setting_that_does_not_parse_is_refused_by_its_key(tmp_path: Path, value: str) -> None:
-    assert "--set name" in str(refusal(lambda: as_we_get_it(tmp_path, f"name={value}")))
+@pytest.mark.parametrize(
+    ("override", "said"), {**NO_SETTINGS, **{f"name={value}": "--set name" for value in NO_YAML}}.items()
+)
+def test_what_is_no_setting_is_refused(tmp_path: Path, override: str, said: str) -> None:
+    assert said in str(refusal(lambda: as_we_get_it(tmp_path, override)))
 
 
-def test_variables_that_a_launch_sets_and_devices_that_are_none_are_found(tmp_path: Path) -> None:
-    variables: list[Any] = [["RANK=3", "A=1"], {"tpu": ["A=1"]}, ["=1"]]
-    found = [
-        report_of(tmp_path, environment={"environment_variables": each})["findings"] for each in variables
-    ]
-    assert [[(each.severity, each.key.rpartition("_")[2]) for each in every] for every in found] == [
-        [("warning", "variables.0")],
-        [("error", "variables.tpu")],
-        [("error", "variables.0")],
-    ]
-    assert "did you mean" not in found[1][0].fix
+@pytest.mark.parametrize(
+    ("variables", "severity", "key"),
+    [(["RANK=3", "A=1"], "warning", "0"), ({"tpu": ["A=1"]}, "error", "tpu"), (["=1"], "error", "0")],
+)
+def test_variables_that_a_launch_sets_and_devices_that_are_none_are_found(
+    tmp_path: Path, variables: Any, severity: str, key: str
+) -> None:
+    (only,) = report_of(tmp_path, environment={"environment_variables": variables})["findings"]
+    assert (only.severity, only.key) == (severity, f"environment.environment_variables.{key}")
+    assert "did you mean" not in only.fix
