@@ -144,8 +144,8 @@ def left_open(experiment: Experiment) -> Problem:
 
 def no_length(hyperparameters: Document) -> list[Problem]:
     """The problem of hyperparameters that do not say how long to train."""
-    fit = hyperparameters.get(("fit",)) or {}
-    if not isinstance(fit, dict) or fit.get("max_length") is not None:
+    fit = hyperparameters.get(("fit",))
+    if (fit.get("max_length") if isinstance(fit, dict) else fit) is not None:
         return []
     message, fix = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
     return [hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)]
