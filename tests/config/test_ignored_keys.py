@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.config.deciding import nested, told
-from tests.package import LOG_POLICIES, ROOT, decide, refusal
+from tests.package import LOG_POLICIES, ROOT
 
 # ------------------------------------------------------------------------------------------- the experiment
 
@@ -25,9 +24,8 @@ log_policies: {json.dumps(LOG_POLICIES)}
 """
 ASKING = """
 searcher: {name: single, metric: validation_loss, smaller_is_better: true, source_checkpoint_uuid: abc}
-resources: {slots_per_trial: 2, resource_pool: a100, shm_size: 4096, max_slots: 4}
+resources: {slots_per_trial: 2, resource_pool: a100, max_slots: 4}
 environment: {image: an/image, environment_variables: [A=1]}
-bind_mounts: [{host_path: /data, container_path: data}]
 checkpoint_storage: {type: s3, bucket: mine, save_trial_best: 2}
 min_validation_period: {batches: 10}
 min_checkpoint_period: {epochs: 1}
@@ -38,7 +36,19 @@ records_per_epoch: 1000
 optimizations: {aggregation_frequency: 4}
 profiling: {enabled: true, begin_on_batch: 5}
 """
-# Of no trial: key -> what the fix says.
+IDLE = """
+searcher: {name: single, metric: validation_loss, smaller_is_better: true}
+resources: {slots_per_trial: 2, native_parallel: false}
+description: b
+labels: [c]
+max_restarts: 2
+data: {url: here}
+reproducibility: {experiment_seed: 3}
+profiling: {enabled: false, begin_on_batch: 5}
+scheduling_unit: 100
+bind_mounts: null
+"""
+# Read for no trial of ours: key -> what the fix says.
 NOWHERE = {
     "min_validation_period": "validation_period",
     "min_checkpoint_period": "checkpoint_period",
@@ -51,22 +61,18 @@ NOWHERE = {
 }
 CLUSTER_ONLY = {
     "resources.resource_pool",
-    "resources.shm_size",
     "environment.image",
-    "bind_mounts",
     "checkpoint_storage",
     "profiling.enabled",
     "hyperparameters.fit.profiling_enabled",
 }
-# Command -> its words, and what it ignores beside NOWHERE.
-COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "check": ((), set()),
-    "run": ((), {*CLUSTER_ONLY, "resources.max_slots"}),
-    "search": ((), CLUSTER_ONLY),
-    "compare": (
-        ("--strategies", "zero0"),
-        {*CLUSTER_ONLY, "resources.max_slots", "searcher.source_checkpoint_uuid"},
-    ),
+SOURCE = "searcher.source_checkpoint_uuid"
+# Command -> its words, what applies only on a cluster, and what it ignores beside.
+COMMANDS: dict[str, tuple[tuple[str, ...], set[str], set[str]]] = {
+    "check": ((), set(), set()),
+    "run": ((), {*CLUSTER_ONLY, "resources.max_slots"}, set()),
+    "search": ((), CLUSTER_ONLY, set()),
+    "compare": (("--strategies", "zero0"), {*CLUSTER_ONLY, "resources.max_slots"}, {SOURCE}),
 }
 
 
@@ -84,37 +90,14 @@ def warnings(command: str, text: str, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_key_that_a_command_ignores_is_named(command: str, tmp_path: Path) -> None:
-    said = warnings(command, MINIMAL.replace("PROFILING", "true") + ASKING, tmp_path)
-    for key, fix in NOWHERE.items():
-        (line,) = [line for line in said if line.startswith(key)]
-        assert "ignored" in line
-        assert fix in line
-    others = "\n".join(line for line in said if not line.startswith(tuple(NOWHERE)))
-    sections = {name: keys for name, keys in yaml.safe_load(ASKING).items() if isinstance(keys, dict)}
-    keys = {f"{section}.{key}" for section, below in sections.items() for key in below}
-    ignored = COMMANDS[command][1]
-    keys |= {"bind_mounts", "checkpoint_storage", "hyperparameters.fit.profiling_enabled"}
-    assert {key for key in keys if key in others} == ignored
-    if "environment.image" in ignored:
-        assert re.search(r"applies only on a cluster.*resources.resource_pool \(\S+mine.yaml:8\)", others)
-
-
-IDLE = """
-searcher: {name: single, metric: validation_loss, smaller_is_better: true}
-resources: {slots_per_trial: 2, native_parallel: false}
-description: b
-labels: [c]
-max_restarts: 2
-data: {url: here}
-reproducibility: {experiment_seed: 3}
-profiling: {enabled: false}
-security: null
-"""
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_names_and_values_that_say_the_default_are_no_warning(command: str, tmp_path: Path) -> None:
+def test_every_key_that_a_command_ignores_is_named_and_no_other(command: str, tmp_path: Path) -> None:
+    _, of_clusters, others = COMMANDS[command]
+    found = warnings(command, MINIMAL.replace("PROFILING", "true") + ASKING, tmp_path)
+    said = {line.split()[0].rstrip(":"): line for line in found}
+    cluster_only = said.pop("applies", "")
+    assert set(re.findall(r"([\w.]+) \(\S+mine.yaml:\d+\)", cluster_only)) == of_clusters
+    assert said.keys() == NOWHERE.keys() | others
+    assert all("is ignored" in line and NOWHERE.get(key, "") in line for key, line in said.items())
     assert warnings(command, MINIMAL.replace("PROFILING", "false") + IDLE, tmp_path) == []
 
 
@@ -122,36 +105,27 @@ def test_names_and_values_that_say_the_default_are_no_warning(command: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("key", "asking", "default"),
+    ("code", "key", "asking", "harmless"),
     [
-        ("managed_gradient_accumulation", False, True),
-        ("pipeline.stages", 2, "auto"),
-        ("pipeline.partition", "uniform", "best"),
-        ("pipeline.seed_layers", True, False),
-        ("autotuning.enabled", True, False),
-        ("checkpoint.load_universal", True, False),
-        ("checkpoint.writer.decoupled", True, False),
-        ("datastates_ckpt", {"enabled": True}, {}),
+        ("refused-key", "managed_gradient_accumulation", False, True),
+        ("refused-key", "pipeline.stages", 2, "auto"),
+        ("refused-key", "pipeline.partition", "uniform", "best"),
+        ("refused-key", "pipeline.seed_layers", True, False),
+        ("refused-key", "autotuning.enabled", True, False),
+        ("refused-key", "checkpoint.load_universal", True, False),
+        ("refused-key", "checkpoint.writer.decoupled", True, False),
+        ("refused-key", "datastates_ckpt", {"enabled": True}, {}),
+        ("ignored-key", "dataloader_drop_last", True, False),
+        ("ignored-key", "zero_optimization.allgather_partitions", False, True),
+        ("ignored-key", "weight_quantization.num_bits", 4, "auto"),
+        ("ignored-key", "weight_quantization", {"enabled": True}, {"enabled": False, "num_bits": 4}),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_unless_it_says_the_default(
-    key: str, asking: Any, default: Any
+def test_what_is_not_honoured_is_refused_or_warned_of_unless_it_says_the_default(
+    code: str, key: str, asking: Any, harmless: Any
 ) -> None:
-    problem = refusal(lambda: decide(ds=nested(key, asking)))
-    assert problem.key == key
-    assert problem.fix
-    assert told(ds=nested(key, default))[0] == []
-
-
-@pytest.mark.parametrize(
-    ("data", "key"),
-    [
-        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
-        (nested("zero_optimization.allgather_partitions", False), "zero_optimization.allgather_partitions"),
-        ({"weight_quantization": {"enabled": True, "num_bits": 4}}, "weight_quantization"),
-    ],
-)
-def test_what_nothing_reads_is_a_warning(data: dict[str, Any], key: str) -> None:
-    found = {each.key: each for each in decide(ds=data).warnings}
-    assert any(each == key or each.startswith(f"{key}.") for each in found), found
-    assert all(each.code == "ignored-key" and each.fix for each in found.values())
+    problems, warnings = told(ds=nested(key, asking))
+    (found,) = [*problems, *warnings]
+    assert (found.code, found.key.startswith(key), bool(problems)) == (code, True, code == "refused-key")
+    assert found.fix
+    assert told(ds=nested(key, harmless)) == ([], [])
