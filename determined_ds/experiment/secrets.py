@@ -33,18 +33,16 @@ TEXTS = {
     "a secret AWS key": r"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
 }
 _FORMS = {name: re.compile(form.encode()) for name, form in TEXTS.items()}
-# Names of environment variables, and of keys that only a cluster reads. As the last word of a name, so that
-# TOKENIZERS_PARALLELISM does not match.
-NAMES = re.compile(
-    r"(?:.*_)?(?:(?:IDENTITY|REGISTRY)?TOKEN|(?:API)?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH"
-    r"|ACCESS_KEY_ID|CONNECTION_STRING)|.*_(?:PWD|PASS)"
-    r"|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
-    re.IGNORECASE,
+# Names of secrets, as the last word of a name; a ``pad_token`` is none.
+_KEYS = (
+    r"(?:.*_)?(?:password|passphrase|secret|(?:secret|access|api)_?key|(?:auth|access|hf|hub)_token|private_key"
+    r"|connection_string)|.*_pass"
 )
-# Names of any other key, where a ``pad_token`` is not a secret.
-KEYS = re.compile(
-    r"(?:.*_)?(?:password|passphrase|secret|secret_?key|access_?key|api_?key|(?:auth|access|hf|hub)_token|private_key"
-    r"|connection_string)|.*_pass",
+KEYS = re.compile(_KEYS, re.IGNORECASE)
+# The same of environment variables, and of keys that only a cluster reads; TOKENIZERS_PARALLELISM is none.
+NAMES = re.compile(
+    rf"{_KEYS}|(?:.*_)?(?:(?:identity|registry)?token|key|passwd|credentials?|auth|access_key_id)|.*_pwd"
+    r"|.*(?:secret|password|passwd)(?!.*_(?:file|path|dir|name|url|id)$).*",
     re.IGNORECASE,
 )
 NO_SECRETS = ("", "0", "1", "true", "false", "yes", "no", "none", "null", "auto")
@@ -133,28 +131,29 @@ def restored(document: Document, environ: Mapping[str, str], *, required: bool =
 
 def secret_problems(document: Document) -> list[Problem]:
     """A warning for each secret of an experiment's configuration, which a cluster shows, and for each placeholder."""
-    message = "looks like a secret, and everyone who sees the experiment can read it"
-    fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
-    warnings = []
+    shown_to_all = "looks like a secret, and everyone who sees the experiment can read it"
+    leave_out = (
+        "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
+    )
+    taken = "stands for a secret whose value was not stored; a cluster takes it for the value"
+    write = "write the value before it is submitted; det-ds run takes it from the environment variable"
+    problems = []
     for path, name, value in _masked(document.data)[1]:
-        if path[:2] == ("hyperparameters", LOGGING) and is_secret_option(path[-1], document.get(path)):
-            continue  # refused, with the hyperparameters
-        if value is not None and path[:2] == VARIABLES:
-            warnings.append(document.problem(path, f"{name} {message}", fix, "secret", value=f"{name}=***"))
-        elif value is not None:
-            warnings.append(document.problem(path, message, fix, "secret", value="***"))
-    return [*warnings, *placeholders_left(document)]
+        if value is None:
+            shown, code = PLACEHOLDER.format(name), "secret-missing"
+            problems.append(document.problem(path, taken, f"{write} {name}", code, value=shown))
+        elif path[:2] == VARIABLES:
+            message, shown = f"{name} {shown_to_all}", f"{name}=***"
+            problems.append(document.problem(path, message, leave_out, "secret", value=shown))
+        elif path[:2] != ("hyperparameters", LOGGING) or not is_secret_option(path[-1], document.get(path)):
+            # Of a tool's option it is said with the hyperparameters, which refuse it.
+            problems.append(document.problem(path, shown_to_all, leave_out, "secret", value="***"))
+    return problems
 
 
 def placeholders_left(document: Document) -> list[Problem]:
     """The problem of each placeholder in a configuration that a cluster reads, and takes for the value."""
-    message = "stands for a secret whose value was not stored; a cluster takes it for the value"
-    fix = "write the value before it is submitted; det-ds run takes it from the environment variable {}"
-    return [
-        document.problem(path, message, fix.format(name), "secret-missing", value=PLACEHOLDER.format(name))
-        for path, name, value in _masked(document.data)[1]
-        if value is None
-    ]
+    return [problem for problem in secret_problems(document) if problem.code == "secret-missing"]
 
 
 # ------------------------------------------------------------------------------------------------- finding

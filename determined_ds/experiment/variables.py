@@ -9,12 +9,8 @@ from determined_ds.documents.document import Document, KeyPath, words
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
 PATH: KeyPath = ("environment", "environment_variables")
-DEVICES = {
-    "cpu": "cpu",
-    "cuda": "cuda",
-    "gpu": "cuda",
-    "rocm": "rocm",
-}  # of a list's key; gpu is the old name
+# Of the key of a list; gpu is the old name.
+DEVICES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "rocm": "rocm"}
 # A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
 OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
     LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 
 from determined_ds import ConfigError, load_model_from_checkpoint_path
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import OWN_MODEL
+from tests.cli.own_runs import LENGTH, OWN_MODEL, run
 from tests.harness.command import det_ds
 from tests.package import checkpoints
 
@@ -39,7 +40,6 @@ GIVEN = {
     "DET_DS_DATA_SMTP_PASS": "s3cret-8 and s3cret-9",
     "DET_DS_HYPERPARAMETERS_HUB_PASSWORD": "s3cret-3",
 }
-LONGER = ("--set", "hyperparameters.fit.max_length.batches=8")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load((folder / "experiment.yaml").read_text())
     config["entrypoint"] = config["entrypoint"].replace("TinyTrial", "SecretiveTrial")
     config["resources"]["slots_per_trial"] = 1
-    of_cpu = ["HF_TOKEN=s3cret-1", "DB_PASSWORD=s3cret-4 and s3cret-5", "SMTP_PASS=s3cret-6"]
+    of_cpu = [f"{name}={GIVEN[name]}" for name in ("HF_TOKEN", "DB_PASSWORD", "SMTP_PASS")]
     config["environment"] = {"environment_variables": {"cpu": of_cpu, "cuda": ["HF_TOKEN=s3cret-7"]}}
     config["data"] = {"api_key": "s3cret-2", "smtp_pass": "s3cret-8 and s3cret-9"}
     config["hyperparameters"]["hub"] = {"password": "s3cret-3"}
@@ -64,8 +64,7 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(secretive: Path) -> Path:
     """Of a run to its end."""
     path = secretive.parent / "run"
-    typed = ("--set", "data.smtp_pass=s3cret-8 and s3cret-9")
-    done = det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path, *typed)
+    done = run(secretive, path, sets=["data.smtp_pass=s3cret-8 and s3cret-9"])
     assert done.returncode == 0, done.stderr
     return path
 
@@ -74,31 +73,24 @@ def files_with_secrets(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
 
 
-def test_no_file_of_a_run_has_a_secret_in_clear(run_dir: Path) -> None:
+def test_a_run_stores_none_and_resumes_where_they_are_given_again(run_dir: Path, secretive: Path) -> None:
+    """By the environment, or by the configuration that has them. Those that are missing are named, before a start."""
     assert checkpoints(run_dir)
     assert files_with_secrets(run_dir) == []
     [launch] = (run_dir / "launches.jsonl").read_text().splitlines()
     assert "data.smtp_pass=***" in json.loads(launch)["command"]
-
-
-def test_a_resumed_run_takes_them_from_the_environment_or_the_configuration_that_has_them(
-    run_dir: Path, secretive: Path
-) -> None:
-    """Those that are missing are named, before anything is changed."""
-    words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", *LONGER]
-    refused = det_ds(*words)
+    words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", "--set"]
+    refused = det_ds(*words, f"{LENGTH}=8")
     assert refused.returncode == EXIT_CONFIG
-    for name in GIVEN:
-        assert f"export {name}=" in refused.stderr
-    done = det_ds(*words, env=GIVEN)
+    assert set(re.findall(r"export (\w+)=", refused.stderr)) == GIVEN.keys()
+    done = det_ds(*words, f"{LENGTH}=8", env=GIVEN)
     assert done.returncode == 0, done.stderr
-    longer = ("--set", "hyperparameters.fit.max_length.batches=10")
-    done = det_ds("run", secretive / "experiment.yaml", *words[2:-2], *longer)
+    done = run(secretive, run_dir, "--resume", sets=[f"{LENGTH}=10"])
     assert done.returncode == 0, done.stderr
     assert files_with_secrets(run_dir) == []
 
 
-def test_so_does_a_model_that_is_loaded(
+def test_a_model_is_loaded_where_they_are_given(
     run_dir: Path, secretive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoints(run_dir)[0]

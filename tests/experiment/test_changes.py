@@ -32,55 +32,41 @@ def with_json(slots: int = 2, **overwrites: Any) -> dict[str, Any]:
 
 
 OF_ANOTHER_KIND = with_json(optimizer={"type": "Adagrad"})
-ON_FOUR = with_json(
-    4,
-    zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu"}},
-    train_micro_batch_size_per_gpu=1,
-)
-ON_NVME = with_json(
-    4, zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}
-)
+ON_FOUR = with_json(4, zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu"}})
+NVME = {"device": "nvme", "nvme_path": "/tmp"}
 SECRET = {"environment": {"environment_variables": ["TOKEN=hunter2", "OTHER=1"]}}
+SEED = {"reproducibility": {"experiment_seed": 7}}
 SAME = {
     **config(learning_rate={"type": "const", "val": 0.01}),
     "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:One",
     "description": None,
     "max_restarts": 0,
 }
+LEARNS = (
+    "hyperparameters.learning_rate: 0.01 -> 0.001",
+    "hyperparameters.width: not given -> 7",
+    "deepspeed optimizer.params.lr: 0.01 -> 0.001",
+)
+VARIABLES = "environment.environment_variables: not given -> ['OTHER', 'TOKEN']"
+STAGE, ALL, WEIGHTS = "deepspeed zero_optimization.stage", {"warm_start": "all"}, {"warm_start": "weights"}
+SOME: dict[str, tuple[Any, ...]] = {"effective": (...,)}
 # What is changed, how it goes on, and what is said of it: lines, or the keys of problems; ... is for further ones.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "nothing, however it is written": (SAME, {}, {}),
-    "what takes effect, with both values": (
-        config(learning_rate=0.001, width=7),
-        {},
-        {
-            "effective": (
-                "hyperparameters.learning_rate: 0.01 -> 0.001",
-                "hyperparameters.width: not given -> 7",
-                "deepspeed optimizer.params.lr: 0.01 -> 0.001",
-            )
-        },
-    ),
-    "what means nothing": (
-        {**config(), "name": "two", "labels": ["a"]},
-        {},
-        {"idle": ("labels: not given -> ['a']", 'name: "one" -> "two"')},
-    ),
+    "what takes effect": (config(learning_rate=0.001, width=7), {}, {"effective": LEARNS}),
+    "what means nothing": ({**config(), "name": "two"}, {}, {"idle": ('name: "one" -> "two"',)}),
+    "variables, whose values are never told": ({**config(), **SECRET}, {}, {"effective": (VARIABLES,)}),
     "a seed": (config(trial_seed=5), {}, {"problems": ("hyperparameters.trial_seed",)}),
-    "the course, by a fork of all": (
-        {**config(global_batch_size=16), "reproducibility": {"experiment_seed": 7}},
-        {"warm_start": "all"},
-        {"effective": (...,)},
-    ),
+    "the course, by a fork of all": ({**config(global_batch_size=16), **SEED}, ALL, SOME),
     "the layout, by a fork of all": (
         with_json(zero_optimization={"stage": 2}),
-        {"warm_start": "all", "refusal": "it has no index"},
-        {"problems": ("deepspeed zero_optimization.stage",)},
+        {**ALL, "refusal": "it has no index"},
+        {"problems": (STAGE,)},
     ),
     "the strategy": (
         ON_FOUR,
         {},
-        {"strategy": ("slots 2 -> 4", "zero_stage 1 -> 3", ...), "effective": (...,)},
+        {"strategy": ("slots 2 -> 4", "zero_stage 1 -> 3", ...), **SOME},
     ),
     "another schedule": (
         config(pipe_schedule="interleaved"),
@@ -90,30 +76,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]
     "another trial of the module": (
         config(entrypoint="trial:Two", pipe_parallel_size=2),
         {},
-        {"strategy": ("trial One -> Two", "pipe_parallel_size 1 -> 2"), "effective": (...,)},
+        {"strategy": ("trial One -> Two", "pipe_parallel_size 1 -> 2"), **SOME},
     ),
     "another module": (config(entrypoint="other:One"), {}, {"problems": ("entrypoint",)}),
     "the optimizer": (OF_ANOTHER_KIND, {}, {"problems": ("deepspeed optimizer.type",), "strategy": (...,)}),
     "the optimizer, started again": (
         OF_ANOTHER_KIND,
         {"resets_optimizer": True},
-        {"effective": (...,), "strategy": (...,)},
+        {**SOME, "strategy": (...,)},
     ),
-    "Adam for AdamW": (with_json(optimizer={"type": "Adam"}), {}, {"effective": (...,)}),
+    "Adam for AdamW": (with_json(optimizer={"type": "Adam"}), {}, SOME),
     "all but the weights": (
-        with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad", "params": {"lr": 0.1}}),
-        {"warm_start": "weights"},
-        {"effective": (...,)},
+        with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad"}),
+        WEIGHTS,
+        SOME,
     ),
     "how weights are cut": (
         config(pipe_parallel_size=2),
-        {"warm_start": "weights", "refusal": "it has experts"},
-        {"problems": ("hyperparameters.pipe_parallel_size",), "effective": (...,)},
-    ),
-    "values of environment variables, never told": (
-        {**config(), **SECRET},
-        {},
-        {"effective": ("environment.environment_variables: not given -> ['OTHER', 'TOKEN']",)},
+        {**WEIGHTS, "refusal": "it has experts"},
+        {"problems": ("hyperparameters.pipe_parallel_size",), **SOME},
     ),
 }
 
@@ -132,7 +113,7 @@ def test_what_a_change_means(now: dict[str, Any], how: dict[str, Any], expected:
 
 
 def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
-    now = {**config(global_batch_size=16), "reproducibility": {"experiment_seed": 7}}
+    now = {**config(global_batch_size=16), **SEED}
     told = {problem.key: str(problem) for problem in changes(config(), now)["problems"]}
     assert set(told) == {"reproducibility.experiment_seed", "deepspeed train_batch_size"}
     said = told["deepspeed train_batch_size"]
@@ -141,12 +122,13 @@ def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "refusal", "reason"),
-    [(ON_FOUR, "it has no index", "it has no index"), (ON_NVME, None, "cannot be filled from it")],
+    ("device", "refusal", "reason"),
+    [({"device": "cpu"}, "it has no index", "it has no index"), (NVME, None, "cannot be filled from it")],
 )
 def test_a_strategy_that_cannot_change_is_refused_with_the_reason(
-    now: dict[str, Any], refusal: str | None, reason: str
+    device: dict[str, Any], refusal: str | None, reason: str
 ) -> None:
+    now = with_json(4, zero_optimization={"stage": 3, "offload_optimizer": device})
     told = {each.key: each.message for each in changes(config(), now, refusal=refusal)["problems"]}
-    assert "deepspeed zero_optimization.stage" in told
+    assert STAGE in told
     assert all(message.endswith(reason) for message in told.values())
