@@ -15,7 +15,7 @@ from pathlib import Path
 from determined_ds.check.output import ERROR, NOTE, WARNING, Finding
 from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, SCRIPT_FORM
-from determined_ds.experiment.source import OWN_DRIVER, THEIRS, TRIALS, Source, SourceError, text_of
+from determined_ds.experiment.source import OWN_DRIVER, THEIRS, TRIALS, Source, SourceError, text_of, within
 
 TRIAL = re.compile(rf"determined.*\.({'|'.join(TRIALS)})")
 TRAINER = re.compile(r"(transformers|trl)\..*Trainer")
@@ -152,28 +152,27 @@ def _of_deepspeed(source: Source) -> Iterator[Problem]:
         stated = {each.arg: each.value for each in call.keywords}
         is_written_out = isinstance(stated.get("config"), ast.Dict)
         instead = [] if is_written_out else ["config=s.ds_config in place of its own"]
-        if "training_data" in stated:
-            data = text_of(stated["training_data"])
-            instead.append(f"without training_data, and s.loader({data}) in place of its loader")
+        if data := stated.get("training_data"):
+            instead.append(f"without training_data, and s.loader({text_of(data)}) in place of its loader")
         message = "the engine's configuration, data and checkpoints are the script's own"
         fix = f"write {', '.join([*instead, 'and then s.checkpoint(engine), before the first batch'])}"
         yield source.problem(call, message, fix, "initialize")
     lines = source.text.splitlines()
+    functions = [node for node in source.nodes if isinstance(node, ast.FunctionDef)]
+    validating = [node for node in functions if VALIDATES.search(node.name)]
     for call in _calls(source, "DataLoader"):
         dataset = text_of(call.args[0]) if call.args else "dataset"
         message, fix = "cannot continue where a run was stopped", f"write s.loader({dataset})"
-        if VALIDATES.search(lines[call.lineno - 1]):
+        if VALIDATES.search(lines[call.lineno - 1]) or within(call, validating):
             message, fix = "is not divided among replicas", f"write s.validation_loader({dataset})"
         yield source.problem(call, message, fix, "data-loader")
-    blocks = [node for node in source.nodes if isinstance(node, (ast.FunctionDef, ast.For, ast.While))]
     for call in _calls(source, *SHOWS):
         parts = (part for each in [*call.args, *call.keywords] for part in ast.walk(each))
         names = [part.id for part in parts if isinstance(part, ast.Name) and METRIC.search(part.id)]
-        around = [node for node in blocks if node.lineno <= call.lineno <= (node.end_lineno or 0)]
-        if names and around:
+        if names and call.col_offset:  # in a loop or a function
             entries = ", ".join(f'"{each}": {each}' for each in list(dict.fromkeys(names))[:3])
-            called = [names[0], *(getattr(node, "name", "") for node in around)]
-            more = ", validation=True" if any(map(VALIDATES.search, called)) else ""
+            validates = VALIDATES.search(names[0]) or within(call, validating)
+            more = ", validation=True" if validates else ""
             message = "is shown, and not recorded: metrics.jsonl, TensorBoard, a search and the web UI have no metric"
             yield source.problem(call, message, f"write s.report({{{entries}}}{more})", "report")
 

@@ -127,12 +127,7 @@ def metric_problems(document: Document, trial: TrialClass) -> tuple[list[Problem
 
 
 def reports(trial: TrialClass, metric: str) -> bool | None:
-    """Whether a trial reports a metric at validation; None where its source does not show it.
-
-    Args:
-        trial: It.
-        metric: Its name.
-    """
+    """Whether a trial reports a metric at validation; None where its source does not show it."""
     names, others = _reported(trial)
     if metric in names:
         return True

@@ -15,9 +15,8 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from determined_ds.errors import Origin, Problem
@@ -99,7 +98,7 @@ class Source:
             for alias in node.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
 
-    @cached_property
+    @functools.cached_property
     def bound(self) -> dict[str, set[ast.AST | str]]:
         """Name -> all that binds it anywhere in the file: the node, or the dotted name of what is imported."""
         found: dict[str, set[ast.AST | str]] = defaultdict(set)
@@ -115,7 +114,7 @@ class Source:
         found = self.bound.get(name, ())
         return next(iter(found)) if len(found) == 1 else UNSEEN
 
-    @cached_property
+    @functools.cached_property
     def modules(self) -> set[str]:
         """Dotted names of all that it imports anywhere, each package that these are in included."""
         names = {target for node in self.nodes for _, target in self.imported(node)}
@@ -133,7 +132,7 @@ class Source:
         target = self.only(node.id)
         return ".".join([target if isinstance(target, str) else node.id, *parts])
 
-    @cached_property
+    @functools.cached_property
     def calls(self) -> list[tuple[ast.Call, str]]:
         """Each call with the dotted name of what is called, of ``f().cuda`` only ``cuda``."""
         nodes = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -152,8 +151,7 @@ class Source:
         ]
         guards = [*ifs, *(node for node in self.nodes if isinstance(node, ast.Try))]
         for call, name in self.calls:
-            is_guarded = any(each.lineno <= call.lineno <= (each.end_lineno or 0) for each in guards)
-            if name in DRIVERS and not is_guarded:
+            if name in DRIVERS and not within(call, guards):
                 message = f"{name} trains only on GPUs on a Determined cluster"
                 fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs here too"
                 yield self.problem(call, message, fix, OWN_DRIVER)
@@ -164,6 +162,11 @@ def _bound_by(node: ast.AST) -> str:
     if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs)):
         return node.name or ""
     return node.id if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else ""
+
+
+def within(call: ast.Call, blocks: Iterable[ast.stmt]) -> bool:
+    """Whether a call is in one of some blocks."""
+    return any(each.lineno <= call.lineno <= (each.end_lineno or 0) for each in blocks)
 
 
 def text_of(node: ast.AST) -> str:

@@ -23,7 +23,8 @@ torch.cuda.set_device(args.local_rank)  # device
 device = torch.device("cuda", args.local_rank)  # device
 sampler = DistributedSampler(train_set)  # sampler
 train_loader = DataLoader(train_set, sampler=sampler)  # data-loader
-test_loader = torch.utils.data.DataLoader(test_set)  # data-loader
+def evaluate():
+    return torch.utils.data.DataLoader(test_set)  # data-loader
 engine, *_ = deepspeed.initialize(args=args, model=model.cuda(), training_data=train_set)  # device initialize
 engine.load_checkpoint("out")  # load-checkpoint
 for epoch in range(3):
