@@ -164,8 +164,7 @@ def faults(
                 items = [
                     named(each["$ref"]) if named and "$ref" in each else each for each in wanted["items"]
                 ]
-                keys = [each["unionKey"] for each in wanted["items"]]
-                yield from _of_union(list(zip(keys, items, strict=True)), value, path, judge)
+                yield from _of_union(items, value, path, judge)
             elif keyword == "checks":
                 for message, check in wanted.items():
                     if "compareProperties" in check:  # it names the key by itself
@@ -184,49 +183,38 @@ def faults(
 
 
 def _of_union(
-    items: list[tuple[str, Json]],
-    value: Json,
-    path: KeyPath,
-    judge: Callable[[Json, Json, KeyPath], Iterator[Fault]],
+    items: list[Json], value: Json, path: KeyPath, judge: Callable[[Json, Json, KeyPath], Iterator[Fault]]
 ) -> Iterator[Fault]:
     """Nothing where an item fits; else the faults of the item that was meant, or one of the whole union."""
     fields = value if isinstance(value, dict) else {}
 
-    def is_meant(key: str, item: Json) -> bool:
-        """By its ``unionKey``; where that is never, by its type."""
-        kind, _, rest = key.partition(":")
-        if kind == "not":
-            return not is_meant(rest, item)
-        if kind == "const":
-            name, _, wanted = rest.partition("=")
-            return bool(fields.get(name) == wanted)
-        if kind == "never":
-            consts = {
-                name: sub["const"] for name, sub in item.get("properties", {}).items() if "const" in sub
-            }
-            kinds = [item["type"]] if isinstance(item.get("type"), str) else item.get("type", ())
-            of_kind = any(is_of(value, each) for each in kinds)
-            return of_kind and all(fields.get(name) == const for name, const in consts.items())
-        if kind == "type":
-            return is_of(value, rest)
-        return {"always": True, "singleproperty": list(fields) == [rest], "hasattr": rest in fields}[kind]
+    def constants(item: Json) -> dict[str, Json]:
+        known = item.get("properties", {}).items()
+        return {key: sub["const"] for key, sub in known if isinstance(sub, dict) and "const" in sub}
+
+    def is_meant(item: Json) -> bool:
+        """By its type, and by the keys that it must have, and must not."""
+        needed = () if constants(item) else item.get("required", ())
+        forbidden = (key for key, sub in item.get("properties", {}).items() if sub is False)
+        of_type = not {"not", "const"} & item.keys()
+        if "type" in item:
+            of_type = any(is_of(value, kind) for kind in _listed(item["type"]))
+        return of_type and fields.keys() >= {*needed} and not fields.keys() & {*forbidden}
 
     meant: list[Fault] | None = None
-    for key, item in items:
-        this = is_meant(key, item)
-        if not this and key.startswith("const:"):
+    for item in items:
+        if any(fields.get(key) != const for key, const in constants(item).items()):
             continue  # it requires the key and its value
         found = [*judge(item, value, path)]
         if not found:
             return
-        meant = found if this and meant is None else meant
+        meant = found if meant is None and is_meant(item) else meant
     if meant is not None:  # if it is not what it is read as, what is in it need not be either
         yield from [each for each in meant if each.keyword == "checks" and each.path == path] or meant
         return
-    known = {key: sub for _, item in items for key, sub in item.get("properties", {}).items()}
-    consts = [(key, sub["const"]) for _, item in items for key, sub in item.get("properties", {}).items()
-              if isinstance(sub, dict) and "const" in sub]  # fmt: skip
-    texts, whole = [item["const"] for _, item in items if "const" in item], {"properties": known}
+    known = {key: sub for item in items for key, sub in item.get("properties", {}).items()}
+    consts = [const for item in items for const in constants(item).items()]
+    texts, whole = [item["const"] for item in items if "const" in item], {"properties": known}
     unknown = [key for key in fields if key not in known]
     if isinstance(value, str) and texts:
         yield Fault(path, "choice", value, whole, texts)
