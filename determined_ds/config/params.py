@@ -470,11 +470,9 @@ NOT_READ: dict[str, str] = {
     " own, state global_batch_size beside it",
     "slots_per_trial": "write resources.slots_per_trial, beside hyperparameters",
     "ds_config": "write deepspeed_config: the path of the JSON in the context directory",
-    "zero_optimization": f"write {OVERWRITES}: {{zero_optimization: {{...}}}}",
-    **{
-        name: f"write {OVERWRITES}: {{zero_optimization: {{{name}: {{device: cpu}}}}}}"
-        for name in ("offload_optimizer", "offload_param")
-    },
+    "zero_optimization": f"write it below {OVERWRITES}",
+    "offload_optimizer": f"write it below {OVERWRITES}.zero_optimization: {{device: cpu}}",
+    "offload_param": f"write it below {OVERWRITES}.zero_optimization: {{device: cpu}}",
 }
 # Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is a text, none is negative.
 _NUMBER = {"type": ["number", "array", "null"], "minimum": 0, "auto": True}
@@ -547,16 +545,16 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
         It, with each such value also where the library reads it; names that are refused, and values that differ from
         those at the real name; a warning of each name that was taken as another.
     """
-    problems: list[Problem] = []
-    warnings: list[Problem] = []
-    for name in list(
-        hyperparameters.data
-    ):  # other values are not looked at: a check of a search records what is read
+    found: dict[bool, list[Problem]] = {True: [], False: []}  # refused, warned of
+
+    def add(name: str, message: str, fix: str, *, is_refused: bool = True) -> None:
+        found[is_refused].append(hyperparameters.problem((name,), message, fix, "other-name"))
+
+    for name in list(hyperparameters.data):  # other values are not looked at: a check records what is read
         if name in NOT_READ and not (
             name == "batch_size" and stated_at(hyperparameters, (TOTAL,)) is not None
         ):
-            message = "is not read by this library"
-            problems.append(hyperparameters.problem((name,), message, NOT_READ[name], "other-name"))
+            add(name, "is not read by this library", NOT_READ[name])
         value = hyperparameters.data[name] if name in BY_OTHER_NAMES else None
         if value is None or value == AUTO:
             continue
@@ -565,13 +563,12 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
         if stated is None:
             origin = origin if origin.startswith("--") else origin.reworded(f"{name}, {origin}")
             hyperparameters = hyperparameters.overwritten(path, value, origin)
-            message, fix = f"is taken as {dotted(path)}", f"write {dotted(path)}"
-            warnings.append(hyperparameters.problem((name,), message, fix, "other-name"))
+            add(name, f"is taken as {dotted(path)}", f"write {dotted(path)}", is_refused=False)
         elif repr(stated) != repr(value):
-            place, fix = hyperparameters.origin(path), f"keep {dotted(path)} only"
+            place = hyperparameters.origin(path)
             message = f"is another name of {dotted(path)}, which is {shown(stated)} ({place})"
-            problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
-    return hyperparameters, problems, warnings
+            add(name, message, f"keep {dotted(path)} only")
+    return hyperparameters, found[True], found[False]
 
 
 def stated_at(document: Document, path: KeyPath) -> Any:
@@ -602,25 +599,12 @@ def _is_misspelt(key: str) -> bool:
     return bool(close) and close[0] != "fit" and abs(len(close[0]) - len(key)) <= 2
 
 
-# ------------------------------------------------------------------------------------------- kept checkpoints
-
-
 def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
-    """A warning where ``fit.save_total_limit`` may delete, while training, what is to be kept at the end.
-
-    Args:
-        document: The experiment.
-        total_limit: Of ``fit``.
-    """
-    if total_limit is None:
-        return None
-    for name, most in {
-        "save_experiment_best": 1,
-        "save_trial_best": 1,
-        "save_trial_latest": total_limit,
-    }.items():
-        value = document.get(path := ("checkpoint_storage", name))
-        if type(value) is int and value > most:
+    """A warning where ``fit.save_total_limit`` deletes, while training, what the experiment says is to be kept."""
+    most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
+    for path, limit in ((("checkpoint_storage", name), limit) for name, limit in most.items()):
+        value = document.get(path)
+        if total_limit is not None and limit is not None and type(value) is int and value > limit:
             message = (
                 f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
             )

@@ -246,26 +246,20 @@ def unknown_key(
         known: The keys that are read there.
         elsewhere: Key -> dotted name of where it would be read; or, in several words, the fix.
     """
-    known = sorted(known)
-    word = str(path[-1])
-    guess = nearest(word, known)
-    section, _, rest = word.partition(".")
-    if rest and section in known:
-        fix = (
-            f"write {section}: {{{rest.replace('.', ': {')}: ...}}{'}' * rest.count('.')}; a key has no dots"
-        )
-    elif elsewhere and word in elsewhere:
-        fix = elsewhere[word] if " " in elsewhere[word] else f"did you mean {elsewhere[word]}?"
-    else:
+    known, word = sorted(known), str(path[-1])
+    fix = (elsewhere or {}).get(word, "")
+    if fix and " " not in fix:
+        fix = f"did you mean {fix}?"
+    elif not fix:
+        guess = nearest(word, known)
         fix = f"did you mean {guess!r}?" if guess else known_here(known)
     return document.problem(path, "unknown key", fix, "unknown-key", value=NOT_GIVEN)
 
 
 def known_here(known: list[str]) -> str:
     """The fix of a key that is near to none of those that are known in its place."""
-    if len(known) <= 16:
-        return f"known here: {', '.join(known)}"
-    return "remove it, or look the name up in the documentation"
+    few = len(known) <= 16
+    return f"known here: {', '.join(known)}" if few else "remove it, or look the name up in the documentation"
 
 
 # ------------------------------------------------------------------------------------------- what differs

@@ -141,9 +141,8 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
     if not any(path[:1] == ("entrypoint",) for path in found) and ("--trial" in words or words == [trial]):
         # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
         message = "names a class, a form that is deprecated by Determined since 0.38"
-        message += "; on more than one slot a cluster cannot start a DeepSpeedTrial by it" * (
-            words == [trial]
-        )
+        if words == [trial]:
+            message += "; on more than one slot a cluster cannot start a DeepSpeedTrial by it"
         fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
         warnings.append(document.problem(("entrypoint",), message, fix, "deprecated-key"))
     return errors, warnings
@@ -155,21 +154,17 @@ def _between_sections(config: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str,
         if config.get(other) and not config.get(key):
             fix = f"write {key}: NAME too, or remove {other}"
             yield (other,), f"is given without {key}", fix, "missing-key"
-    policies, names = config.get("log_policies"), set[str]()
-    for index, policy in enumerate(policies if isinstance(policies, list) else ()):
-        name = policy.get("name") if isinstance(policy, dict) else None
-        if isinstance(name, str) and name in names:
+    policies = config.get("log_policies")
+    names = [get_path(policy, ("name",)) for policy in policies] if isinstance(policies, list) else []
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
             fix = "give it another name, or remove one"
             yield ("log_policies", index, "name"), "is the name of another policy too", fix, "duplicate-key"
-        names |= {name} if isinstance(name, str) else set()
-    storage = config.get("checkpoint_storage")
-    given = (
-        {key for key, value in storage.items() if value is not None} if isinstance(storage, dict) else {""}
-    )
-    if "connection_string" in given and (others := given & {"account_url", "credential"}):
-        path = ("checkpoint_storage", "connection_string")
+    path = ("checkpoint_storage", "connection_string")
+    others = [key for key in ("account_url", "credential") if get_path(config, (path[0], key)) is not None]
+    if others and get_path(config, path) is not None:
         fix = "keep connection_string, or account_url with credential"
-        yield path, f"is given beside {' and '.join(sorted(others))}", fix, "invalid"
+        yield path, f"is given beside {' and '.join(others)}", fix, "invalid"
 
 
 # ------------------------------------------------------------------------------------------------- words
@@ -268,14 +263,14 @@ def _elsewhere() -> dict[str, str]:
     sections = (
         "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
     )
-    as_hyperparameters = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
     in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
+    as_hyperparameters = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
     return {
         **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},
         **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
         **{key: f"searcher.{key}" for key in keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}},
-        "slots": "resources.slots_per_trial",
         **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
+        "slots": "resources.slots_per_trial",
         "deepspeed": "hyperparameters.deepspeed_config",
         **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), in_json),
         **dict.fromkeys(("training", "model"), as_hyperparameters),
@@ -285,19 +280,18 @@ def _elsewhere() -> dict[str, str]:
 
 def _instead(fault: Fault) -> str:
     """What to write instead of an unknown key."""
-    *above, word = (str(step) for step in fault.path)
-    section = dotted(above)
-    place = _elsewhere().get(word, "")
+    *above, word = map(str, fault.path)
+    section, place = dotted(above), _elsewhere().get(word, "")
     kinds = {"searcher": SEARCHERS, "checkpoint_storage": STORAGES}.get(section, ())
     keys = {kind: keys_of(f"searcher-{kind}" if section == "searcher" else kind) for kind in kinds}
+    guess = fault.meant or nearest(word, sorted(frozenset().union(*keys.values())))
     if having := [kind for kind, known in keys.items() if word in known]:
         return f"remove it: it is for {section} {' or '.join(having)}"
     if " " in place:
         return place
     if place and place.rpartition(".")[0] != section:
-        return (
-            f"did you mean {place}?" if "." in place else f"write {word} at the top level, beside {above[0]}"
-        )
-    if guess := fault.meant or nearest(word, sorted(frozenset().union(*keys.values()))):
+        top = f"write {word} at the top level, beside {above[0]}" if above else ""
+        return f"did you mean {place}?" if "." in place else top
+    if guess:
         return f"did you mean {guess!r}?"
     return known_here(sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
