@@ -333,7 +333,8 @@ def _as_json(
     schedules: Sequence[ScheduleFit],
 ) -> dict[str, Any]:
     from determined_ds.memory.fitting import usable_bytes
-    from determined_ds.memory.rank import checkpoint_copies_bytes, stage_parameters
+    from determined_ds.memory.parts import stage_parameters
+    from determined_ds.memory.rank import checkpoint_copies_bytes
 
     first = rows[0].strategy
     stages = stage_parameters(shape, first) if first.pipe_parallel_size > 1 else []

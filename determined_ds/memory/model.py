@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.units import format_count
-
-DEFAULT_VOCAB_SIZE = 50257  # GPT-2's tokenizer
-DEFAULT_SEQUENCE_LENGTH = 1024
+from determined_ds.pipe.bytes_held import PartBytes
 
 # (parameters, layers) of published transformers; a model of which only the size is known is assumed to be as deep as
 # the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
@@ -18,24 +14,7 @@ PUBLISHED = (
     *((125e6, 12), (350e6, 24), (760e6, 24), (1.3e9, 24), (2.7e9, 32)),
     *((6.7e9, 32), (13e9, 40), (66e9, 64), (175e9, 96)),
 )
-
-
-class LayerBytes(NamedTuple):
-    """Bytes of a micro-batch in a layer of a pipeline, as in :class:`determined_ds.pipe.bytes_held.PartBytes`."""
-
-    inputs: int = 0  # what it takes
-    outputs: int = 0  # what it hands on
-    kept: int = 0  # from its forward to its backward pass; with its outputs, unless only the loss takes them
-    unsaved: int = 0  # outputs that only the loss takes, as far as neither saves them
-    forward: int = 0  # at the peak of its forward pass
-    backward: int = 0  # at the peak of its backward pass, beside the gradient of its outputs
-    split: int = 0  # between the passes for its inputs and for its weights, its outputs not counted
-    gradients: int = 0  # what the pass for the inputs leaves for the other one
-    input_pass: int = 0  # at the peak of the one, as ``backward``
-    weight_pass: int = 0  # at the peak of the other
-
-
-NOTHING = LayerBytes()
+VOCAB_SIZE, SEQUENCE_LENGTH = 50257, 1024  # assumed of it: GPT-2's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +22,15 @@ class LayerShape:
     """A layer of a pipeline."""
 
     name: str  # of its class or function
-    num_parameters: int = 0
-    num_trainable_parameters: int = 0
-    tied_key: str = ""  # layers of one key share all their parameters; "" of a layer by itself
-    fixed: LayerBytes = NOTHING  # bytes that do not depend on the samples of a micro-batch
-    per_sample: LayerBytes = NOTHING  # bytes that each sample adds
+    num_parameters: int
+    num_trainable_parameters: int
+    tied_key: str  # layers of one key share all their parameters; "" of a layer by itself
+    fixed: PartBytes  # bytes that do not depend on the samples of a micro-batch
+    per_sample: PartBytes  # bytes that each sample adds
 
-    def of(self, samples: int) -> LayerBytes:
+    def of(self, samples: int) -> PartBytes:
         """Bytes of a micro-batch of so many samples."""
-        return LayerBytes(*(a + samples * b for a, b in zip(self.fixed, self.per_sample, strict=True)))
+        return PartBytes(*(a + samples * b for a, b in zip(self.fixed, self.per_sample, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,30 +99,29 @@ def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None)
     Raises:
         ConfigError: the parameters are too few.
     """
-    vocab, length = DEFAULT_VOCAB_SIZE, sequence_length or DEFAULT_SEQUENCE_LENGTH
     depth = min(PUBLISHED, key=lambda row: abs(math.log(row[0] / num_parameters)))[1]
     # Below the smallest, depth shrinks with width.
     layers = max(1, round(depth * min(1.0, num_parameters / PUBLISHED[0][0]) ** (1 / 3)))
-    width = (math.sqrt(vocab**2 + 48 * layers * num_parameters) - vocab) / (24 * layers)
+    width = (math.sqrt(VOCAB_SIZE**2 + 48 * layers * num_parameters) - VOCAB_SIZE) / (24 * layers)
     step = 128 if width >= 512 else 8
     hidden = max(step, round(width / step) * step)
     if num_parameters < 3 * layers * hidden**2:
-        number = format_count(num_parameters)
-        message, fix = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
-        problem = Problem(
-            key="--parameters", value=num_parameters, message=message, fix=fix, code="model-size"
+        message, fix = (
+            "are too few for a transformer",
+            f"write {num_parameters}B or {num_parameters}M if meant",
         )
-        raise ConfigError(problem)
-    assumptions = [f"a vocabulary of {vocab:,} (GPT-2's)", f"{layers:,} layers of width {hidden:,}"]
-    if sequence_length is None:
-        assumptions.append(f"samples of {length:,} tokens (--sequence-length)")
+        key, code = "--parameters", "model-size"
+        raise ConfigError(Problem(key=key, value=num_parameters, message=message, fix=fix, code=code))
     most = max(1, hidden // (128 if hidden >= 2048 else 64))
+    assumptions = [f"a vocabulary of {VOCAB_SIZE:,} (GPT-2's)", f"{layers:,} layers of width {hidden:,}"]
+    if sequence_length is None:
+        assumptions.append(f"samples of {SEQUENCE_LENGTH:,} tokens (--sequence-length)")
     return ModelShape(
         num_parameters=num_parameters,
         num_layers=layers,
         hidden_size=hidden,
         num_heads=next(heads for heads in range(most, 0, -1) if hidden % heads == 0),
-        vocab_size=vocab,
-        sequence_length=length,
+        vocab_size=VOCAB_SIZE,
+        sequence_length=sequence_length or SEQUENCE_LENGTH,
         assumptions=tuple(assumptions),
     )

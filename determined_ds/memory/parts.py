@@ -1,35 +1,79 @@
-"""The layers of a pipeline, cut into the parts of its schedule; the parameters of a rank, and the bytes of a part."""
+"""The layers of a pipeline, cut into the parts of its schedule: parameters of a rank, bytes of a micro-batch."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
-from determined_ds.memory.model import LayerBytes, LayerShape
+from determined_ds.config.strategy import Strategy
+from determined_ds.memory.model import LayerShape, ModelShape
 from determined_ds.pipe.bytes_held import PartBytes
 from determined_ds.pipe.partition import BY_TYPE, UNIFORM, evenest
 
 
+def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, int]]:
+    """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
+    pipe = strategy.pipeline
+    if len(shape.layers) >= pipe.parts:
+        own: list[dict[str | int, LayerShape]] = [{} for _ in range(pipe.ranks)]
+        number = itertools.count()
+        for part, layers in enumerate(_cut(shape, strategy)):
+            # What layers of one key share is there once.
+            own[pipe.rank_of(part)] |= {layer.tied_key or next(number): layer for layer in layers}
+        return [
+            (
+                sum(layer.num_parameters for layer in layers.values()),
+                sum(layer.num_trainable_parameters for layer in layers.values()),
+            )
+            for layers in own
+        ]
+    counted = shape.stage_parameters
+    if len(counted) != pipe.ranks:
+        # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
+        embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
+        num_layers = shape.num_layers or pipe.ranks
+        most = (shape.num_parameters - embedding) * -(-num_layers // pipe.ranks) // num_layers
+        ends = (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1))
+        counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
+    return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
+
+
+def measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
+    """What a micro-batch takes in each part of a pipeline whose layers were measured."""
+    recomputed = shape.checkpoint_interval or int(strategy.activation_checkpointing)  # layers together
+    if shape.activations is not None and shape.activations.is_checkpointed:
+        recomputed = 0
+    found = []
+    for part, layers in enumerate(_cut(shape, strategy)):
+        own = [layer.of(strategy.micro_batch_size) for layer in layers]
+        copy = own[0].inputs
+        if recomputed:
+            own = [_recomputed(own[at : at + recomputed]) for at in range(0, len(own), recomputed)]
+        together = _in_a_row(own, copy)
+        if part == 0:  # its inputs have no gradient: all of its backward pass is for weights, and waits
+            waiting, passed = together.kept + together.outputs, together.backward + together.outputs
+            together = together._replace(split=waiting, input_pass=waiting, weight_pass=passed)
+        found.append(together.scaled(strategy.element_bytes, shape.layer_element_bytes))
+    return found
+
+
+def _cut(shape: ModelShape, strategy: Strategy) -> list[tuple[LayerShape, ...]]:
+    method, parts = strategy.partition_method or shape.partition_method, strategy.pipeline.parts
+    bounds = _bounds(shape.layers, method.lower(), parts)
+    return [shape.layers[start:end] for start, end in itertools.pairwise(bounds)]
+
+
 @lru_cache(maxsize=256)
-def bounds(layers: tuple[LayerShape, ...], method: str, parts: int) -> tuple[int, ...]:
+def _bounds(layers: tuple[LayerShape, ...], method: str, parts: int) -> tuple[int, ...]:
     """Where each part starts, and the number of layers: near where DeepSpeed cuts them.
 
     DeepSpeed takes the cut with the least difference between its heaviest and its lightest part, and this the one whose
     heaviest part is lightest. What ``measured`` times is not known here: it is taken for ``parameters``.
-
-    Args:
-        layers: Of the model.
-        method: Of a ``PipelineTrial``: ``parameters``, ``uniform``, ``measured`` or ``type:REGEX``.
-        parts: Of the pipeline.
     """
-    method, items = method.lower(), len(layers)
-    if items <= parts:
-        return tuple(min(part, items) for part in range(parts + 1))
     if method == UNIFORM:
-        each, more = divmod(items, parts)
+        each, more = divmod(len(layers), parts)
         return tuple(part * each + min(part, more) for part in range(parts + 1))
     weights = [layer.num_trainable_parameters for layer in layers]
     if method.startswith(BY_TYPE):
@@ -38,68 +82,46 @@ def bounds(layers: tuple[LayerShape, ...], method: str, parts: int) -> tuple[int
     return evenest(weights, parts)
 
 
-def rank_parameters(layers: Sequence[LayerShape]) -> tuple[int, int]:
-    """(parameters, trainable ones) of a rank's layers; what layers of one key share is there once."""
-    own = {layer.tied_key or str(index): layer for index, layer in enumerate(layers)}.values()
-    return sum(each.num_parameters for each in own), sum(each.num_trainable_parameters for each in own)
-
-
-def part_bytes(
-    layers: Sequence[LayerShape], samples: int, *, recomputed: int = 0, waits_for_nothing: bool = False
-) -> PartBytes:
-    """Bytes of a micro-batch in a part.
-
-    Args:
-        layers: Of the part; it may have none.
-        samples: Of a micro-batch.
-        recomputed: Layers that are computed again together in the backward pass; 0: none.
-        waits_for_nothing: It is the first part, whose inputs have no gradient: all of its backward pass is for weights.
-    """
-    if not layers:
-        return PartBytes()
-    own = [layer.of(samples) for layer in layers]
-    copy = own[0].inputs
-    if recomputed:
-        own = [_recomputed(own[at : at + recomputed]) for at in range(0, len(own), recomputed)]
-    at = range(len(own))
-    kept = [0, *itertools.accumulate(each.kept for each in own)]  # by the layers before each, and by all
-    gradient = [*(each.outputs for each in own[:-1]), 0]  # of its outputs, made by the layer after it
-    left = [sum(each.gradients for each in own[i + 1 :]) for i in at]  # by the layers after it
-    # Outputs within the part are inputs of the next layer.
-    in_two = sum(each.split for each in own) + sum(gradient)
-    found = PartBytes(
-        inputs=copy,
-        kept=copy + kept[-1],
-        forward=copy + max(kept[i] + own[i].forward for i in at),
-        backward=copy + max(kept[i] + own[i].backward + gradient[i] for i in at),
-        split=copy + in_two,
-        input_pass=copy + kept[-1] + max(own[i].input_pass - own[i].kept + gradient[i] + left[i] for i in at),
-        weight_pass=copy + in_two + max(0, *(each.weight_pass - each.split for each in own)),
-        outputs=own[-1].outputs,
-        unsaved=own[-1].unsaved,
-    )
-    if not waits_for_nothing:
-        return found
-    waiting = found.kept + found.outputs  # with their gradient
-    return replace(found, split=waiting, input_pass=waiting, weight_pass=found.backward + found.outputs)
-
-
-def _recomputed(layers: Sequence[LayerBytes]) -> LayerBytes:
-    """Of some layers only the outputs of the last one are kept; all is there again in the backward pass."""
-    outputs, kept, backward, forward = layers[-1].outputs, 0, 0, 0
+def _in_a_row(layers: Sequence[PartBytes], copy: int = 0) -> PartBytes:
+    """Of layers one after the other; ``copy`` is there beside them, from the forward pass on."""
+    kept = split = copy
+    forward = backward = more_in_input_pass = more_in_weight_pass = 0
+    gradients = sum(layer.gradients for layer in layers)  # of the layers after each
     for index, layer in enumerate(layers):
-        after = layer.outputs if index < len(layers) - 1 else 0
-        backward = max(backward, kept + layer.backward + after)
-        forward = max(forward, layer.forward + (layers[index - 1].outputs if index else 0))
+        gradients -= layer.gradients
+        # The layer after it makes the gradient of its outputs; that of the last one's is not of the part.
+        gradient = layer.outputs if index < len(layers) - 1 else 0
+        forward = max(forward, kept + layer.forward)
+        backward = max(backward, kept + layer.backward + gradient)
+        more_in_input_pass = max(more_in_input_pass, layer.input_pass - layer.kept + gradient + gradients)
+        more_in_weight_pass = max(more_in_weight_pass, layer.weight_pass - layer.split)
         kept += layer.kept
-    most = max(backward, kept) + outputs
-    return LayerBytes(
-        outputs=outputs,
-        kept=outputs,
+        split += layer.split + gradient
+    return PartBytes(
+        inputs=copy,
+        kept=kept,
         forward=forward,
+        backward=backward,
+        split=split,
+        input_pass=kept + more_in_input_pass,
+        weight_pass=split + more_in_weight_pass,
+        outputs=layers[-1].outputs,
+        unsaved=layers[-1].unsaved,
+    )
+
+
+def _recomputed(layers: Sequence[PartBytes]) -> PartBytes:
+    """Of some layers only the outputs of the last one are kept; all is there again in the backward pass."""
+    before, outputs = [0, *(layer.outputs for layer in layers)], layers[-1].outputs
+    together = _in_a_row(layers)
+    most = max(together.backward, together.kept) + outputs
+    return PartBytes(
+        kept=outputs,
+        forward=max(layer.forward + inputs for inputs, layer in zip(before, layers, strict=False)),
         backward=most,
         split=outputs,
-        gradients=outputs,
         input_pass=most,
         weight_pass=most,
+        outputs=outputs,
+        gradients=outputs,
     )

@@ -33,12 +33,12 @@ What the second needs beyond the first is counted as buffers, so that the parts 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
-from determined_ds.memory.model import LayerShape, ModelShape
-from determined_ds.memory.parts import bounds, part_bytes, rank_parameters
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.parts import measured_parts, stage_parameters
 from determined_ds.pipe.bytes_held import PartBytes, most_bytes
 
 ALIGNMENT = 2  # elements a rank
@@ -57,9 +57,7 @@ class Memory:
     gradients_bytes: int
     optimizer_states_bytes: int  # the optimizer's copy of the parameters, and its states
     activations_bytes: int = 0  # what the forward pass keeps for the backward pass
-    buffers_bytes: int = (
-        0  # buckets of communication, parameters that ZeRO 3 gathers, copies that the step makes
-    )
+    buffers_bytes: int = 0  # buckets, parameters that ZeRO 3 gathers, copies that the step makes
     host_bytes: int = 0  # host memory of this rank; every other field is of the device
 
     @property
@@ -85,21 +83,23 @@ def memory_per_rank(shape: ModelShape, strategy: Strategy) -> Memory:
 def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
     """Bytes of a rank of each pipeline stage, by its schedule; of one rank without a pipeline."""
     found = []
-    # temp_grad_buffer_for_cpu_offload of runtime/zero/stage_1_and_2.py
-    copied = strategy.offload_optimizer and strategy.zero_stage in (1, 2)
-    host_buffer = strategy.element_bytes * _largest_parameter(shape, strategy) if copied else 0
-    for stage, activations in enumerate(_activations(shape, strategy)):
-        states = model_states(shape, strategy, stage)
-        in_backward, in_step = _buffers(shape, strategy, stage)
+    for own, activations in zip(_shares(shape, strategy), _activations(shape, strategy), strict=True):
+        states = _model_states(own, strategy)
+        in_backward, in_step, on_host = _buffers(shape, strategy, own)
         found.append(
             replace(
                 states,
                 activations_bytes=activations,
                 buffers_bytes=in_backward + max(0, in_step - in_backward - activations),
-                host_bytes=states.host_bytes + host_buffer,
+                host_bytes=states.host_bytes + on_host,
             )
         )
     return found
+
+
+def model_states(shape: ModelShape, strategy: Strategy) -> Memory:
+    """Model states of the rank with most when a backward pass ends; no activations, no buffers."""
+    return _model_states(max(_shares(shape, strategy)), strategy)
 
 
 def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
@@ -107,121 +107,85 @@ def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
 
     All ranks together write each weight and each optimizer state once.
     """
-    in_all, trainable = _parameters(shape, strategy)
-    weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * in_all
-    return 2 * -(-(weights + _optimizer_bytes(strategy) * trainable) // strategy.shards)
-
-
-# ------------------------------------------------------------------------------------------- parameters of a rank
-
-
-def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, int]]:
-    """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
-    pipe = strategy.pipeline
-    if len(shape.layers) >= pipe.parts:
-        cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, pipe.parts)
-        own: list[list[LayerShape]] = [[] for _ in range(pipe.ranks)]
-        for part, (start, end) in enumerate(itertools.pairwise(cut)):
-            own[pipe.rank_of(part)] += shape.layers[start:end]
-        return [rank_parameters(layers) for layers in own]
-    counted = shape.stage_parameters
-    if len(counted) != pipe.ranks:
-        # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
-        embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
-        layers = shape.num_layers or pipe.ranks
-        most = (shape.num_parameters - embedding) * -(-layers // pipe.ranks) // layers
-        ends = (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1))
-        counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
-    return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
-
-
-def _parameters(shape: ModelShape, strategy: Strategy, stage: int | None = None) -> tuple[int, int]:
-    """(parameters, trainable ones) that a rank of a pipeline stage would hold without ZeRO; of the largest, if None.
-
-    Of ranks that share layers each holds a part of each matrix, and the embedding whole; of experts, those of its own.
-
-    Source: DeepSpeedEngine._apply_autotp_partitioning with vocab_parallel_lm_head false, which config/fill
-    fills (deepspeed 0.19.8 runtime/engine.py): a head that is not tied to the embedding is cut as the others;
-    module_inject/auto_ep_layer.py AutoEPMoELayer.
-    """
-    in_all, trainable = shape.num_parameters, shape.trainable
-    if strategy.pipe_parallel_size > 1:
-        stages = stage_parameters(shape, strategy)
-        in_all, trainable = max(stages) if stage is None else stages[stage]
-    held = in_all
-    if strategy.model_parallel_size > 1:
-        embedding = min(shape.vocab_size * shape.hidden_size, in_all)
-        held = embedding - (embedding - in_all) // strategy.model_parallel_size
-    held -= _experts_elsewhere(shape, strategy)
-    return held, trainable if held == in_all else -(-held * trainable // in_all)
-
-
-def _experts_elsewhere(shape: ModelShape, strategy: Strategy) -> int:
-    """Parameters of experts that other ranks hold."""
-    return shape.num_expert_parameters - -(-shape.num_expert_parameters // strategy.expert_parallel_size)
-
-
-def _partition(held: int, shape: ModelShape, strategy: Strategy) -> int:
-    """Elements of ZeRO's part of what a rank would hold without it, padding included.
-
-    Fewer ranks have the same experts: ZeRO divides those among them, so of each expert a rank has as much as without
-    expert parallel.
-    """
-    padded = ALIGNMENT * strategy.shards
-    return -(-(held + _experts_elsewhere(shape, strategy)) // padded) * ALIGNMENT
-
-
-def _largest_parameter(shape: ModelShape, strategy: Strategy) -> int:
-    return -(-shape.largest_layer // strategy.model_parallel_size)
+    most = max(_shares(shape, strategy))
+    weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * most.whole
+    return 2 * -(-(weights + _optimizer_bytes(strategy) * most.trainable) // strategy.shards)
 
 
 # ------------------------------------------------------------------------------------------------- model states
 
 
-def model_states(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = None) -> Memory:
-    """Model states of a rank when a backward pass ends, and nothing else: no activations, no buffers.
+class _Share(NamedTuple):
+    """Parameters of a rank, as elements."""
 
-    Args:
-        shape: The model.
-        strategy: How it is trained.
-        pipe_stage: Of the rank; of the one that holds most, if None.
+    whole: int  # that it would hold without ZeRO
+    trainable: int  # of those
+    part_of_whole: int  # that ZeRO leaves it, padding included
+    part: int  # of the trainable ones
+
+
+def _shares(shape: ModelShape, strategy: Strategy) -> list[_Share]:
+    """Of a rank of each pipeline stage.
+
+    Of ranks that share layers each holds a part of each matrix, and the embedding whole; of experts, those of its own.
+    Fewer ranks have the same experts: ZeRO divides those among them, so of each expert a rank has as much as without
+    expert parallel.
+
+    Source: DeepSpeedEngine._apply_autotp_partitioning with vocab_parallel_lm_head false, which config/fill
+    fills (deepspeed 0.19.8 runtime/engine.py): a head that is not tied to the embedding is cut as the others;
+    module_inject/auto_ep_layer.py AutoEPMoELayer.
     """
-    in_all, trainable = _parameters(shape, strategy, pipe_stage)
+    stages = [(shape.num_parameters, shape.trainable)]
+    if strategy.pipe_parallel_size > 1:
+        stages = stage_parameters(shape, strategy)
+    sharing, experts = strategy.model_parallel_size, shape.num_expert_parameters
+    elsewhere = experts - -(-experts // strategy.expert_parallel_size)  # in other ranks' experts
+    padded = ALIGNMENT * strategy.shards
+    found = []
+    for in_all, trainable in stages:
+        whole = in_all
+        if sharing > 1:
+            embedding = min(shape.vocab_size * shape.hidden_size, in_all)
+            whole = embedding - (embedding - in_all) // sharing
+        whole -= elsewhere
+        trainable = trainable if whole == in_all else -(-whole * trainable // in_all)
+        parts = (-(-(each + elsewhere) // padded) * ALIGNMENT for each in (whole, trainable))
+        found.append(_Share(whole, trainable, *parts))
+    return found
+
+
+def _model_states(own: _Share, strategy: Strategy) -> Memory:
     element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
-    zero, partition, host = strategy.zero_stage, _partition(trainable, shape, strategy), 0
-    parameters = element * (_partition(in_all, shape, strategy) if zero == 3 else in_all)
+    zero, host = strategy.zero_stage, 0
+    parameters = element * (own.part_of_whole if zero == 3 else own.whole)
     if zero == 3 and strategy.offload_param:
         parameters, host = 0, parameters
     if zero == 3 and strategy.hpz_partition_size > 1:
-        parameters += element * -(-in_all // strategy.hpz_partition_size)
+        parameters += element * -(-own.whole // strategy.hpz_partition_size)
     if zero and strategy.offload_optimizer:
         # The copy that is stepped, its states, and its gradient.
-        host += partition * (_optimizer_bytes(strategy) + ELEMENT_BYTES[strategy.master_dtype])
-        gradients = 0
+        host += own.part * (_optimizer_bytes(strategy) + ELEMENT_BYTES[strategy.master_dtype])
+        gradients = states = 0
         if zero == 3:
-            host += gradient * partition  # grad_partitions_flat_buffer is on the host as well
+            host += gradient * own.part  # grad_partitions_flat_buffer is on the host as well
         else:
-            host += element * partition
+            host += element * own.part
             if zero == 1:
-                gradients = gradient * trainable
+                gradients = gradient * own.trainable
             elif gradient != element:
-                gradients = gradient * partition
+                gradients = gradient * own.part
             elif strategy.accumulation > 1:
-                host += element * partition  # accumulated_grads_in_cpu
-        return Memory(
-            parameters_bytes=parameters,
-            gradients_bytes=gradients,
-            optimizer_states_bytes=0,
-            host_bytes=host,
-        )
-    gradients = gradient * (trainable if zero <= 1 else partition)
-    if strategy.uses_bf16_optimizer and not strategy.immediate_grad_update:
-        gradients += element * trainable
-    is_divided = zero or strategy.uses_bf16_optimizer
+                host += element * own.part  # accumulated_grads_in_cpu
+    else:
+        gradients = gradient * (own.trainable if zero <= 1 else own.part)
+        if strategy.uses_bf16_optimizer and not strategy.immediate_grad_update:
+            gradients += element * own.trainable
+        is_divided = zero or strategy.uses_bf16_optimizer
+        states = _optimizer_bytes(strategy) * (own.part if is_divided else own.trainable)
     return Memory(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
-        optimizer_states_bytes=_optimizer_bytes(strategy) * (partition if is_divided else trainable),
+        optimizer_states_bytes=states,
         host_bytes=host,
     )
 
@@ -234,8 +198,8 @@ def _optimizer_bytes(strategy: Strategy) -> int:
     return states + ELEMENT_BYTES[strategy.master_dtype]
 
 
-def _buffers(shape: ModelShape, strategy: Strategy, pipe_stage: int) -> tuple[int, int]:
-    """Bytes of buffers in the backward pass; bytes beyond the model states while the optimizer steps.
+def _buffers(shape: ModelShape, strategy: Strategy, own: _Share) -> tuple[int, int, int]:
+    """Bytes of buffers in the backward pass; bytes beyond the model states as the optimizer steps; buffers on the host.
 
     The second is less than 0 where gradients were let go before. Source: deepspeed 0.19.8. Buckets are
     ``reduce_bucket_size`` long however small the model is (runtime/zero/stage_1_and_2.py setup_buckets;
@@ -246,33 +210,32 @@ def _buffers(shape: ModelShape, strategy: Strategy, pipe_stage: int) -> tuple[in
     """
     zero, element = strategy.zero_stage, strategy.element_bytes
     gradient, master = ELEMENT_BYTES[strategy.grad_dtype], ELEMENT_BYTES[strategy.master_dtype]
-    in_all, trainable = _parameters(shape, strategy, pipe_stage)
-    partition = _partition(trainable, shape, strategy)
     widening = 0 if gradient == master else master
     if strategy.uses_bf16_optimizer:
-        return 0, widening * partition
+        return 0, widening * own.part, 0
     if zero == 0:
-        reduced = element * min(trainable, ALLREDUCE_ELEMENTS) if strategy.shards > 1 else 0
-        widened = 0 if strategy.precision == "fp32" else 2 * 4 * trainable  # one by one, then flat
-        return 0, max(reduced, widened)
-    at_most = min(trainable, strategy.reduce_bucket_size)
+        reduced = element * min(own.trainable, ALLREDUCE_ELEMENTS) if strategy.shards > 1 else 0
+        widened = 0 if strategy.precision == "fp32" else 2 * 4 * own.trainable  # one by one, then flat
+        return 0, max(reduced, widened), 0
+    at_most = min(own.trainable, strategy.reduce_bucket_size)
     bucket = strategy.reduce_bucket_size if strategy.contiguous_gradients else at_most
     if zero == 3:
         live = max(shape.largest_layer, strategy.max_live_parameters) + strategy.prefetch_bucket_size
         # A bucket's gradients are laid out anew, a part for each rank, to be reduced and scattered.
-        in_backward = element * (min(in_all, live) + bucket + at_most)
+        in_backward = element * (min(own.whole, live) + bucket + at_most)
         if strategy.offload_optimizer:
-            return in_backward, 0
+            return in_backward, 0, 0
         stays = element * bucket if strategy.contiguous_gradients else 0
-        return in_backward, stays + (gradient + widening) * min(partition, strategy.sub_group_size)
+        return in_backward, stays + (gradient + widening) * min(own.part, strategy.sub_group_size), 0
     in_backward = (gradient if zero == 1 else element) * bucket * (2 if strategy.overlap_comm else 1)
     if strategy.offload_optimizer:
-        # temp_grad_buffer_for_gpu_offload
-        return in_backward + element * _largest_parameter(shape, strategy), 0
+        # temp_grad_buffer_for_gpu_offload and temp_grad_buffer_for_cpu_offload
+        largest = element * -(-shape.largest_layer // strategy.model_parallel_size)
+        return in_backward + largest, 0, largest
     if zero == 2 and strategy.accumulation > 1 and strategy.grad_dtype == strategy.precision:
-        in_backward += element * partition  # the sum so far, beside the newest
-    let_go = gradient * (trainable - partition) if zero == 1 else 0
-    return in_backward, (gradient + widening) * partition - let_go
+        in_backward += element * own.part  # the sum so far, beside the newest
+    let_go = gradient * (own.trainable - own.part) if zero == 1 else 0
+    return in_backward, (gradient + widening) * own.part - let_go, 0
 
 
 # -------------------------------------------------------------------------------------------------- activations
@@ -287,25 +250,33 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     pipe = strategy.pipeline
     are_measured = any(layer.of(1).kept for layer in shape.layers)
     if strategy.pipe_parallel_size > 1 and are_measured and len(shape.layers) >= pipe.parts:
-        return most_bytes(pipe, _measured_parts(shape, strategy))
+        return most_bytes(pipe, measured_parts(shape, strategy))
     element, measured = strategy.element_bytes, shape.activations
-    tokens = strategy.micro_batch_size * -(-shape.sequence_length // strategy.sequence_parallel_size)
-    width = tokens * shape.hidden_size * element  # of one tensor of the residual stream
-    head = _tile(shape, strategy, strategy.tiled_loss) * shape.vocab_size * (element + 8)
+    sharing, length = (
+        strategy.model_parallel_size,
+        -(-shape.sequence_length // strategy.sequence_parallel_size),
+    )
+
+    def tokens(tiles: int) -> int:
+        """Of one of so many tiles of a rank's sequences."""
+        return strategy.micro_batch_size * -(-length // tiles)
+
+    width = tokens(1) * shape.hidden_size * element  # of one tensor of the residual stream
+    head = tokens(strategy.tiled_loss) * shape.vocab_size * (element + 8)
+    fixed, recomputes = 0, strategy.activation_checkpointing and shape.num_layers > 0
     if measured is not None:
         blocks = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
         blocks = max(0, -(-blocks // strategy.sequence_parallel_size) - head)
+        fixed = measured.fixed_bytes * element // measured.element_bytes
+        recomputes = recomputes and not measured.is_checkpointed
     else:
-        of_each = tokens * shape.hidden_size * (16 * element + 2) + 4 * tokens * shape.num_heads
+        of_each = tokens(1) * (shape.hidden_size * (16 * element + 2) + 4 * shape.num_heads)
         blocks = shape.num_layers * of_each + 2 * width
         if strategy.tiled_mlp > 1:
-            untiled = shape.num_layers * tokens - _tile(shape, strategy, strategy.tiled_mlp)
+            untiled = shape.num_layers * tokens(1) - tokens(strategy.tiled_mlp)
             blocks -= untiled * shape.hidden_size * (8 * element + 1)
-    sharing = strategy.model_parallel_size
     blocks = -(-blocks * ((4 * element + 2) * sharing + 12 * element) // ((16 * element + 2) * sharing))
-    fixed = measured.fixed_bytes * element // measured.element_bytes if measured is not None else 0
-    seen = measured is not None and measured.is_checkpointed
-    if strategy.activation_checkpointing and not seen and shape.num_layers:
+    if recomputes:
         # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.
         blocks = min(blocks, shape.num_layers * width + blocks // shape.num_layers)
     if strategy.pipe_parallel_size == 1:
@@ -313,41 +284,7 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     parts = []
     for part in range(pipe.parts):
         own = blocks // pipe.parts + (head if part == pipe.parts - 1 else 0)
-        at_once = own + (fixed if part == 0 else 0)
-        split = int(own * (1 + GRADIENTS_BETWEEN))
-        parts.append(
-            PartBytes(
-                inputs=width if part else 0,
-                kept=own,
-                forward=at_once,
-                backward=at_once,
-                split=split,
-                input_pass=split,
-                weight_pass=split,
-            )
-        )
+        whole, split = own + (0 if part else fixed), int(own * (1 + GRADIENTS_BETWEEN))
+        passes = {"forward": whole, "backward": whole, "input_pass": split, "weight_pass": split}
+        parts.append(PartBytes(inputs=width if part else 0, kept=own, split=split, **passes))
     return most_bytes(pipe, parts)
-
-
-def _measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
-    """What a micro-batch takes in each part of a pipeline whose layers were measured."""
-    interval = shape.checkpoint_interval or int(strategy.activation_checkpointing)
-    if shape.activations is not None and shape.activations.is_checkpointed:
-        interval = 0
-    cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, strategy.pipeline.parts)
-    found = []
-    for part, (start, end) in enumerate(itertools.pairwise(cut)):
-        own = part_bytes(
-            shape.layers[start:end],
-            strategy.micro_batch_size,
-            recomputed=interval,
-            waits_for_nothing=part == 0,
-        )
-        found.append(own.scaled(strategy.element_bytes, shape.layer_element_bytes))
-    return found
-
-
-def _tile(shape: ModelShape, strategy: Strategy, tiles: int) -> int:
-    """Tokens of one of so many tiles of a rank's sequences."""
-    slices = -(-shape.sequence_length // strategy.sequence_parallel_size)
-    return strategy.micro_batch_size * -(-slices // tiles)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, GPIPE, INPUT, ONE_F_ONE_B, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, Step, steps
@@ -24,21 +25,21 @@ SETTLED = 4  # micro-batches a rank from which on no schedule but gpipe holds mo
 ON_THEIR_WAY = 2  # messages to a rank that the engine does not wait for
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartBytes:
-    """Bytes of a micro-batch in a part of the model.
+class PartBytes(NamedTuple):
+    """Bytes of a micro-batch in a layer, or in the layers of a part of the model.
 
     Args:
         inputs: What it takes, and the gradient of that.
-        kept: From its forward to its backward pass, beside the inputs: a copy of them, what layers save, the outputs
-            that are sent.
+        kept: From its forward to its backward pass, beside the inputs: what layers save, the outputs that are sent;
+            of a part also a copy of its inputs.
         forward: At the peak of the forward pass, beside the inputs.
         backward: At the peak of the backward pass, beside the inputs and the gradient of the outputs.
         split: From the input pass to the weight pass, where there are two.
         input_pass: At the peak of the one, likewise.
         weight_pass: At the peak of the other, likewise.
         outputs: What it hands on, or the loss is made of.
-        unsaved: As much of that as is not in ``kept``.
+        unsaved: As much of that as is not in ``kept``: neither it nor the loss saves them.
+        gradients: Of a layer: what the input pass leaves for the weight pass.
     """
 
     inputs: int = 0
@@ -50,10 +51,11 @@ class PartBytes:
     weight_pass: int = 0
     outputs: int = 0
     unsaved: int = 0
+    gradients: int = 0
 
     def scaled(self, by: int, over: int) -> PartBytes:
         """In elements of another width."""
-        return PartBytes(**{each.name: getattr(self, each.name) * by // over for each in fields(self)})
+        return PartBytes(*(each * by // over for each in self))
 
 
 def most_bytes(pipe: Pipeline, parts: Sequence[PartBytes]) -> list[int]:

@@ -28,7 +28,8 @@ from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.memory.model import LayerBytes, LayerShape, MeasuredActivations, ModelShape
+from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape
+from determined_ds.pipe.bytes_held import PartBytes
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.train.bare_trial import (
     SAY_SIZE,
@@ -415,8 +416,8 @@ def _try_to_measure_layers(
                 num_parameters=sum(p.numel() for p in own),
                 num_trainable_parameters=sum(p.numel() for p in own if p.requires_grad),
                 tied_key=layer.tied_key,
-                fixed=LayerBytes(**fixed),
-                per_sample=LayerBytes(**more),
+                fixed=PartBytes(**fixed),
+                per_sample=PartBytes(**more),
             )
         )
     return tuple(shapes), reason
