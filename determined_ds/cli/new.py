@@ -125,43 +125,37 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _new_experiment(
-    name: str | None, output: Path, force: bool, *, entrypoint: str | None, dry_run: bool, **asked: Any
-) -> None:
-    from determined_ds.config.create import deepspeed_config_text
+def _new_experiment(name: str | None, output: Path, force: bool, *, dry_run: bool, **asked: Any) -> None:
     from determined_ds.documents.files import write_files
     from determined_ds.errors import ConfigError
-    from determined_ds.experiment.entrypoint import CLASS
-    from determined_ds.memory.plan import candidates, choose, deepspeed_json, read_request
-    from determined_ds.memory.plan_files import GPT2, GPT2_PIPELINE, default_name, experiment_yaml, notes
+    from determined_ds.memory.plan import candidates, choose, experiment_files, read_request
 
     asked = {key: value for key, value in asked.items() if value is not None}
     _check_given(asked)
-    is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
-    request = read_request(**asked, is_script=is_script)
+    request = read_request(**asked)
     considered = list(candidates(request))
     try:
         plan = choose(request, considered)
     except ConfigError:
         _show(request, considered, None, err=True)
         raise
-    trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
-    name = default_name(plan) if name is None else name
-    _check_names(name, trial)
-    json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"
-    ds_config = deepspeed_json(request, plan.strategy)
-    yaml = experiment_yaml(plan, name=name, trial=trial, ds_config_path=json_path)
-    warnings = [*notes(plan, trial), *_proved(yaml, yaml_path, ds_config, output)]
-    ds_text = deepspeed_config_text(ds_config)
+    name = plan.name if name is None else name
+    _check_names(name, request.trains)
+    files = experiment_files(plan, name)
+    warnings = _proved(files, output)
+    if not request.entrypoint:
+        stands_in = f"{request.trains} stands in for your model: name your own by --entrypoint MODULE:TRIAL"
+        warnings.insert(0, f"{stands_in}, or --entrypoint train.py")
     if not dry_run:
-        write_files({output / json_path: ds_text, output / yaml_path: yaml}, overwrite=force)
+        write_files({output / path: text for path, text in files.items()}, overwrite=force)
     _show(request, considered, plan, err=dry_run)
     if dry_run:
-        click.echo(f"# {yaml_path}\n{yaml}\n# {json_path}\n{ds_text}", nl=False)
+        click.echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
     else:
+        for path in files:
+            click.echo(f"wrote {output / path}")
         elsewhere = "" if output == Path() else f" --context {output}"
-        click.echo(f"wrote {output / yaml_path}\nwrote {output / json_path}")
-        click.echo(f"next: det-ds check {output / yaml_path}{elsewhere}")
+        click.echo(f"next: det-ds check {output / next(iter(files))}{elsewhere}")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
 
@@ -183,7 +177,7 @@ def _check_names(name: str, trial: str) -> None:
     """Refuse a name that is not a valid file name, and a trial that is neither MODULE:CLASS nor a script."""
     from determined_ds.errors import ConfigError, Problem
     from determined_ds.experiment.entrypoint import CLASS, read_entrypoint
-    from determined_ds.memory.plan_files import entrypoint_of
+    from determined_ds.memory.plan import entrypoint_of
 
     problems = []
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
@@ -209,17 +203,17 @@ def _check_names(name: str, trial: str) -> None:
         raise ConfigError(problems)
 
 
-def _proved(yaml: str, yaml_path: str, ds_config: dict[str, Any], context_dir: Path) -> list[str]:
-    """Resolve the pair as a run does, before anything is written; its warnings."""
+def _proved(files: dict[str, str], context_dir: Path) -> list[str]:
+    """Resolve the YAML and its JSON as a run does, before anything is written; its warnings."""
     from determined_ds.check.trial import code_problems
     from determined_ds.config.layout import assumed_cuda
     from determined_ds.config.resolve import reconcile
-    from determined_ds.documents.document import Document
-    from determined_ds.documents.text import parse_yaml
+    from determined_ds.documents.text import parse_json, parse_yaml
     from determined_ds.experiment.experiment import parse_experiment
 
-    experiment = parse_experiment(parse_yaml(yaml, yaml_path))
-    ds, gpus = Document(name="the DeepSpeed JSON", data=ds_config), assumed_cuda(experiment.slots)
+    (yaml_path, yaml), (json_path, ds_config) = files.items()
+    experiment, ds = parse_experiment(parse_yaml(yaml, yaml_path)), parse_json(ds_config, json_path)
+    gpus = assumed_cuda(experiment.slots)
     resolved = reconcile(experiment.hyperparameters, ds, slots=experiment.slots, accelerator=gpus)
     return [str(problem) for problem in (*resolved.warnings, *code_problems(experiment, context_dir))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass, replace
 
 from determined_ds.config.resolve import ResolvedConfig
@@ -59,17 +60,13 @@ def largest_micro_batch(shape: ModelShape, strategy: Strategy, gpu_memory_bytes:
     Where nothing is known of the activations, the answer is None too.
     """
 
-    def fits_with(samples: int) -> bool:
-        needed = memory_per_rank(shape, replace(strategy, micro_batch_size=samples))
-        return needed.total_bytes <= usable_bytes(gpu_memory_bytes)
+    def needed(samples: int) -> int:
+        return memory_per_rank(shape, replace(strategy, micro_batch_size=samples)).total_bytes
 
-    if not shape.knows_activations or not fits_with(1):
+    if not shape.knows_activations:
         return None
-    enough, too_many = 1, LARGEST_MICRO_BATCH + 1
-    while too_many - enough > 1:
-        middle = (enough + too_many) // 2
-        enough, too_many = (middle, too_many) if fits_with(middle) else (enough, middle)
-    return enough
+    sizes = range(LARGEST_MICRO_BATCH + 1)
+    return bisect(sizes, usable_bytes(gpu_memory_bytes), lo=1, key=needed) - 1 or None
 
 
 def fit(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int | None) -> Fit:
@@ -90,18 +87,18 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
 
     Where ``strategy`` is a pipeline, its rows come first; the others have its slots as replicas.
     """
+    stages = strategy.pipe_parallel_size
     without = replace(
         strategy,
         pipe_parallel_size=1,
-        replicas=strategy.replicas * strategy.pipe_parallel_size,
+        replicas=strategy.replicas * stages,
         pipe_schedule=Strategy.pipe_schedule,
         pipe_chunks=Strategy.pipe_chunks,
     )
-    found = [of_form(without, form) for form in plain_forms(has_stages=False)]
-    if strategy.pipe_parallel_size == 1:
-        return tuple(found)
-    own = [strategy] if strategy.offload_optimizer else []
-    return (*(of_form(strategy, form) for form in plain_forms(has_stages=True)), *own, *found)
+    piped = [of_form(strategy, form) for form in plain_forms(has_stages=True)] if stages > 1 else []
+    if stages > 1 and strategy.offload_optimizer:
+        piped.append(strategy)
+    return (*piped, *(of_form(without, form) for form in plain_forms(has_stages=False)))
 
 
 def of_form(strategy: Strategy, form: Strategy, device: str = "cpu") -> Strategy:
@@ -121,17 +118,19 @@ def of_form(strategy: Strategy, form: Strategy, device: str = "cpu") -> Strategy
 
 def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[ScheduleFit]:
     """The schedules that a pipeline could have with the same stages and micro-batches; none without a pipeline."""
-    found: list[ScheduleFit] = []
-    layers = len(shape.layers) or shape.num_layers
-    for schedule in SCHEDULES if strategy.pipe_parallel_size > 1 else ():
+    if strategy.pipe_parallel_size == 1:
+        return []
+    found, num_layers = [], len(shape.layers) or shape.num_layers
+    for schedule in SCHEDULES:
         chunks = {default_chunks(schedule)}
         if schedule == INTERLEAVED:
             chunks |= {*CHUNKS, strategy.pipe_chunks} - {1}
-        for each in (replace(strategy, pipe_schedule=schedule, pipe_chunks=n) for n in sorted(chunks)):
-            if each.pipeline.problem() or (each.pipeline.parts > layers and each != strategy):
-                continue
-            held, stages = tuple(most_held(each.pipeline)), tuple(memory_of_stages(shape, each))
-            found.append(ScheduleFit(strategy=each, most_held=held, stages=stages))
+        for number in sorted(chunks):
+            each = replace(strategy, pipe_schedule=schedule, pipe_chunks=number)
+            pipe = each.pipeline
+            if not pipe.problem() and (pipe.parts <= num_layers or each == strategy):
+                stages = tuple(memory_of_stages(shape, each))
+                found.append(ScheduleFit(strategy=each, most_held=tuple(most_held(pipe)), stages=stages))
     return found
 
 
@@ -140,27 +139,19 @@ def memory_problem(
 ) -> Problem | None:
     """The problem of a training that does not fit a GPU of so many bytes, with what does; None where it does."""
     strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
-    needed = memory_per_rank(shape, strategy)
-    if needed.total_bytes <= usable_bytes(size):
+    needed, usable = memory_per_rank(shape, strategy).total_bytes, usable_bytes(size)
+    if needed <= usable:
         return None
-    largest = largest_micro_batch(shape, strategy, size)
-    one_each = [replace(other, micro_batch_size=1) for other in alternatives(strategy)]
-    bytes_of = {other.name: memory_per_rank(shape, other).total_bytes for other in one_each}
-    fitting = next((name for name, total in bytes_of.items() if total <= usable_bytes(size)), None)
-    if largest is not None:
+    if largest := largest_micro_batch(shape, strategy, size):
         of_replica = divisors(resolved.batch.global_batch_size // resolved.batch.replicas)
         best = max(number for number in of_replica if number <= largest)
         fix = f"set train_micro_batch_size_per_gpu to {best} (at most {largest} fit)"
-    elif fitting is not None:
-        fix = f"use {fitting}, which fits with a micro-batch of 1"
     else:
-        least = format_bytes(device_bytes(min(bytes_of.values())))
-        fix = (
-            f"use more slots, a smaller model, or GPUs of {least} ({min(bytes_of, key=bytes_of.__getitem__)})"
-        )
-    kinds = ("parameters", "gradients", "optimizer_states", "activations", "buffers")
-    parts = {kind.replace("_", " "): getattr(needed, f"{kind}_bytes") for kind in kinds}
-    total, gpu, usable = map(format_bytes, (needed.total_bytes, size, usable_bytes(size)))
-    message = f"a rank needs {total}, and a GPU of {gpu} leaves {usable}: "
-    message += ", ".join(f"{kind} {format_bytes(part)}" for kind, part in parts.items() if part)
+        fix = "use more slots, larger GPUs or a smaller model: --memory shows what each strategy needs"
+        for other in alternatives(strategy):
+            if memory_per_rank(shape, replace(other, micro_batch_size=1)).total_bytes <= usable:
+                fix = f"use {other.name}, which fits with a micro-batch of 1"
+                break
+    total, gpu, left = map(format_bytes, (needed, size, usable))
+    message = f"a rank needs {total}, and a GPU of {gpu} leaves {left}: --memory shows what for"
     return hyperparameters.problem(("deepspeed_config",), message, fix, "memory")

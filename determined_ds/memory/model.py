@@ -65,10 +65,6 @@ class ModelShape:
     activations: MeasuredActivations | None = None  # measured on the model; None: estimated from the sizes
     assumptions: tuple[str, ...] = field(default=(), compare=False)  # sizes that were assumed, in words
 
-    def __post_init__(self) -> None:
-        assert self.num_parameters >= 1, self
-        assert 0 <= self.trainable <= self.num_parameters, self
-
     @property
     def trainable(self) -> int:
         """Parameters that have a gradient and an optimizer state."""

@@ -17,18 +17,14 @@ def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, i
     """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
     pipe = strategy.pipeline
     if len(shape.layers) >= pipe.parts:
-        own: list[dict[str | int, LayerShape]] = [{} for _ in range(pipe.ranks)]
-        number = itertools.count()
-        for part, layers in enumerate(_cut(shape, strategy)):
-            # What layers of one key share is there once.
-            own[pipe.rank_of(part)] |= {layer.tied_key or next(number): layer for layer in layers}
-        return [
-            (
-                sum(layer.num_parameters for layer in layers.values()),
-                sum(layer.num_trainable_parameters for layer in layers.values()),
-            )
-            for layers in own
-        ]
+        found = []
+        for rank in range(pipe.ranks):
+            parts = (own for part, own in enumerate(_cut(shape, strategy)) if pipe.rank_of(part) == rank)
+            layers = enumerate(itertools.chain.from_iterable(parts))
+            own = {layer.tied_key or index: layer for index, layer in layers}.values()  # what is tied, once
+            trainable = sum(layer.num_trainable_parameters for layer in own)
+            found.append((sum(layer.num_parameters for layer in own), trainable))
+        return found
     counted = shape.stage_parameters
     if len(counted) != pipe.ranks:
         # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.

@@ -1,19 +1,27 @@
-"""A model, GPUs and a batch -> candidates with their bytes, what communicates least first -> the one to take."""
+"""``det-ds new --experiment``: a model, GPUs and a batch -> candidates -> the one to take -> its JSON and its YAML.
+
+Candidates have their bytes, and come in the order of what they communicate, the least first; the first that fits is
+taken.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from determined_ds.config.create import create_deepspeed_config, create_offload_config
+from determined_ds.cluster.log import LOG_POLICIES
+from determined_ds.config.create import create_deepspeed_config, create_offload_config, deepspeed_config_text
 from determined_ds.config.layout import assumed_cuda
-from determined_ds.config.resolve import reconcile
+from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.config.strategy import Strategy, plain_forms
 from determined_ds.documents.document import Document
+from determined_ds.documents.text import as_plain, dump_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.experiment.decide import Problems
+from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory.fitting import Fit, ScheduleFit, device_bytes, of_form, schedule_fits, usable_bytes
 from determined_ds.memory.model import ModelShape, shape_from_sizes
 from determined_ds.memory.rank import memory_per_rank
@@ -22,6 +30,15 @@ from determined_ds.pipe.partition import MEASURED
 
 FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
 BOOKKEEPING = 0.05  # of a step, that a schedule may take beyond a simpler one for the same work
+# GPT-2 of model_defs stands in for a model whose trial is not named.
+GPT2 = "model_defs.gpt2.trial:GPT2Trial"
+GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
+GPT2_SIZES = {"tiny": 843e3, "small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6}
+# (parameters, learning rate). Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165; so is the weight decay.
+LEARNING_RATES = (
+    *((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4)),
+    *((2.7e9, 1.6e-4), (6.7e9, 1.2e-4), (13e9, 1e-4), (175e9, 6e-5)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +51,19 @@ class PlanRequest:
     global_batch_size: int  # samples an optimizer step
     precision: str = "bf16"
     offload: str = "none"  # ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always
-    nvme_path: str = ""  # folder for what is offloaded to nvme
+    nvme_path: str | None = None  # folder for what is offloaded to nvme
     pipe_parallel_size: int = 1
-    is_script: bool = False  # a script is to be trained, whose engine has its own schedule and partition
+    entrypoint: str = ""  # ``MODULE:CLASS``, or a script with its arguments; GPT-2's trial, if empty
 
     @property
     def replicas(self) -> int:
         """Copies of the model, each with its share of the batch."""
         return self.slots // self.pipe_parallel_size
+
+    @property
+    def trains(self) -> str:
+        """The trial or the script."""
+        return self.entrypoint or (GPT2_PIPELINE if self.pipe_parallel_size > 1 else GPT2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +73,14 @@ class Plan:
     request: PlanRequest
     strategy: Strategy  # with micro-batch and accumulation
     schedules: Sequence[ScheduleFit] = ()  # those that a pipeline could have; empty without one
+
+    @property
+    def name(self) -> str:
+        """A name for the experiment and its files, e.g. ``6b_zero1_32gpu``."""
+        strategy, size = self.strategy, format_count(self.request.shape.num_parameters).lower()
+        stages = f"pipeline{strategy.pipe_parallel_size}_" if strategy.pipe_parallel_size > 1 else ""
+        offload = {None: "", "cpu": "_offload", "nvme": "_nvme"}[strategy.offload_optimizer]
+        return f"{size}_{stages}zero{strategy.zero_stage}{offload}_{self.request.slots}gpu"
 
 
 def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **decided: Any) -> PlanRequest:
@@ -63,51 +93,29 @@ def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **de
         decided: The other fields of :class:`PlanRequest`.
 
     Raises:
-        ConfigError: everything that is wrong, with the nearest values that are right.
+        ConfigError: a size is not a number, or the options do not go together; for slots and batch that do not
+            divide, with the nearest that do.
     """
-    found = Problems()
-    memory = found.of(lambda: parse_bytes(gpu_memory))
-    shape = found.of(
-        lambda: shape_from_sizes(num_parameters=parse_count(parameters), sequence_length=sequence_length)
-    )
-    # Of sizes that are wrong the problem is found; the others are checked all the same.
     request = PlanRequest(
-        shape=shape or ModelShape(num_parameters=1), gpu_memory_bytes=memory or 1, **decided
+        shape=shape_from_sizes(num_parameters=parse_count(parameters), sequence_length=sequence_length),
+        gpu_memory_bytes=parse_bytes(gpu_memory),
+        **decided,
     )
-
-    def wrong(key: str, value: object, message: str, fix: str, code: str) -> None:
-        found.problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
-
-    def near(number: int, unit: int) -> str:
-        """The multiples of a unit on either side of a number, >= 1."""
-        below = number // unit * unit
-        return " or ".join(str(each) for each in (below, below + unit) if each)
-
-    offload, path, batch = request.offload, request.nvme_path, request.global_batch_size
-    slots, stages, key = request.slots, request.pipe_parallel_size, "--pipe-parallel-size"
-    if offload == "nvme" and not path:
-        message = "missing: --offload nvme needs a folder for its files"
-        wrong("--nvme-path", NOT_GIVEN, message, "give e.g. --nvme-path /local_nvme", "offload-nvme-path")
-    elif path and offload != "nvme":
-        fix = "give --offload nvme, or leave it out"
-        wrong("--nvme-path", path, f"is not used: --offload is {offload}", fix, "offload-nvme-path")
+    stages, offload, path = request.pipe_parallel_size, request.offload, request.nvme_path
+    if (offload == "nvme") != bool(path):
+        message, fix = "goes with --offload nvme alone", "give --offload nvme --nvme-path FOLDER, or neither"
+        key, value, code = "--nvme-path", path or NOT_GIVEN, "offload-nvme-path"
+        raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
     if offload in ("cpu", "nvme") and stages > 1:
         # Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly.
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
-        wrong("--offload", offload, message, f"leave out --offload, or {key}", "offload-pipeline")
-    if 0 < request.shape.num_layers < stages:
-        message = f"a model of this size has about {request.shape.num_layers} layers, fewer than stages"
-        wrong(key, stages, message, f"use at most {request.shape.num_layers}", "pipeline-layers")
-    if slots % stages:
-        other = max(n for n in divisors(slots) if n < stages)
-        fix = f"use --slots {near(slots, stages)}, or {key} {other}"
-        wrong(key, stages, f"{stages} stages do not divide {slots} slots", fix, "topology")
-    elif batch % request.replicas:
-        fix = f"use --global-batch-size {near(batch, request.replicas)}"
-        message = f"must be a multiple of the {request.replicas} replicas"
-        wrong("--global-batch-size", batch, message, fix, "batch")
-    found.raise_any()
+        fix, code = "leave out --offload, or --pipe-parallel-size", "offload-pipeline"
+        raise ConfigError(Problem(key="--offload", value=offload, message=message, fix=fix, code=code))
+    _resolve(request, Strategy(zero_stage=1, precision=request.precision, pipe_parallel_size=stages))
     return request
+
+
+# ------------------------------------------------------------------------------------------------------ choosing
 
 
 def candidates(request: PlanRequest) -> Iterator[Fit]:
@@ -123,36 +131,37 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
     # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
     at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
     sizes = [size for size in divisors(samples) if samples // size >= at_least]
-    for is_offloaded in {"none": (False,), "auto": (False, True)}.get(request.offload, (True,)):
-        forms = [
-            form
-            for form in plain_forms(has_stages=stages > 1)
-            if bool(form.offload_optimizer) == is_offloaded
-            # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
-            and (form.zero_stage or stages == 1 or request.precision == "fp32")
-            and (form.zero_stage == 3 or request.offload != "nvme")
-        ]
-        ways = sorted(
-            itertools.product(forms, (False, True)),
-            key=lambda way: (way[0].zero_stage == 3, bool(way[0].offload_param), way[1]),
+    forms = [
+        form
+        for form in plain_forms(has_stages=stages > 1)
+        if (request.offload == "auto" or bool(form.offload_optimizer) == (request.offload != "none"))
+        # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
+        and (form.zero_stage or stages == 1 or request.precision == "fp32")
+        and (form.zero_stage == 3 or request.offload != "nvme")
+    ]
+
+    def sends(way: tuple[Strategy, bool]) -> tuple[bool, ...]:
+        form, is_checkpointed = way
+        return bool(form.offload_optimizer), form.zero_stage == 3, bool(form.offload_param), is_checkpointed
+
+    ways = sorted(itertools.product(forms, (False, True)), key=sends)
+    for form, is_checkpointed in ways:
+        plain = Strategy(
+            precision=request.precision,
+            pipe_parallel_size=stages,
+            replicas=request.replicas,
+            activation_checkpointing=is_checkpointed,
+            # Safe with many micro-batches.
+            grad_accum_dtype="fp32" if stages > 1 and request.precision == "bf16" else None,
+            overlap_comm=True if form.zero_stage >= 2 and not form.offload_optimizer else None,
         )
-        for form, is_checkpointed in ways:
-            plain = Strategy(
-                precision=request.precision,
-                pipe_parallel_size=stages,
-                replicas=request.replicas,
-                activation_checkpointing=is_checkpointed,
-                # Safe with many micro-batches.
-                grad_accum_dtype="fp32" if stages > 1 and request.precision == "bf16" else None,
-                overlap_comm=True if form.zero_stage >= 2 and not is_offloaded else None,
-            )
-            strategy = of_form(plain, form, "nvme" if request.offload == "nvme" else "cpu")
-            for size in reversed(sizes):
-                each = replace(strategy, micro_batch_size=size, accumulation=samples // size)
-                memory = memory_per_rank(request.shape, each)
-                if memory.total_bytes <= usable or size == sizes[0]:
-                    yield Fit(strategy=each, memory=memory, fits=memory.total_bytes <= usable)
-                    break
+        strategy = of_form(plain, form, "nvme" if request.offload == "nvme" else "cpu")
+        for size in reversed(sizes):
+            each = replace(strategy, micro_batch_size=size, accumulation=samples // size)
+            memory = memory_per_rank(request.shape, each)
+            if memory.total_bytes <= usable or size == sizes[0]:
+                yield Fit(strategy=each, memory=memory, fits=memory.total_bytes <= usable)
+                break
 
 
 def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
@@ -166,11 +175,14 @@ def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
     chosen = next((each.strategy for each in considered if each.fits), None)
     if chosen is None:
         raise ConfigError(_nothing_fits(request, considered))
-    if chosen.pipe_parallel_size == 1 or request.is_script:
-        return Plan(request=request, strategy=chosen)
+    if chosen.pipe_parallel_size == 1 or CLASS.fullmatch(request.trains) is None:
+        return Plan(request=request, strategy=chosen)  # a script's engine has its own schedule and partition
     chosen = replace(chosen, partition_method=MEASURED)
-    schedules = [each for each in schedule_fits(request.shape, chosen) if _runs(request, each.strategy)]
-    usable = usable_bytes(request.gpu_memory_bytes)
+    schedules, usable = [], usable_bytes(request.gpu_memory_bytes)
+    for each in schedule_fits(request.shape, chosen):
+        with contextlib.suppress(ConfigError):
+            _resolve(request, each.strategy)
+            schedules.append(each)
     for each in sorted(schedules, key=lambda each: each.strategy.pipe_chunks):
         has_room = max(stage.total_bytes for stage in each.stages) <= usable
         if has_room and (1 - each.strategy.bubble) > (1 + BOOKKEEPING) * (1 - chosen.bubble):
@@ -178,12 +190,98 @@ def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
     return Plan(request=request, strategy=chosen, schedules=schedules)
 
 
-def deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
+def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
+    """What a run will make of a strategy; where the slots, the batch or a rule refuse it, that ``ConfigError``."""
+    stated = Document(name="", data=_hyperparameters(request, strategy))
+    ds = Document(name="", data=_deepspeed_json(request, strategy))
+    return reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
+
+
+def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
+    """With the nearest that would fit, one thing changed at a time."""
+    least = min(considered, key=lambda each: each.memory.total_bytes)
+    batch, slots, stages = request.global_batch_size, request.slots, request.pipe_parallel_size
+
+    def fits(**changes: Any) -> bool:
+        changed = replace(request, **changes)
+        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
+
+    more = (number * stages for number in divisors(batch) if number * stages > slots)
+    enough = next((number for number in more if fits(slots=number)), None)
+    ways = [f"--slots {enough}"] if enough else []
+    ways.append(f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB")
+    if request.offload == "none" and stages == 1 and fits(offload="cpu"):
+        ways.append("--offload cpu")
+    if stages > 1 and fits(pipe_parallel_size=1):
+        ways.append("--pipe-parallel-size 1")
+    gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
+    message = f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {format_bytes(usable)} to tensors:"
+    message += f" the least, {least.strategy.name} with micro-batches of 1, is {format_bytes(least.memory.total_bytes)}"
+    fix, size = "use " + ", or ".join(ways), format_count(request.shape.num_parameters)
+    return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def experiment_files(plan: Plan, name: str) -> dict[str, str]:
+    """The experiment YAML of a plan and its DeepSpeed JSON: path from the context directory -> text.
+
+    Args:
+        plan: What was chosen.
+        name: Of the experiment and of the files.
+    """
+    request, strategy, trial = plan.request, plan.strategy, plan.request.trains
+    count = request.shape.num_parameters
+    hyperparameters = _hyperparameters(request, strategy, name)
+    stages = f"a pipeline of {strategy.pipe_parallel_size}, " if strategy.pipe_parallel_size > 1 else ""
+    sections: dict[str, object] = {
+        "name": name,
+        "entrypoint": entrypoint_of(trial),
+        "description": f"{stages}ZeRO {strategy.zero_stage} on {request.slots} GPUs",
+        "resources": {"slots_per_trial": request.slots},
+        "hyperparameters": hyperparameters,
+        "searcher": {"name": "single", "metric": "validation_loss", "smaller_is_better": True},
+        "reproducibility": {"experiment_seed": 0},
+        "max_restarts": 2,
+        "labels": ["deepspeed", f"zero{strategy.zero_stage}"],
+        "log_policies": as_plain(LOG_POLICIES),
+    }
+    if trial in (GPT2, GPT2_PIPELINE):
+        near = min(GPT2_SIZES, key=lambda size: abs(math.log(GPT2_SIZES[size] / count)))
+        hyperparameters |= {"model_size": near, "dropout": 0.0}
+        sections["data"] = {"path": None, "tokenizer": None}  # Python's own source, as bytes
+    gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
+    needed = format_bytes(memory_per_rank(request.shape, strategy).total_bytes)
+    model = f"{format_count(count)} parameters on {request.slots} x {format_bytes(gpu)}"
+    batch = f"micro-batch {strategy.micro_batch_size} x accumulation {strategy.accumulation}"
+    text = f"""\
+# {model}: by estimate, {needed} of {format_bytes(usable)} a rank.
+# {request.global_batch_size} samples = {batch} x replicas {strategy.replicas}
+# Learning rate and weight decay are those of GPT-3's model that is nearest in size; the length is that of a trial run.
+# Your own code must read activation_checkpointing, sequence_length and data, and report searcher.metric.
+{dump_yaml(sections)}"""
+    ds_config = deepspeed_config_text(_deepspeed_json(request, strategy))
+    return {f"experiments/{name}.yaml": text, hyperparameters["deepspeed_config"]: ds_config}
+
+
+def entrypoint_of(code: str) -> str:
+    """The entrypoint that runs code on all slots.
+
+    Args:
+        code: ``MODULE:CLASS``, or a script with its arguments: ``train.py ARGS``, ``-m package.train ARGS``; with
+            ``python3`` before it or without.
+    """
+    if CLASS.fullmatch(code):
+        return ENTRYPOINT_FORM.replace(GPT2, code)
+    return SCRIPT_FORM.replace("train.py", code.removeprefix("python3 "))
+
+
+def _deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
     """The DeepSpeed JSON of a candidate, with what DeepSpeed or a run fills in left out."""
     offload = None
     if strategy.offload_optimizer:
-        is_nvme = request.offload == "nvme"
-        offload = create_offload_config("nvme" if is_nvme else "cpu", nvme_path=request.nvme_path or None)
+        offload = create_offload_config(strategy.offload_optimizer, nvme_path=request.nvme_path)  # type: ignore[arg-type]
     return create_deepspeed_config(
         zero_stage=strategy.zero_stage,
         micro_batch_size=strategy.micro_batch_size,
@@ -197,45 +295,28 @@ def deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
     )
 
 
-def _runs(request: PlanRequest, strategy: Strategy) -> bool:
-    """Whether the rules accept a pipeline under its schedule."""
-    names = ("pipe_parallel_size", "pipe_schedule", "pipe_chunks", "activation_checkpointing")
-    point = {name: getattr(strategy, name) for name in names}
-    # Which have no say in it, but for the batch.
-    point |= {"global_batch_size": request.global_batch_size, "learning_rate": 1e-4}
-    point |= {"weight_decay": 0.0, "warmup_num_steps": 1}
-    stated, ds = Document(name="", data=point), Document(name="", data=deepspeed_json(request, strategy))
-    try:
-        reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
-    except ConfigError:
-        return False
-    return True
-
-
-def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
-    """With the nearest that would fit, one thing changed at a time."""
-    least = min(considered, key=lambda each: each.memory.total_bytes)
-    stages, batch, slots = request.pipe_parallel_size, request.global_batch_size, request.slots
-    needed, gpu = least.memory.total_bytes, request.gpu_memory_bytes
-
-    def fits(**changes: Any) -> bool:
-        changed = replace(request, **changes)
-        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
-
-    more = (n * stages for n in divisors(batch) if n * stages > slots)
-    ways = [f"--slots {n}" for n in itertools.islice((n for n in more if fits(slots=n)), 1)]
-    ways.append(f"--gpu-memory {-(-device_bytes(needed) // GIB)}GiB")
-    if request.offload == "none" and fits(offload="auto") and stages == 1:
-        ways.append("--offload cpu")
-    if request.offload == "none" and stages > 1 and fits(pipe_parallel_size=1):
-        ways.append("--pipe-parallel-size 1")
-    checkpointing = " and activation checkpointing" if least.strategy.activation_checkpointing else ""
-    return Problem(
-        key="--parameters",
-        value=format_count(request.shape.num_parameters),
-        message=f"no strategy fits {slots} GPUs of {format_bytes(gpu)}: with one sample a micro-batch{checkpointing}, "
-        f"{least.strategy.name} needs {format_bytes(needed)} of the {format_bytes(usable_bytes(gpu))} that CUDA and "
-        "fragments leave",
-        fix="use " + ", or ".join(ways),
-        code="nothing-fits",
-    )
+def _hyperparameters(request: PlanRequest, strategy: Strategy, name: str = "") -> dict[str, Any]:
+    """Those of a candidate, for any trial."""
+    _, rate = min(LEARNING_RATES, key=lambda row: abs(math.log(row[0] / request.shape.num_parameters)))
+    found: dict[str, Any] = {
+        "global_batch_size": request.global_batch_size,
+        "data_parallel_world_size": "auto",
+        "pipe_parallel_size": strategy.pipe_parallel_size,
+        "deepspeed_config": f"experiments/deepspeed/{name}.json",
+        "activation_checkpointing": strategy.activation_checkpointing,
+        "fit": {
+            "max_length": {"batches": 1000},
+            "validation_period": {"batches": 100},
+            "checkpoint_period": {"batches": 500},
+            "reporting_period": {"batches": 10},
+            "checkpoint_policy": "best",
+        },
+        "sequence_length": request.shape.sequence_length,
+        "learning_rate": rate,
+        "weight_decay": 0.1,
+        "warmup_num_steps": 100,
+    }
+    if strategy.partition_method:
+        found |= {"pipe_schedule": strategy.pipe_schedule, "partition_method": strategy.partition_method}
+        found |= {"pipe_chunks": strategy.pipe_chunks} if strategy.pipe_chunks > 1 else {}
+    return found
