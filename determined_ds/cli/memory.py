@@ -15,7 +15,7 @@ from determined_ds.cli.options import Count
 if TYPE_CHECKING:
     from determined_ds.check.output import Report
     from determined_ds.config.strategy import Strategy
-    from determined_ds.memory.fitting import Fit, ScheduleFit
+    from determined_ds.memory.fitting import Fit
     from determined_ds.memory.model import ModelShape
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,14 +67,14 @@ def show_memory(
     Raises:
         ConfigError: no model is given, or two; or it cannot be built.
     """
-    from determined_ds.memory.fitting import alternatives, fit, schedule_fits
+    from determined_ds.memory.fitting import Fit, alternatives, schedule_fits
     from determined_ds.memory.units import parse_bytes
     from determined_ds.report.table import terminal_width, wrapped
 
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
     picture = _drawn(strategy, asked["schedules"]) if asked["schedules"] else []
-    rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
+    rows = [Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu) for each in alternatives(strategy)]
     schedules = schedule_fits(shape, strategy)
     own = None if report is None else strategy_label(strategy)
     if as_json:
@@ -196,9 +196,10 @@ def memory_table(
     return Table(heads=heads, rows=found).lines()
 
 
-def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
+def schedules_table(found: Sequence[Fit], own: Strategy) -> list[str]:
     """The schedules that a pipeline could have, its own marked; nothing without a pipeline."""
     from determined_ds.memory.units import format_bytes
+    from determined_ds.pipe.timeline import most_held
     from determined_ds.report.table import Head, Table
 
     if not found:
@@ -213,7 +214,10 @@ def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
     rows = []
     for each in found:
         cells = [each.strategy.pipe_schedule + " *" * (each.strategy == own), str(each.strategy.pipe_chunks)]
-        cells += [f"{each.strategy.bubble:.1%}", by_rank([str(count) for count in each.most_held])]
+        cells += [
+            f"{each.strategy.bubble:.1%}",
+            by_rank([str(count) for count in most_held(each.strategy.pipeline)]),
+        ]
         cells += [by_rank([format_bytes(stage.total_bytes) for stage in each.stages])]
         rows.append(cells)
     notes = [
@@ -263,7 +267,7 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
 
 
 def _verdict(shape: ModelShape, strategy: Strategy, rows: Sequence[Fit], gpu: int | None) -> list[str]:
-    from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, fit, usable_bytes
+    from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, usable_bytes
     from determined_ds.memory.rank import checkpoint_copies_bytes
     from determined_ds.memory.units import format_bytes
 
@@ -287,7 +291,7 @@ def _verdict(shape: ModelShape, strategy: Strategy, rows: Sequence[Fit], gpu: in
     if smaller is not None:
         said = f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first with a smaller one: "
         return [*lines, f"{said}{smaller.strategy.name}, up to {smaller.largest_micro_batch}"]
-    one_each = [fit(shape, replace(row.strategy, micro_batch_size=1), None) for row in rows]
+    one_each = [replace(row, strategy=replace(row.strategy, micro_batch_size=1)) for row in rows]
     least = min(one_each, key=lambda each: each.memory.total_bytes)
     needed, device = least.memory.total_bytes, device_bytes(least.memory.total_bytes)
     more = "" if least.strategy.activation_checkpointing else ", or --activation-checkpointing"
@@ -330,11 +334,12 @@ def _as_json(
     label: str | None,
     rows: Sequence[Fit],
     gpu: int | None,
-    schedules: Sequence[ScheduleFit],
+    schedules: Sequence[Fit],
 ) -> dict[str, Any]:
     from determined_ds.memory.fitting import usable_bytes
     from determined_ds.memory.parts import stage_parameters
     from determined_ds.memory.rank import checkpoint_copies_bytes
+    from determined_ds.pipe.timeline import most_held
 
     first = rows[0].strategy
     stages = stage_parameters(shape, first) if first.pipe_parallel_size > 1 else []
@@ -367,7 +372,7 @@ def _as_json(
                 "chunks": each.strategy.pipe_chunks,
                 "is_configured": label is not None and each.strategy == own,
                 "bubble": each.strategy.bubble,
-                "most_held": list(each.most_held),
+                "most_held": most_held(each.strategy.pipeline),
                 "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
             }
             for each in schedules

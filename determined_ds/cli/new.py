@@ -12,8 +12,9 @@ from determined_ds.cli.options import Count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from determined_ds.config.strategy import Strategy
     from determined_ds.memory.fitting import Fit
-    from determined_ds.memory.plan import Plan, PlanRequest
+    from determined_ds.memory.plan import PlanRequest
 
 EPILOG = """\b
 Examples:
@@ -128,27 +129,29 @@ def _flag(name: str) -> str:
 def _new_experiment(name: str | None, output: Path, force: bool, *, dry_run: bool, **asked: Any) -> None:
     from determined_ds.documents.files import write_files
     from determined_ds.errors import ConfigError
-    from determined_ds.memory.plan import candidates, choose, experiment_files, read_request
+    from determined_ds.memory.plan import candidates, choose, default_name, experiment_files, read_request
 
     asked = {key: value for key, value in asked.items() if value is not None}
     _check_given(asked)
     request = read_request(**asked)
     considered = list(candidates(request))
     try:
-        plan = choose(request, considered)
+        strategy, schedules = choose(request, considered)
     except ConfigError:
-        _show(request, considered, None, err=True)
+        _show(request, considered, None, [], err=True)
         raise
-    name = plan.name if name is None else name
-    _check_names(name, request.trains)
-    files = experiment_files(plan, name)
+    name = default_name(request, strategy) if name is None else name
+    _check_names(name, request.entrypoint)
+    files = experiment_files(request, strategy, name)
     warnings = _proved(files, output)
-    if not request.entrypoint:
-        stands_in = f"{request.trains} stands in for your model: name your own by --entrypoint MODULE:TRIAL"
+    if "entrypoint" not in asked:
+        stands_in = (
+            f"{request.entrypoint} stands in for your model: name your own by --entrypoint MODULE:TRIAL"
+        )
         warnings.insert(0, f"{stands_in}, or --entrypoint train.py")
     if not dry_run:
         write_files({output / path: text for path, text in files.items()}, overwrite=force)
-    _show(request, considered, plan, err=dry_run)
+    _show(request, considered, strategy, schedules, err=dry_run)
     if dry_run:
         click.echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
     else:
@@ -218,13 +221,20 @@ def _proved(files: dict[str, str], context_dir: Path) -> list[str]:
     return [str(problem) for problem in (*resolved.warnings, *code_problems(experiment, context_dir))]
 
 
-def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *, err: bool) -> None:
+def _show(
+    request: PlanRequest,
+    considered: Sequence[Fit],
+    strategy: Strategy | None,
+    schedules: Sequence[Fit],
+    *,
+    err: bool,
+) -> None:
     """Print the candidates, the chosen one marked; of a pipeline, its schedules too."""
     from determined_ds.cli.memory import memory_table, schedules_table, strategy_label
     from determined_ds.memory.fitting import usable_bytes
     from determined_ds.memory.units import format_bytes, format_count
 
-    chosen = None if plan is None else next(each for each in considered if each.fits)
+    chosen = next((each for each in considered if each.fits), None)
     names = []
     for row in considered:
         more = ", recomputed" if row.strategy.activation_checkpointing else ""
@@ -238,13 +248,12 @@ def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *,
         *memory_table(names, considered, gpu, as_candidates=True),
         "",
     ]
-    if chosen is not None and plan is not None:
-        strategy = plan.strategy
+    if strategy is not None:
         lines += ["* chosen: the first that fits; those above it communicate less, or as much"]
         lines.append(
             f"{request.global_batch_size:,} samples = micro-batch {strategy.micro_batch_size} x"
             f" accumulation {strategy.accumulation} x replicas {strategy.replicas}"
         )
-        lines += schedules_table(plan.schedules, strategy)
+        lines += schedules_table(schedules, strategy)
     lines.append("recomputed: activation checkpointing; micro: the largest micro-batch that divides and fits")
     click.echo("\n".join(lines), err=err)

@@ -5,8 +5,7 @@ The way of the data::
     sizes as typed, or counted on a built model -> ModelShape                              model.py
     ModelShape, Strategy -> bytes of a rank: states, activations, buffers                  rank.py, parts.py
     those bytes, the memory of a GPU -> what fits, with which micro-batch                  fitting.py
-    a model, GPUs, a batch -> candidates in order of preference -> the first that fits     plan.py
-    the chosen candidate -> a DeepSpeed JSON and an experiment YAML                        plan_files.py
+    a model, GPUs, a batch -> candidates -> the first that fits -> an experiment's files   plan.py
 
 Sizes as text, both ways, are in units.py.
 """

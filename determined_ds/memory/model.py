@@ -74,16 +74,13 @@ class ModelShape:
     @property
     def largest_layer(self) -> int:
         """Parameters of the largest layer: as stated, else from the sizes, else all of them."""
-        largest = self.largest_layer_parameters
-        if not largest and self.hidden_size:
-            largest = self.hidden_size * max(self.vocab_size, 4 * self.hidden_size + 4)
-        return min(largest or self.num_parameters, self.num_parameters)
+        by_sizes = self.hidden_size * max(self.vocab_size, 4 * self.hidden_size + 4)
+        return min(self.largest_layer_parameters or by_sizes or self.num_parameters, self.num_parameters)
 
     @property
     def knows_activations(self) -> bool:
         """Whether enough is known of the model to tell its activations."""
-        by_sizes = self.num_layers and self.hidden_size and self.sequence_length
-        return self.activations is not None or bool(by_sizes)
+        return self.activations is not None or all((self.num_layers, self.hidden_size, self.sequence_length))
 
 
 def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None) -> ModelShape:

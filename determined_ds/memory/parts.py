@@ -17,9 +17,10 @@ def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, i
     """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
     pipe = strategy.pipeline
     if len(shape.layers) >= pipe.parts:
+        cut = _cut(shape.layers, strategy.partition_method or shape.partition_method, pipe.parts)
         found = []
         for rank in range(pipe.ranks):
-            parts = (own for part, own in enumerate(_cut(shape, strategy)) if pipe.rank_of(part) == rank)
+            parts = (own for part, own in enumerate(cut) if pipe.rank_of(part) == rank)
             layers = enumerate(itertools.chain.from_iterable(parts))
             own = {layer.tied_key or index: layer for index, layer in layers}.values()  # what is tied, once
             trainable = sum(layer.num_trainable_parameters for layer in own)
@@ -41,8 +42,8 @@ def measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
     recomputed = shape.checkpoint_interval or int(strategy.activation_checkpointing)  # layers together
     if shape.activations is not None and shape.activations.is_checkpointed:
         recomputed = 0
-    found = []
-    for part, layers in enumerate(_cut(shape, strategy)):
+    method, found = strategy.partition_method or shape.partition_method, []
+    for part, layers in enumerate(_cut(shape.layers, method, strategy.pipeline.parts)):
         own = [layer.of(strategy.micro_batch_size) for layer in layers]
         copy = own[0].inputs
         if recomputed:
@@ -55,27 +56,21 @@ def measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
     return found
 
 
-def _cut(shape: ModelShape, strategy: Strategy) -> list[tuple[LayerShape, ...]]:
-    method, parts = strategy.partition_method or shape.partition_method, strategy.pipeline.parts
-    bounds = _bounds(shape.layers, method.lower(), parts)
-    return [shape.layers[start:end] for start, end in itertools.pairwise(bounds)]
-
-
 @lru_cache(maxsize=256)
-def _bounds(layers: tuple[LayerShape, ...], method: str, parts: int) -> tuple[int, ...]:
-    """Where each part starts, and the number of layers: near where DeepSpeed cuts them.
+def _cut(layers: tuple[LayerShape, ...], method: str, parts: int) -> list[tuple[LayerShape, ...]]:
+    """The layers of each part: near where DeepSpeed cuts them.
 
     DeepSpeed takes the cut with the least difference between its heaviest and its lightest part, and this the one whose
     heaviest part is lightest. What ``measured`` times is not known here: it is taken for ``parameters``.
     """
-    if method == UNIFORM:
-        each, more = divmod(len(layers), parts)
-        return tuple(part * each + min(part, more) for part in range(parts + 1))
     weights = [layer.num_trainable_parameters for layer in layers]
-    if method.startswith(BY_TYPE):
-        pattern = re.compile(method.removeprefix(BY_TYPE), re.IGNORECASE)
+    if method.lower().startswith(BY_TYPE):
+        pattern = re.compile(method.lower().removeprefix(BY_TYPE), re.IGNORECASE)
         weights = [int(bool(pattern.search(layer.name))) for layer in layers]
-    return evenest(weights, parts)
+    each, more = divmod(len(layers), parts)
+    uniform = tuple(part * each + min(part, more) for part in range(parts + 1))
+    bounds = uniform if method.lower() == UNIFORM else evenest(weights, parts)
+    return [layers[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _in_a_row(layers: Sequence[PartBytes], copy: int = 0) -> PartBytes:

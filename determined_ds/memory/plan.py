@@ -1,8 +1,4 @@
-"""``det-ds new --experiment``: a model, GPUs and a batch -> candidates -> the one to take -> its JSON and its YAML.
-
-Candidates have their bytes, and come in the order of what they communicate, the least first; the first that fits is
-taken.
-"""
+"""``det-ds new --experiment``: a model, GPUs and a batch -> candidates -> the first that fits -> its JSON and YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain, dump_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
-from determined_ds.memory.fitting import Fit, ScheduleFit, device_bytes, of_form, schedule_fits, usable_bytes
+from determined_ds.memory.fitting import Fit, device_bytes, schedule_fits, usable_bytes
 from determined_ds.memory.model import ModelShape, shape_from_sizes
 from determined_ds.memory.rank import memory_per_rank
 from determined_ds.memory.units import GIB, divisors, format_bytes, format_count, parse_bytes, parse_count
@@ -53,34 +49,12 @@ class PlanRequest:
     offload: str = "none"  # ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always
     nvme_path: str | None = None  # folder for what is offloaded to nvme
     pipe_parallel_size: int = 1
-    entrypoint: str = ""  # ``MODULE:CLASS``, or a script with its arguments; GPT-2's trial, if empty
+    entrypoint: str = GPT2  # ``MODULE:CLASS``, or a script with its arguments
 
     @property
     def replicas(self) -> int:
         """Copies of the model, each with its share of the batch."""
         return self.slots // self.pipe_parallel_size
-
-    @property
-    def trains(self) -> str:
-        """The trial or the script."""
-        return self.entrypoint or (GPT2_PIPELINE if self.pipe_parallel_size > 1 else GPT2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What was chosen for a request: the first candidate that fits, of a pipeline with its schedule."""
-
-    request: PlanRequest
-    strategy: Strategy  # with micro-batch and accumulation
-    schedules: Sequence[ScheduleFit] = ()  # those that a pipeline could have; empty without one
-
-    @property
-    def name(self) -> str:
-        """A name for the experiment and its files, e.g. ``6b_zero1_32gpu``."""
-        strategy, size = self.strategy, format_count(self.request.shape.num_parameters).lower()
-        stages = f"pipeline{strategy.pipe_parallel_size}_" if strategy.pipe_parallel_size > 1 else ""
-        offload = {None: "", "cpu": "_offload", "nvme": "_nvme"}[strategy.offload_optimizer]
-        return f"{size}_{stages}zero{strategy.zero_stage}{offload}_{self.request.slots}gpu"
 
 
 def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **decided: Any) -> PlanRequest:
@@ -93,8 +67,7 @@ def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **de
         decided: The other fields of :class:`PlanRequest`.
 
     Raises:
-        ConfigError: a size is not a number, or the options do not go together; for slots and batch that do not
-            divide, with the nearest that do.
+        ConfigError: a size is not a number, or the options do not go together; with the nearest that would.
     """
     request = PlanRequest(
         shape=shape_from_sizes(num_parameters=parse_count(parameters), sequence_length=sequence_length),
@@ -102,10 +75,12 @@ def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **de
         **decided,
     )
     stages, offload, path = request.pipe_parallel_size, request.offload, request.nvme_path
+    if request.entrypoint == GPT2 and stages > 1:
+        request = replace(request, entrypoint=GPT2_PIPELINE)
     if (offload == "nvme") != bool(path):
-        message, fix = "goes with --offload nvme alone", "give --offload nvme --nvme-path FOLDER, or neither"
-        key, value, code = "--nvme-path", path or NOT_GIVEN, "offload-nvme-path"
-        raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
+        message, code = "goes together with --offload nvme", "offload-nvme-path"
+        fix, value = "give --offload nvme and --nvme-path FOLDER, or neither", path or NOT_GIVEN
+        raise ConfigError(Problem(key="--nvme-path", value=value, message=message, fix=fix, code=code))
     if offload in ("cpu", "nvme") and stages > 1:
         # Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly.
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
@@ -126,8 +101,7 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
     the same, the one that computes nothing twice comes first. One that does not fit has one sample a micro-batch,
     which needs least.
     """
-    stages, usable = request.pipe_parallel_size, usable_bytes(request.gpu_memory_bytes)
-    samples = request.global_batch_size // request.replicas
+    stages, samples = request.pipe_parallel_size, request.global_batch_size // request.replicas
     # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
     at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
     sizes = [size for size in divisors(samples) if samples // size >= at_least]
@@ -144,9 +118,12 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
         form, is_checkpointed = way
         return bool(form.offload_optimizer), form.zero_stage == 3, bool(form.offload_param), is_checkpointed
 
-    ways = sorted(itertools.product(forms, (False, True)), key=sends)
-    for form, is_checkpointed in ways:
-        plain = Strategy(
+    device = "nvme" if request.offload == "nvme" else "cpu"
+    for form, is_checkpointed in sorted(itertools.product(forms, (False, True)), key=sends):
+        strategy = replace(
+            form,
+            offload_optimizer=form.offload_optimizer and device,
+            offload_param=form.offload_param and device,
             precision=request.precision,
             pipe_parallel_size=stages,
             replicas=request.replicas,
@@ -155,19 +132,21 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
             grad_accum_dtype="fp32" if stages > 1 and request.precision == "bf16" else None,
             overlap_comm=True if form.zero_stage >= 2 and not form.offload_optimizer else None,
         )
-        strategy = of_form(plain, form, "nvme" if request.offload == "nvme" else "cpu")
         for size in reversed(sizes):
             each = replace(strategy, micro_batch_size=size, accumulation=samples // size)
-            memory = memory_per_rank(request.shape, each)
-            if memory.total_bytes <= usable or size == sizes[0]:
-                yield Fit(strategy=each, memory=memory, fits=memory.total_bytes <= usable)
+            found = Fit(shape=request.shape, strategy=each, gpu_memory_bytes=request.gpu_memory_bytes)
+            if found.fits or size == sizes[0]:
+                yield found
                 break
 
 
-def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
+def choose(request: PlanRequest, considered: Sequence[Fit]) -> tuple[Strategy, list[Fit]]:
     """The first candidate that fits; of a pipeline under the schedule in which its stages wait least.
 
     A schedule that saves less than 5 % of a step over a simpler one is not taken.
+
+    Returns:
+        It, and the schedules that a pipeline could have.
 
     Raises:
         ConfigError: nothing fits; the fix lists what would: more slots, larger GPUs, offload, a pipeline.
@@ -175,19 +154,18 @@ def choose(request: PlanRequest, considered: Sequence[Fit]) -> Plan:
     chosen = next((each.strategy for each in considered if each.fits), None)
     if chosen is None:
         raise ConfigError(_nothing_fits(request, considered))
-    if chosen.pipe_parallel_size == 1 or CLASS.fullmatch(request.trains) is None:
-        return Plan(request=request, strategy=chosen)  # a script's engine has its own schedule and partition
+    if chosen.pipe_parallel_size == 1 or CLASS.fullmatch(request.entrypoint) is None:
+        return chosen, []  # a script's engine has its own schedule and partition
     chosen = replace(chosen, partition_method=MEASURED)
-    schedules, usable = [], usable_bytes(request.gpu_memory_bytes)
-    for each in schedule_fits(request.shape, chosen):
+    schedules = []
+    for each in schedule_fits(request.shape, chosen, request.gpu_memory_bytes):
         with contextlib.suppress(ConfigError):
             _resolve(request, each.strategy)
             schedules.append(each)
     for each in sorted(schedules, key=lambda each: each.strategy.pipe_chunks):
-        has_room = max(stage.total_bytes for stage in each.stages) <= usable
-        if has_room and (1 - each.strategy.bubble) > (1 + BOOKKEEPING) * (1 - chosen.bubble):
+        if each.fits and (1 - each.strategy.bubble) > (1 + BOOKKEEPING) * (1 - chosen.bubble):
             chosen = each.strategy
-    return Plan(request=request, strategy=chosen, schedules=schedules)
+    return chosen, schedules
 
 
 def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
@@ -216,7 +194,7 @@ def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
         ways.append("--pipe-parallel-size 1")
     gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
     message = f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {format_bytes(usable)} to tensors:"
-    message += f" the least, {least.strategy.name} with micro-batches of 1, is {format_bytes(least.memory.total_bytes)}"
+    message += f" the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(least.memory.total_bytes)}"
     fix, size = "use " + ", or ".join(ways), format_count(request.shape.num_parameters)
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 
@@ -224,21 +202,20 @@ def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
 # ------------------------------------------------------------------------------------------------------- writing
 
 
-def experiment_files(plan: Plan, name: str) -> dict[str, str]:
-    """The experiment YAML of a plan and its DeepSpeed JSON: path from the context directory -> text.
+def experiment_files(request: PlanRequest, strategy: Strategy, name: str) -> dict[str, str]:
+    """An experiment's YAML and its DeepSpeed JSON: path from the context directory -> text.
 
     Args:
-        plan: What was chosen.
+        request: What is to be trained.
+        strategy: Chosen for it.
         name: Of the experiment and of the files.
     """
-    request, strategy, trial = plan.request, plan.strategy, plan.request.trains
-    count = request.shape.num_parameters
+    trial, count = request.entrypoint, request.shape.num_parameters
     hyperparameters = _hyperparameters(request, strategy, name)
-    stages = f"a pipeline of {strategy.pipe_parallel_size}, " if strategy.pipe_parallel_size > 1 else ""
     sections: dict[str, object] = {
         "name": name,
         "entrypoint": entrypoint_of(trial),
-        "description": f"{stages}ZeRO {strategy.zero_stage} on {request.slots} GPUs",
+        "description": f"{strategy.name} on {request.slots} GPUs",
         "resources": {"slots_per_trial": request.slots},
         "hyperparameters": hyperparameters,
         "searcher": {"name": "single", "metric": "validation_loss", "smaller_is_better": True},
@@ -265,6 +242,14 @@ def experiment_files(plan: Plan, name: str) -> dict[str, str]:
     return {f"experiments/{name}.yaml": text, hyperparameters["deepspeed_config"]: ds_config}
 
 
+def default_name(request: PlanRequest, strategy: Strategy) -> str:
+    """A name for the experiment and its files, e.g. ``6b_zero1_32gpu``."""
+    size, stages = format_count(request.shape.num_parameters).lower(), strategy.pipe_parallel_size
+    pipeline = f"pipeline{stages}_" if stages > 1 else ""
+    offload = {None: "", "cpu": "_offload", "nvme": "_nvme"}[strategy.offload_optimizer]
+    return f"{size}_{pipeline}zero{strategy.zero_stage}{offload}_{request.slots}gpu"
+
+
 def entrypoint_of(code: str) -> str:
     """The entrypoint that runs code on all slots.
 
@@ -279,9 +264,8 @@ def entrypoint_of(code: str) -> str:
 
 def _deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
     """The DeepSpeed JSON of a candidate, with what DeepSpeed or a run fills in left out."""
-    offload = None
-    if strategy.offload_optimizer:
-        offload = create_offload_config(strategy.offload_optimizer, nvme_path=request.nvme_path)  # type: ignore[arg-type]
+    device = strategy.offload_optimizer
+    offload = create_offload_config(device, nvme_path=request.nvme_path) if device else None  # type: ignore[arg-type]
     return create_deepspeed_config(
         zero_stage=strategy.zero_stage,
         micro_batch_size=strategy.micro_batch_size,

@@ -14,8 +14,7 @@ when the backward pass ends, so does this::
                       stage 2 keeps a partition in fp32 (stage_1_and_2.py, _build_compact_grad_partition_buffer)
     bf16 pipelines    divide the optimizer states among the replicas at stage 0 too (Strategy.uses_bf16_optimizer)
     tensor parallel   the embedding is whole on each rank; of Ψ that are cut, one of T ranks has Ψ/T
-    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks (partition_parameters.py,
-                      ds_secondary_tensor)
+    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks (Parameter.ds_secondary_tensor)
     offload           the optimizer's partition, its fp32 gradient and a copy in the parameters' width are on the
                       host (stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups)
 
@@ -84,22 +83,11 @@ def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
     """Bytes of a rank of each pipeline stage, by its schedule; of one rank without a pipeline."""
     found = []
     for own, activations in zip(_shares(shape, strategy), _activations(shape, strategy), strict=True):
-        states = _model_states(own, strategy)
+        states = model_states(shape, strategy, own)
         in_backward, in_step, on_host = _buffers(shape, strategy, own)
-        found.append(
-            replace(
-                states,
-                activations_bytes=activations,
-                buffers_bytes=in_backward + max(0, in_step - in_backward - activations),
-                host_bytes=states.host_bytes + on_host,
-            )
-        )
+        buffers, host = in_backward + max(0, in_step - in_backward - activations), states.host_bytes + on_host
+        found.append(replace(states, activations_bytes=activations, buffers_bytes=buffers, host_bytes=host))
     return found
-
-
-def model_states(shape: ModelShape, strategy: Strategy) -> Memory:
-    """Model states of the rank with most when a backward pass ends; no activations, no buffers."""
-    return _model_states(max(_shares(shape, strategy)), strategy)
 
 
 def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
@@ -143,18 +131,17 @@ def _shares(shape: ModelShape, strategy: Strategy) -> list[_Share]:
     padded = ALIGNMENT * strategy.shards
     found = []
     for in_all, trainable in stages:
-        whole = in_all
-        if sharing > 1:
-            embedding = min(shape.vocab_size * shape.hidden_size, in_all)
-            whole = embedding - (embedding - in_all) // sharing
-        whole -= elsewhere
-        trainable = trainable if whole == in_all else -(-whole * trainable // in_all)
-        parts = (-(-(each + elsewhere) // padded) * ALIGNMENT for each in (whole, trainable))
-        found.append(_Share(whole, trainable, *parts))
+        embedding = min(shape.vocab_size * shape.hidden_size, in_all)
+        whole = embedding - (embedding - in_all) // sharing - elsewhere
+        trained = -(-whole * trainable // max(1, in_all))
+        parts = (-(-(each + elsewhere) // padded) * ALIGNMENT for each in (whole, trained))
+        found.append(_Share(whole, trained, *parts))
     return found
 
 
-def _model_states(own: _Share, strategy: Strategy) -> Memory:
+def model_states(shape: ModelShape, strategy: Strategy, own: _Share | None = None) -> Memory:
+    """Model states when a backward pass ends, of a rank or of the one with most; no activations, no buffers."""
+    own = own or max(_shares(shape, strategy))
     element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
     zero, host = strategy.zero_stage, 0
     parameters = element * (own.part_of_whole if zero == 3 else own.whole)
@@ -252,10 +239,8 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     if strategy.pipe_parallel_size > 1 and are_measured and len(shape.layers) >= pipe.parts:
         return most_bytes(pipe, measured_parts(shape, strategy))
     element, measured = strategy.element_bytes, shape.activations
-    sharing, length = (
-        strategy.model_parallel_size,
-        -(-shape.sequence_length // strategy.sequence_parallel_size),
-    )
+    sharing, slices = strategy.model_parallel_size, strategy.sequence_parallel_size
+    length = -(-shape.sequence_length // slices)
 
     def tokens(tiles: int) -> int:
         """Of one of so many tiles of a rank's sequences."""
@@ -266,7 +251,7 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     fixed, recomputes = 0, strategy.activation_checkpointing and shape.num_layers > 0
     if measured is not None:
         blocks = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
-        blocks = max(0, -(-blocks // strategy.sequence_parallel_size) - head)
+        blocks = max(0, -(-blocks // slices) - head)
         fixed = measured.fixed_bytes * element // measured.element_bytes
         recomputes = recomputes and not measured.is_checkpointed
     else:

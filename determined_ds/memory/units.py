@@ -70,8 +70,7 @@ def _format(number: int, thousand: int, units: tuple[str, ...]) -> str:
         value: float = number / thousand**power
         return round(value, max(0, 2 - math.floor(math.log10(abs(value) or 1))))
 
-    powers = range(len(units))
-    power = next((each for each in powers if abs(rounded(each)) < thousand), powers[-1])
+    power = next((each for each in range(len(units)) if abs(rounded(each)) < thousand), len(units) - 1)
     return f"{rounded(power):g}{units[power]}"
 
 
