@@ -178,23 +178,24 @@ def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
 def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     """With the nearest that would fit, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    batch, slots, stages = request.global_batch_size, request.slots, request.pipe_parallel_size
+    needed, slots, stages = least.memory.total_bytes, request.slots, request.pipe_parallel_size
 
     def fits(**changes: Any) -> bool:
         changed = replace(request, **changes)
-        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
+        divides = request.global_batch_size % changed.replicas == 0
+        return divides and any(each.fits for each in candidates(changed))
 
-    more = (number * stages for number in divisors(batch) if number * stages > slots)
+    more = (number * stages for number in divisors(request.global_batch_size) if number * stages > slots)
     enough = next((number for number in more if fits(slots=number)), None)
     ways = [f"--slots {enough}"] if enough else []
-    ways.append(f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB")
+    ways.append(f"--gpu-memory {-(-device_bytes(needed) // GIB)}GiB")
     if request.offload == "none" and stages == 1 and fits(offload="cpu"):
         ways.append("--offload cpu")
     if stages > 1 and fits(pipe_parallel_size=1):
         ways.append("--pipe-parallel-size 1")
     gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
     message = f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {format_bytes(usable)} to tensors:"
-    message += f" the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(least.memory.total_bytes)}"
+    message += f" the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
     fix, size = "use " + ", or ".join(ways), format_count(request.shape.num_parameters)
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 

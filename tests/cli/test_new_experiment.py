@@ -1,51 +1,46 @@
-"""``det-ds new --experiment``: what is asked, what is written, and what is not."""
+"""``det-ds new --experiment``: what it chooses fits, divides, communicates least of what fits, and runs as chosen."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from determined_ds import load_deepspeed_config, load_experiment
+from determined_ds import ResolvedConfig, load_deepspeed_config, load_experiment
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.harness.command import ROOT
+from tests.harness.master_schemas import errors
+from tests.memory.estimates import estimate
+from tests.package import CUDA, bytes_per_rank, decide
 
 FLAGS = {
-    "--parameters": "6B",
-    "--slots": "32",
-    "--gpu-memory": "80GiB",
-    "--global-batch-size": "64",
-    "--sequence-length": "2048",
+    "parameters": "6B",
+    "slots": 32,
+    "gpu_memory": "80GiB",
+    "global_batch_size": 64,
+    "sequence_length": 2048,
 }
 NAME = "6b_zero1_32gpu"
-YAML = f"experiments/{NAME}.yaml"
-JSON = f"experiments/deepspeed/{NAME}.json"
+YAML, JSON = f"experiments/{NAME}.yaml", f"experiments/deepspeed/{NAME}.json"
 
 
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A context directory with GPT-2's trial in it, and in it we are."""
-    (tmp_path / "model_defs" / "gpt2").mkdir(parents=True)
-    shutil.copy(ROOT / "model_defs" / "gpt2" / "trial.py", tmp_path / "model_defs" / "gpt2" / "trial.py")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def start(*more: str, **flags: str | None) -> Result:
-    """With the flags above, changed as asked; None leaves one out."""
+def start(*more: str, **flags: Any) -> Result:
+    """With the flags above, changed as asked."""
     name = [flags.pop("name")] if "name" in flags else []
-    given = {**FLAGS, **{"--" + name.replace("_", "-"): value for name, value in flags.items()}}
-    words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    named = {"--" + name.replace("_", "-"): str(value) for name, value in {**FLAGS, **flags}.items()}
+    words = [word for flag in named.items() for word in flag]
     return CliRunner().invoke(main, ["new", *name, "--experiment", *words, *more])
-
-
-def written(context: Path) -> set[str]:
-    found = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
-    return found - {"model_defs/gpt2/trial.py"}
 
 
 def refused(result: Result, *said: str) -> None:
@@ -57,7 +52,148 @@ def refused(result: Result, *said: str) -> None:
     assert result.stdout == ""
 
 
+# ------------------------------------------------------------------------------------------------------ choosing
+
+
+def files_of(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The experiment's YAML and the DeepSpeed JSON that a dry run prints."""
+    assert result.exit_code == 0, result.output
+    _, experiment, ds_config = re.split(r"^# \S+\.(?:yaml|json)\n", result.stdout, flags=re.MULTILINE)
+    return yaml.safe_load(experiment), json.loads(ds_config)
+
+
+def decided(experiment: dict[str, Any], ds_config: dict[str, Any], **changes: int) -> ResolvedConfig:
+    """What a run makes of the two; of another ZeRO ``stage`` or micro-batch, if asked."""
+    config, micro = json.loads(json.dumps(ds_config)), "train_micro_batch_size_per_gpu"
+    config["zero_optimization"]["stage"] = changes.get("stage", config["zero_optimization"]["stage"])
+    config[micro] = changes.get("micro", config[micro])
+    slots = experiment["resources"]["slots_per_trial"]
+    gpus = replace(CUDA, num_devices=slots)
+    return decide(experiment["hyperparameters"], config, slots=slots, accelerator=gpus)
+
+
+@cache
+def estimated(size: str, sequence_length: int, gpu_memory: str) -> dict[str, Any]:
+    words = ("--parameters", size, "--sequence-length", sequence_length, "--gpu-memory", gpu_memory)
+    return estimate(*words)
+
+
+def fits(answers: dict[str, Any], resolved: ResolvedConfig) -> bool:
+    """By the estimate, for a transformer of that size."""
+    found = estimated(answers["parameters"], answers["sequence_length"], answers["gpu_memory"])
+    names = ("num_parameters", "num_layers", "hidden_size", "num_heads", "vocab_size", "sequence_length")
+    held = bytes_per_rank(resolved, **{name: found["model"][name] for name in names})
+    return sum(held.values()) - held["host"] <= int(found["usable_bytes"])
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> dict[str, Any]:
+    """Answers that go together."""
+    gpus = draw(st.sampled_from([1, 2, 4, 8, 16, 32, 96, 512]))
+    pipeline = draw(st.sampled_from([1, 1, 2, 4]))
+    assume(gpus % pipeline == 0)
+    return {
+        "parameters": draw(st.sampled_from(["50M", "124M", "1.5B", "6B", "13B", "30B", "70B", "175B"])),
+        "slots": gpus,
+        "gpu_memory": draw(st.sampled_from(["8GiB", "16GB", "24GiB", "40GiB", "80GiB", "141GB"])),
+        "global_batch_size": gpus // pipeline * draw(st.integers(1, 96)),
+        "sequence_length": draw(st.sampled_from([128, 1024, 2048, 8192])),
+        "precision": draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        "offload": draw(st.sampled_from(["none", "auto", "cpu"])) if pipeline == 1 else "none",
+        "pipe_parallel_size": pipeline,
+    }
+
+
+@given(answers())
+def test_what_is_chosen_fits_divides_communicates_least_and_is_taken_by_a_master(
+    answers: dict[str, Any],
+) -> None:
+    """Where nothing fits, every option that the refusal advises is a way out."""
+    result = start("--dry-run", **answers)
+    if result.exit_code != 0:
+        ways = re.findall(r"--([a-z-]+) ([0-9a-zA-Z]+)", result.stderr.partition("fix: ")[2])
+        assert ways
+        for flag, value in ways:
+            files_of(start("--dry-run", **{**answers, flag.replace("-", "_"): value}))
+        return
+    experiment, ds_config = files_of(result)
+    resolved = decided(experiment, ds_config)
+    batch = resolved.batch
+    assert fits(answers, resolved)
+    assert resolved.topology.slots == answers["slots"]
+    assert batch.micro_batch_size * batch.accumulation * batch.replicas == answers["global_batch_size"]
+    assert {warning.code for warning in resolved.warnings} <= {"pipeline-bubble"}
+    assert errors(experiment, checkpoint_storage={"type": "shared_fs", "host_path": "/determined"}) == []
+    if answers["pipe_parallel_size"] > 1:
+        return
+    if answers["offload"] == "none":
+        for stage in range(resolved.zero_stage):
+            assert not fits(answers, decided(experiment, ds_config, stage=stage, micro=1))
+    share, own = answers["global_batch_size"] // answers["slots"], batch.micro_batch_size
+    larger = [size for size in range(own + 1, share + 1) if share % size == 0]
+    assert not larger or not fits(answers, decided(experiment, ds_config, micro=larger[0]))
+
+
+BOTH = ["offload_optimizer", "offload_param"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "zero_stage", "offloaded", "recomputes", "micro_batch"),
+    [
+        ({"parameters": "1.5B"}, 0, [], False, 2),
+        ({"parameters": "70B"}, 3, [], True, 2),
+        ({"pipe_parallel_size": 4, "global_batch_size": 512}, 1, [], False, 4),
+        ({"offload": "nvme", "nvme_path": "/nvme"}, 3, BOTH[:1], False, 2),
+        ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, BOTH[:1], False, 1),
+        ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, BOTH, False, 1),
+    ],
+    ids=str,
+)
+def test_the_cheapest_that_fits_is_chosen(
+    changes: dict[str, Any], zero_stage: int, offloaded: list[str], recomputes: bool, micro_batch: int
+) -> None:
+    experiment, ds_config = files_of(start("--dry-run", **changes))
+    zero, hyperparameters = ds_config["zero_optimization"], experiment["hyperparameters"]
+    assert zero["stage"] == zero_stage
+    assert sorted(key for key in zero if key.startswith("offload")) == offloaded
+    assert {zero[key]["device"] for key in offloaded} <= {"nvme" if "nvme_path" in changes else "cpu"}
+    assert hyperparameters["activation_checkpointing"] == recomputes
+    assert ds_config["train_micro_batch_size_per_gpu"] == micro_batch
+    assert hyperparameters["pipe_parallel_size"] == changes.get("pipe_parallel_size", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "chunks"),
+    [
+        ({}, "zb-h1", 1),
+        # zb-h1 cannot recompute activations.
+        ({"parameters": "30B", "slots": 64, "global_batch_size": 512}, "interleaved", 2),
+    ],
+)
+def test_a_pipelines_schedule_is_the_one_that_waits_least(
+    changes: dict[str, Any], schedule: str, chunks: int
+) -> None:
+    experiment, ds_config = files_of(start("--dry-run", **{"pipe_parallel_size": 4, **changes}))
+    strategy = decided(experiment, ds_config).strategy
+    assert (strategy.pipe_schedule, strategy.pipe_chunks) == (schedule, chunks)
+    assert strategy.partition_method == "measured"
+
+
 # ------------------------------------------------------------------------------------------------------- writing
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A context directory with GPT-2's trial in it, and in it we are."""
+    (tmp_path / "model_defs" / "gpt2").mkdir(parents=True)
+    shutil.copy(ROOT / "model_defs" / "gpt2" / "trial.py", tmp_path / "model_defs" / "gpt2" / "trial.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(context: Path) -> set[str]:
+    found = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
+    return found - {"model_defs/gpt2/trial.py"}
 
 
 def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(context: Path) -> None:
@@ -68,13 +204,13 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
     rows = re.findall(r"^(ZeRO \d\S*(?: recomputed)?)( \*)? .* (yes|no) ", result.stdout, re.MULTILINE)
     assert ("ZeRO 0", "", "no") in rows
     assert [row for row in rows if row[1]] == [("ZeRO 1", " *", "yes")]
+    assert "GPT2Trial stands in for your model" in result.stderr
     experiment = load_experiment(Path(YAML))
     assert (experiment.name, experiment.slots) == (NAME, 32)
     assert experiment.hyperparameters.get(("deepspeed_config",)) == JSON
     config = load_deepspeed_config(JSON)
     assert config["zero_optimization"] == {"stage": 1}
     assert config["bf16"] == {"enabled": True}
-    assert config["train_micro_batch_size_per_gpu"] == 2
     before = Path(YAML).read_bytes(), Path(JSON).read_bytes()
     assert start("--precision", "bf16", "--force").exit_code == 0
     assert (Path(YAML).read_bytes(), Path(JSON).read_bytes()) == before
@@ -83,9 +219,9 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
 @pytest.mark.parametrize(
     "flags",
     [
-        {"pipe_parallel_size": "4"},
+        {"pipe_parallel_size": 4},
         {"offload": "nvme", "nvme_path": "/local_nvme"},
-        {"parameters": "124M", "slots": "2", "precision": "fp16"},
+        {"parameters": "124M", "slots": 2, "precision": "fp16"},
         {"parameters": "70B"},
     ],
     ids=str,
@@ -106,8 +242,6 @@ def test_the_files_go_where_it_is_asked(context: Path) -> None:
     files = {"elsewhere/experiments/mine.yaml", "elsewhere/experiments/deepspeed/mine.json"}
     assert written(context) == files
     assert "next: det-ds check elsewhere/experiments/mine.yaml --context elsewhere" in result.stdout
-    experiment = load_experiment(Path("elsewhere/experiments/mine.yaml"))
-    assert experiment.hyperparameters.get(("deepspeed_config",)) == "experiments/deepspeed/mine.json"
     assert "warning: entrypoint = 'mine_trial:Mine'" in result.stderr  # it is not written yet
     assert "the context directory has no module mine_trial" in result.stderr
 
@@ -115,9 +249,11 @@ def test_the_files_go_where_it_is_asked(context: Path) -> None:
 @pytest.mark.parametrize("code", ["train.py --epochs 3", "python3 train.py --epochs 3"])
 def test_a_script_is_an_entrypoint_too(code: str, context: Path) -> None:
     Path("train.py").write_text("import determined_ds\n")
-    result = start("--entrypoint", code, "mine")
+    result = start("--entrypoint", code, "mine", pipe_parallel_size=4)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "train.py --epochs 3" in load_experiment(Path("experiments/mine.yaml")).config["entrypoint"]
+    experiment = load_experiment(Path("experiments/mine.yaml"))
+    assert "train.py --epochs 3" in experiment.config["entrypoint"]
+    assert "pipe_schedule" not in experiment.hyperparameters.data  # its engine has its own
 
 
 # ------------------------------------------------------------------------------------------------------- refused
@@ -130,7 +266,6 @@ def test_a_file_that_is_there_is_kept(context: Path) -> None:
     assert written(context) == {JSON}
     assert Path(JSON).read_text() == "mine"
     assert start("--force").exit_code == 0
-    assert written(context) == {YAML, JSON}
     assert Path(JSON).read_text() != "mine"
 
 
@@ -138,10 +273,11 @@ def test_a_file_that_is_there_is_kept(context: Path) -> None:
     ("flags", "said"),
     [
         ({"parameters": "6X"}, "--parameters = '6X'"),
-        ({"offload": "cpu", "pipe_parallel_size": "4"}, "leave out --offload"),
-        ({"global_batch_size": "70"}, "use --global-batch-size 64 or 96"),
-        ({"pipe_parallel_size": "3"}, "use --slots 30 or 33, or --pipe-parallel-size 2"),
-        ({"offload": "nvme"}, "--nvme-path: missing"),
+        ({"offload": "cpu", "pipe_parallel_size": 4}, "leave out --offload"),
+        ({"global_batch_size": 70}, "use global_batch_size 64 or 96"),
+        ({"pipe_parallel_size": 3}, "use 30 or 33 slots, or pipe_parallel_size 2"),
+        ({"offload": "nvme"}, "--nvme-path: goes together with --offload nvme"),
+        ({"nvme_path": "/nvme"}, "--nvme-path = '/nvme': goes together with --offload nvme"),
         ({"parameters": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
         ({"name": "../up"}, "NAME = '../up': is not a valid file name"),
         ({"entrypoint": "my_trial"}, "--entrypoint = 'my_trial': is neither MODULE:CLASS nor a script"),
@@ -155,10 +291,8 @@ def test_a_wrong_flag_is_refused(flags: dict[str, str], said: str, context: Path
     assert written(context) == {"file"}
 
 
-# ------------------------------------------------------------------------------------------------------- prompts
-
-
 def test_without_a_terminal_every_missing_flag_is_named(context: Path) -> None:
     result = CliRunner().invoke(main, ["new", "--experiment"])
-    refused(result, *(f"error: {flag}: missing" for flag in FLAGS))
+    missing = [flag.replace("_", "-") for flag in FLAGS]
+    refused(result, *(f"error: --{flag}: missing" for flag in missing))
     assert result.stderr.count("error: ") == len(FLAGS)

@@ -62,7 +62,7 @@ class PipedTrial(PipelineTrial):
 
     def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
         with LiveBytes([*self.engine.module.parameters(), *self.engine.module.buffers()]) as live:
-            at_step = register_optimizer_step_pre_hook(lambda *_: live.stop())
+            at_step = register_optimizer_step_pre_hook(lambda *_: setattr(live, "stopped", True))
             result = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
             at_step.remove()
         self.peak_bytes = live.peak_bytes
@@ -70,30 +70,25 @@ class PipedTrial(PipelineTrial):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operators make until they are freed, but those of ``known`` tensors, until it stops."""
+    """Counts the storages that operators make until they are freed, but not ``known`` ones; until it is ``stopped``."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
         self.peak_bytes = self._live_bytes = 0
-        self._stopped = False
+        self.stopped = False
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-
-    def stop(self) -> None:
-        self._stopped = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and not self._stopped:
-                self._note(leaf.untyped_storage())
+            if isinstance(leaf, torch.Tensor) and not self.stopped:
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._seen:
+                    self._seen.add(storage._cdata)
+                    self._live_bytes += storage.nbytes()
+                    self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+                    weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
         return output
-
-    def _note(self, storage: Any) -> None:
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self._live_bytes += storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-            weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
 
     def _forget(self, address: int, size: int) -> None:
         self._seen.discard(address)

@@ -9,32 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds import ResolvedConfig
 from tests.memory.estimates import estimate, refused, resolved
 from tests.package import bytes_per_rank
 
 STAGES = (0, 1, 2, 3)
-STATES = ("parameters", "gradients", "optimizer_states")
 
 
-def states(config: ResolvedConfig, **sizes: int) -> int:
+def states(found: dict[str, int]) -> int:
     """Bytes of parameters, gradients and optimizer states on the device."""
-    found = bytes_per_rank(config, **sizes)
-    return sum(found[kind] for kind in STATES)
+    return sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
 
 
 # ------------------------------------------------------------------------------------ the papers' numbers
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 64])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_model_states_are_those_of_the_zero_paper(precision: str, ranks: int) -> None:
     """arXiv 1910.02054, figure 1: 16, 4 + 12/N, 2 + 14/N and 16/N bytes a parameter, to the byte."""
     num_parameters = 128 * 10**6
     paper = (16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)
     for stage, bytes_a_parameter in zip(STAGES, paper, strict=True):
-        found = states(resolved(stage, precision, ranks=ranks), num_parameters=num_parameters)
-        assert found == bytes_a_parameter * num_parameters
+        found = bytes_per_rank(resolved(stage, precision, ranks=ranks), num_parameters=num_parameters)
+        assert states(found) == bytes_a_parameter * num_parameters
 
 
 def test_a_block_keeps_the_bytes_of_megatrons_paper() -> None:
@@ -70,24 +67,18 @@ def test_no_part_of_a_strategy_costs_memory_that_should_save_it(
         given = {"micro": micro, "accumulation": accumulation, "ranks": ranks, "zero": zero, **more}
         return bytes_per_rank(resolved(stage, precision, **given), **model)
 
-    def held(kinds: dict[str, int]) -> int:
-        return sum(kinds[kind] for kind in STATES)
-
     slack = 16 * 2 * 2 * ranks  # each part is padded to a multiple of the replicas
     here = [found(stage) for stage in STAGES]
     more_ranks = [found(stage, ranks=2 * ranks) for stage in STAGES]
-    assert all(held(many) <= held(few) + slack for few, many in zip(here, more_ranks, strict=True))
-    assert ranks == 1 or all(held(high) <= held(low) + slack for low, high in itertools.pairwise(here))
+    assert all(states(many) <= states(few) + slack for few, many in zip(here, more_ranks, strict=True))
+    assert ranks == 1 or all(states(high) <= states(low) + slack for low, high in itertools.pairwise(here))
     for stage in STAGES[1:]:
         there = found(stage, zero={**zero, "offload_optimizer": {"device": "cpu"}})
         assert there["optimizer_states"] == here[stage]["host"] == 0
         assert there["host"] >= here[stage]["optimizer_states"]
-        assert held(there) <= held(here[stage])
+        assert states(there) <= states(here[stage])
     assert found(0, micro=2 * micro)["activations"] >= here[0]["activations"]
     assert found(0, activation_checkpointing=True)["activations"] <= here[0]["activations"]
-
-
-# ------------------------------------------------------------------------------------------- what fits
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
@@ -138,3 +129,4 @@ def test_what_is_not_a_number_is_refused(option: str, text: str) -> None:
 
 def test_a_forgotten_unit_is_refused() -> None:
     assert "fix: write 80GiB" in refused("--parameters", "6B", "--gpu-memory", "80")
+    assert "fix: write 6B" in refused("--parameters", "6")

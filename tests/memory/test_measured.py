@@ -18,19 +18,11 @@ from tests.memory.estimates import resolved
 from tests.package import bytes_per_rank
 
 SIZES = {"2M": (256, 4), "7M": (384, 6)}
-WITHIN = 0.10
 CASES = [
     *(("fp32", None, stage) for stage in (0, 1, 2, 3)),
     *(("bf16", None, stage) for stage in (0, 1, 2, 3)),
     *(("bf16", "fp32", stage) for stage in (1, 2, 3)),
 ]
-STATES = ("parameters", "gradients", "optimizer_states")
-
-
-def bucket_of(size: str) -> int:
-    """Elements of a bucket that holds the largest parameter, and not much more."""
-    hidden, _ = SIZES[size]
-    return 4 * hidden**2
 
 
 def decided(
@@ -43,16 +35,30 @@ def decided(
     return resolved(stage, precision, ranks=2, zero={**small, **(zero or {})}, more=more, **given)
 
 
+def bucket_of(size: str) -> int:
+    """Elements of a bucket that holds the largest parameter, and not much more."""
+    return 4 * SIZES[size][0] ** 2
+
+
 def estimated(size: str, config: ResolvedConfig) -> dict[str, int]:
     """Bytes of a rank by kind, ``states`` and ``device`` (all but those on the host)."""
     hidden, layers = SIZES[size]
-    largest = 4 * hidden * (hidden + 1)
-    sizes = {"num_parameters": model_parameters(hidden, layers), "largest_layer_parameters": largest}
+    sizes = {"num_parameters": model_parameters(hidden, layers)}
     if config.topology.model_parallel_size > 1:
-        sizes |= {"hidden_size": hidden, "vocab_size": VOCAB_SIZE, "largest_layer_parameters": 0}
+        sizes |= {"hidden_size": hidden, "vocab_size": VOCAB_SIZE}
+    else:
+        sizes["largest_layer_parameters"] = 4 * hidden * (hidden + 1)
     found = bytes_per_rank(config, **sizes)
-    states = sum(found[kind] for kind in STATES)
+    states = sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
     return {**found, "states": states, "device": states + found["activations"] + found["buffers"]}
+
+
+def check_states(ranks: Ranks, size: str, config: ResolvedConfig, ds_config: dict[str, Any]) -> None:
+    found, element = estimated(size, config), 2 if ds_config["bf16"]["enabled"] else 4
+    for moments in ranks.run(measure, *SIZES[size], ds_config):
+        # States, a bucket or two, and what of ZeRO 3's gathered parameters is not yet let go.
+        buckets = min(found["buffers"], 2 * element * bucket_of(size))
+        assert moments["backward ends"] - buckets == pytest.approx(found["states"], rel=0.1)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -62,11 +68,7 @@ def test_model_states_are_within_ten_percent(
 ) -> None:
     more = {"data_types": {"grad_accum_dtype": grad_accum_dtype}} if grad_accum_dtype else {}
     config = decided(size, stage, precision, more=more)
-    found = estimated(size, config)
-    for moments in two_ranks.run(measure, *SIZES[size], config.ds_config):
-        # States, a bucket or two, and what of ZeRO 3's gathered parameters is not yet let go.
-        buckets = min(found["buffers"], 2 * (2 if precision == "bf16" else 4) * bucket_of(size))
-        assert moments["backward ends"] - buckets == pytest.approx(found["states"], rel=WITHIN)
+    check_states(two_ranks, size, config, config.ds_config)
 
 
 @pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 1), ("bf16", 3)])
@@ -82,13 +84,9 @@ def test_model_states_of_ranks_that_share_layers_are_within_ten_percent(
     ]
     cut = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
     config = decided("7M", stage, precision, more={"tensor_parallel": cut}, model_parallel_size=2)
-    found = estimated("7M", config)
     # The engine is built without the groups of the ranks, and so would count them as replicas.
     ds_config = {key: value for key, value in config.ds_config.items() if key != "train_batch_size"}
-    for moments in two_ranks.run(measure, *SIZES["7M"], ds_config):
-        element = 2 if precision == "bf16" else 4
-        buckets = min(found["buffers"], 2 * element * bucket_of("7M"))
-        assert moments["backward ends"] - buckets == pytest.approx(found["states"], rel=WITHIN)
+    check_states(two_ranks, "7M", config, ds_config)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -97,7 +95,7 @@ def test_gathered_parameters_and_buckets_of_zero_3_are_counted(precision: str, t
     config = decided("7M", 3, precision)
     found = estimated("7M", config)
     for moments in two_ranks.run(measure, *SIZES["7M"], config.ds_config):
-        assert moments["backward begins"] == pytest.approx(found["device"], rel=WITHIN)
+        assert moments["backward begins"] == pytest.approx(found["device"], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +112,4 @@ def test_offloaded_states_are_on_the_host(
     found = estimated("7M", config)
     assert found["optimizer_states"] == 0
     for moments in two_ranks.run(measure, *SIZES["7M"], config.ds_config):
-        assert max(moments.values()) == pytest.approx(found["device"] + found["host"], rel=WITHIN)
+        assert max(moments.values()) == pytest.approx(found["device"] + found["host"], rel=0.1)

@@ -14,44 +14,6 @@ from tests.memory.estimates import estimate, refused, settings
 
 GPT2 = ROOT / "experiments" / "gpt2"
 OWN_MODEL = ROOT / "tests" / "cli" / "own_model"
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 1000,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-}
-
-
-def script(folder: Path, **hyperparameters: Any) -> tuple[Path, Path]:
-    """The experiment of a script that has these hyperparameters, and its folder; nothing reads the script."""
-    data = {
-        "name": "own",
-        "entrypoint": "python3 train.py",
-        "resources": {"slots_per_trial": 1},
-        "hyperparameters": {
-            "global_batch_size": 2,
-            "deepspeed_config": {"type": "const", "val": {"optimizer": {"type": "Adam"}}},
-            "learning_rate": 0.1,
-            **hyperparameters,
-        },
-        "searcher": {"name": "single", "metric": "loss"},
-    }
-    (folder / "own.yaml").write_text(json.dumps(data))
-    (folder / "train.py").write_text("import determined_ds\n")
-    return folder / "own.yaml", folder
-
-
-def test_gpt2_is_counted_exactly() -> None:
-    model = estimate(GPT2 / "const.yaml", ROOT, *settings(model_size="xl", sequence_length=1024))["model"]
-    assert (model["num_layers"], model["hidden_size"], model["num_heads"]) == (48, 1600, 25)
-    assert (model["vocab_size"], model["sequence_length"]) == (256, 1024)
-    assert model["num_parameters"] == 48 * (12 * 1600**2 + 13 * 1600) + (256 + 1024 + 2) * 1600
-    assert model["largest_layer_parameters"] == 4 * 1600 * (1600 + 1)
-    assert model["activations"] is not None
-    assert model["assumptions"] == []
 
 
 def test_a_pipelines_stages_are_counted_with_their_copies() -> None:
@@ -89,17 +51,13 @@ def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
         large = settings(sequence_length=1024, model_size="small", **hyperparameters)
         return dict(estimate(GPT2 / "pipeline.yaml", ROOT, *large, *words)["strategies"][0])
 
-    options = {"overwrite_deepspeed_args__activation_checkpointing__partition_activations": True}
-    by_json = {"overwrite_deepspeed_args__pipeline__activation_checkpoint_interval": 1}
-    ways: list[dict[str, Any]] = [
-        {"activation_checkpointing": True},
-        {"activation_checkpoint_interval": 1},
-        by_json,
+    without = row(overwrite_deepspeed_args__activation_checkpointing__partition_activations=True)
+    recomputed = [
+        row(activation_checkpointing=True),
+        row(activation_checkpoint_interval=1),
+        row(overwrite_deepspeed_args__pipeline__activation_checkpoint_interval=1),
+        row("--activation-checkpointing", activation_checkpointing=True),  # said twice, done once
     ]
-    without, *recomputed = row(**options), *(row(**way) for way in ways)
-    recomputed.append(
-        row("--activation-checkpointing", activation_checkpointing=True)
-    )  # said twice, done once
     assert not without["activation_checkpointing"]  # options of it turn nothing on
     assert all(found["activation_checkpointing"] for found in recomputed)
     assert len({found["activations_bytes"] for found in recomputed}) == 1
@@ -113,15 +71,18 @@ def test_hugging_face_models_are_counted_exactly(tmp_path: Path) -> None:
         assert model["num_parameters"] == 124_439_808
         assert [model[name] for name in ("num_layers", "hidden_size", "num_heads")] == [12, 768, 12]
         assert (model["vocab_size"], model["sequence_length"]) == (50257, 1024)
+        assert model["largest_layer_parameters"] == 50257 * 768
         assert model["activations"] is not None
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    llama = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512}
+    llama |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(llama))
     model = estimate("--hf-config", tmp_path, "--sequence-length", 128)["model"]
     # Four heads share keys and values.
     block = 2 * 256**2 + 2 * 256 * 256 // 4 + 3 * 256 * 512 + 2 * 256
     assert model["num_parameters"] == 2 * block + 2 * 1000 * 256 + 256
 
 
-def test_the_model_of_a_script_is_not_known(tmp_path: Path) -> None:
-    message = refused(*script(tmp_path, model=LLAMA))
+def test_the_model_of_a_script_is_not_known() -> None:
+    message = refused(ROOT / "experiments" / "hf_trainer" / "const.yaml", ROOT)
     assert "a script builds its model by itself" in message
     assert "--parameters" in message
