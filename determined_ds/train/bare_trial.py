@@ -65,17 +65,17 @@ def forget_namesake(package: str) -> None:
 @contextlib.contextmanager
 def inside(context_dir: Path) -> Iterator[None]:
     """As a rank starts: in the context directory, which is first in the import path."""
-    before = Path.cwd()
+    before, folder = Path.cwd(), str(context_dir.resolve())
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would choose it with a warning
-    os.chdir(context_dir)
-    sys.path.insert(0, str(context_dir.resolve()))
+    os.chdir(folder)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
         os.chdir(before)
         with contextlib.suppress(ValueError):
-            sys.path.remove(str(context_dir.resolve()))
+            sys.path.remove(folder)
 
 
 class _Context:

@@ -75,6 +75,9 @@ class T(TinyTrial):
     def tokens_per_sample(self):
         return 4
 
+    def get_batch_length(self, batch):
+        return len(batch[0])
+
     def prepare(self):
         self.count = self.context.wrap_reducer(Count(), name="validation_count", for_training=False)
 
@@ -156,6 +159,8 @@ DECIDING: dict[str, list[str]] = {
 SHORT = ["--steps", "5", "--warmup", "0"]
 TRAINING: dict[str, list[str]] = {
     "run": ["run", "--test"],
+    "search": ["search"],
+    "profile": ["profile", "--steps", "2", "--warmup", "1"],
     "compare": ["compare", "--strategies", "zero0,zero1", "--repeat", "1", "--parts", "0", *SHORT],
     "autotune": ["autotune", "--budget", "2", "--over", "zero_stage,micro_batch", *SHORT],
 }
@@ -183,9 +188,10 @@ def train(own: Path, words: list[str], run_dir: Path) -> None:
 
 @pytest.mark.parametrize("own", OPTIONS, indirect=True)
 @pytest.mark.parametrize("words", DECIDING.values(), ids=DECIDING)
-def test_what_decides_takes_it(own: Path, words: list[str]) -> None:
+def test_what_decides_takes_it(own: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
     command, *options = words
-    done = invoke(command, own, *options)
+    done = invoke(command, Path(own.name), *options)
     assert done.exit_code == 0, done.output
 
 
