@@ -108,7 +108,7 @@ EXPERIMENT = _table(
     ("N", "perform_initial_validation", "I", OF_CLASSES, f"{FIT}step_zero_validation"),
     ("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
     ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
-    ("N", "optimizations", "I", OF_CLASSES, IN_JSON),
+    ("N", "optimizations", "I", "only a PyTorchTrial reads it", IN_JSON),  # determined/exec/harness.py
     ("N", "tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
 )
 

@@ -101,6 +101,14 @@ def test_every_key_that_a_command_ignores_is_named_and_no_other(command: str, tm
     assert warnings(command, MINIMAL.replace("PROFILING", "false") + IDLE, tmp_path) == []
 
 
+def test_a_class_for_an_entrypoint_is_not_called_a_script(tmp_path: Path) -> None:
+    text = MINIMAL.replace("python3 -m determined_ds.train ", "").replace("PROFILING", "false")
+    (tmp_path / "mine.yaml").write_text(text + ASKING)
+    said = CliRunner().invoke(main, ["check", str(tmp_path / "mine.yaml"), str(ROOT)]).output
+    assert "optimizations: is ignored: only a PyTorchTrial reads it" in said
+    assert "this one is a script" not in said
+
+
 # --------------------------------------------------------------------------------------- the DeepSpeed JSON
 
 
