@@ -29,7 +29,7 @@ class SecretiveTrial(TinyTrial):
             given = self.context.get_experiment_config()["environment"]["environment_variables"]
             assert given["cuda"] == ["HF_TOKEN=s3cret-7"]
         assert self.context.get_data_config()["api_key"] == "s3cret-2"
-        assert self.context.get_hparams()["hub"]["password"] == "s3cret-3"
+        assert self.context.get_hparams()["hub"]["password"] == "a s3cret-3"
 """
 GIVEN = {
     "HF_TOKEN": "s3cret-1",
@@ -38,7 +38,14 @@ GIVEN = {
     "HF_TOKEN_2": "s3cret-7",  # of another device
     "DET_DS_DATA_API_KEY": "s3cret-2",
     "DET_DS_DATA_SMTP_PASS": "s3cret-8 and s3cret-9",
-    "DET_DS_HYPERPARAMETERS_HUB_PASSWORD": "s3cret-3",
+    "DET_DS_HYPERPARAMETERS_HUB_PASSWORD": "a s3cret-3",
+}
+OF_CPU = [f"{name}={GIVEN[name]}" for name in ("HF_TOKEN", "DB_PASSWORD", "SMTP_PASS")]
+# What stands in the command that is kept -> what was typed.
+TYPED = {
+    "data.smtp_pass=***": "data.smtp_pass=s3cret-8 and s3cret-9",
+    "hyperparameters.hub.password=***": 'hyperparameters.hub.password="a s3cret-3"',
+    "environment.environment_variables.cpu=***": f"environment.environment_variables.cpu={json.dumps(OF_CPU)}",
 }
 
 
@@ -52,10 +59,9 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load((folder / "experiment.yaml").read_text())
     config["entrypoint"] = config["entrypoint"].replace("TinyTrial", "SecretiveTrial")
     config["resources"]["slots_per_trial"] = 1
-    of_cpu = [f"{name}={GIVEN[name]}" for name in ("HF_TOKEN", "DB_PASSWORD", "SMTP_PASS")]
-    config["environment"] = {"environment_variables": {"cpu": of_cpu, "cuda": ["HF_TOKEN=s3cret-7"]}}
+    config["environment"] = {"environment_variables": {"cpu": OF_CPU, "cuda": ["HF_TOKEN=s3cret-7"]}}
     config["data"] = {"api_key": "s3cret-2", "smtp_pass": "s3cret-8 and s3cret-9"}
-    config["hyperparameters"]["hub"] = {"password": "s3cret-3"}
+    config["hyperparameters"]["hub"] = {"password": "a s3cret-3"}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(config))
     return folder
 
@@ -64,7 +70,7 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(secretive: Path) -> Path:
     """Of a run to its end."""
     path = secretive.parent / "run"
-    done = run(secretive, path, sets=["data.smtp_pass=s3cret-8 and s3cret-9"])
+    done = run(secretive, path, sets=TYPED.values())
     assert done.returncode == 0, done.stderr
     return path
 
@@ -78,7 +84,7 @@ def test_a_run_stores_none_and_resumes_where_they_are_given_again(run_dir: Path,
     assert checkpoints(run_dir)
     assert files_with_secrets(run_dir) == []
     [launch] = (run_dir / "launches.jsonl").read_text().splitlines()
-    assert "data.smtp_pass=***" in json.loads(launch)["command"]
+    assert all(masked in json.loads(launch)["command"] for masked in TYPED)
     words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", "--set"]
     refused = det_ds(*words, f"{LENGTH}=8")
     assert refused.returncode == EXIT_CONFIG

@@ -81,7 +81,9 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("expert-alone", EXPERT): (of(EP, pipe=2, slots=4), of(EP, slots=4)),
     ("expert-precision", f"{ZERO}.stage"): (of({**zero(0), **BF16, **EP}), of({**zero(1), **BF16, **EP})),
     ("expert-contiguous", f"{ZERO}.contiguous_gradients"): (
-        of({**zero(1, contiguous_gradients=False), **EP}), of({**zero(3, contiguous_gradients=False), **EP})),
+        of({**zero(1, contiguous_gradients=False), **EP}),
+        of({**zero(1, contiguous_gradients=False, offload_optimizer=TO_CPU), **EP, **BF16, **sums("fp32")}),
+        of({**zero(1, contiguous_gradients=False), **EP, **BF16, **sums("fp32")})),  # by BF16_Optimizer, not ZeRO's
     ("expert-compiler", "compile.autoep_non_moe"): (
         of(EP, hp=COMPILED), of({**EP, "compile": {"autoep_non_moe": True}}, hp=COMPILED)),
     # ---- What each ZeRO stage can offload and leave out
