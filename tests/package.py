@@ -17,8 +17,7 @@ from unittest import mock
 import pytest
 
 from determined_ds import Accelerator, ConfigError, Experiment, Problem, ResolvedConfig, Results, reconcile
-from determined_ds.check.inputs import check_files as check  # noqa: F401  the files of an experiment -> reports
-from determined_ds.check.output import Finding, Report, place  # noqa: F401
+from determined_ds.check.experiment import check_files as check  # noqa: F401  the files of an experiment -> reports
 from determined_ds.checkpoints.files import checkpoints_in, damage_of
 from determined_ds.cluster.log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY  # noqa: F401  of a task's log
 from determined_ds.config.params import Hyperparameters, schema_of

@@ -1,27 +1,22 @@
-"""One experiment: its configuration, every point of its search space, its trial or script, and its metric."""
+"""Files to check -> Reports. Of an experiment: its configuration, every point of its space, its code, its search."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from determined_ds.check.output import ERROR, Report, findings_of
+from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findings_of
 from determined_ds.check.search import search_problems
-from determined_ds.check.space import judge_points, point_findings
-from determined_ds.check.trial import (
-    code_problems,
-    metric_problems,
-    reports,
-    sequences_problem,
-    stages_problem,
-)
+from determined_ds.check.sent_files import context_problems
+from determined_ds.check.space import judge_points
+from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
+from determined_ds.config.create import problems_alone
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import (
     LOGGING,
-    SHORTHANDS,
     limit_problem,
     lost_on_cluster,
     read_hyperparameters,
@@ -29,10 +24,11 @@ from determined_ds.config.params import (
 )
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages
 from determined_ds.documents.document import Document
+from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.experiment.decide import left_open, no_length, resolve_stated
+from determined_ds.experiment.decide import OF_EXPERIMENTS, left_open, no_length, resolve_stated
 from determined_ds.experiment.entrypoint import launcher_problem
-from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment
+from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment, with_flags
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.source import OWN_DRIVER, find_code, may_use_library, read_trial
@@ -41,13 +37,63 @@ from determined_ds.experiment.variables import variable_problems
 
 # Codes of problems that follow from a hyperparameter that is invalid or has another name, and so is not there.
 OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
-STRATEGY = tuple(
-    f"hyperparameters.{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *SHORTHANDS)
-)
+OF_NAMES = ("other-name", "unknown-key")
+STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
 # Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
 LARGE = 8
 # The problem of a point that does not fit a GPU; it raises a ConfigError where its model cannot be built.
 DoesNotFit = Callable[[Experiment, ResolvedConfig, Path, Document], Problem | None]
+
+
+def check_files(
+    files: Iterable[Path],
+    *,
+    context_dir: Path | None = None,
+    slots: int | None = None,
+    overrides: Sequence[str] = (),
+    accelerator: str = "cuda",
+    does_not_fit: DoesNotFit | None = None,
+) -> list[Report]:
+    """Check files, each by itself.
+
+    Args:
+        files: Experiments, DeepSpeed JSONs, or scripts and trials to be brought here.
+        context_dir: Of the experiments' code; None to find it for each.
+        slots: Instead of ``resources.slots_per_trial``.
+        overrides: ``KEY=VALUE``, which overwrite values of every experiment.
+        accelerator: ``cuda`` or ``cpu``.
+        does_not_fit: Of a slot's GPU; None: whether points fit is not checked.
+
+    Returns:
+        A report for each file, then one for each context directory in which something was found.
+    """
+
+    def report_of(file: Path) -> Report:
+        name = str(file)
+        if file.suffix == ".py":
+            from determined_ds.check.advice import advice
+
+            changes, command = advice(file)
+            return Report(file=name, kind="code", findings=changes, run=command)
+        try:
+            document = read_json(file) if file.suffix == ".json" else read_yaml(file)
+            if file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
+                errors, warnings = problems_alone(document)
+                found = findings_of(errors, [*warnings, *missing_packages(document)])
+                return Report(file=name, kind="deepspeed", findings=found)
+            document = with_flags(document, overrides, slots=slots)
+        except ConfigError as error:  # it cannot be read
+            return Report(file=name, kind="experiment", findings=findings_of(error.problems))
+        return check_experiment(
+            document, context_dir=context_dir, accelerator=accelerator, does_not_fit=does_not_fit
+        )
+
+    reports = [report_of(file) for file in files]
+    folders = {each.context_dir.resolve(): each.context_dir for each in reports if each.context_dir}
+    for folder in folders.values():
+        if found := findings_of(*context_problems(folder)):
+            reports.append(Report(file=str(folder), kind="context", findings=found))
+    return reports
 
 
 def check_experiment(
@@ -65,77 +111,69 @@ def check_experiment(
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, by the tables of keys: on a cluster, or in a search here.
-        does_not_fit: Of a slot's GPU; None: whether points fit is not checked.
+        does_not_fit: As for :func:`check_files`.
     """
-    file, on_cluster = document.name, place == CLUSTER
-    refused, warned = experiment_problems(document)
+    file, on_cluster, findings = document.name, place == CLUSTER, list[Finding]()
+
+    def add(more: Iterable[Finding]) -> None:
+        """Add what is not said yet: by one as severe, at the key or at one within it or around it."""
+        said = [(SEVERITIES.index(each.severity), f"{each.problem.key}.") for each in findings]
+        for each in more:
+            rank, key = SEVERITIES.index(each.severity), f"{each.problem.key}."
+            if not any(top <= rank and (key.startswith(at) or at.startswith(key)) for top, at in said):
+                findings.append(each)
+
+    # What a master says, and what of the configuration is not read
+    refused, deprecated = experiment_problems(document)
     unnamed, unused = variable_problems(document)
-    refused, warned = [*refused, *unnamed], [*warned, *secret_problems(document), *unused]
+    add(findings_of([*refused, *unnamed], [*deprecated, *secret_problems(document), *unused]))
     experiment, problems = read_experiment(document)
     of_entrypoint = [problem for problem in problems if problem.key == "entrypoint"]
-    named = document.get(("entrypoint",))
-    if of_entrypoint and named is not None and "determined_ds" not in str(named):  # another library trains it
-        is_said = any(problem.key == "entrypoint" for problem in (*refused, *warned))
-        found = findings_of(refused, warned if is_said else [*warned, *of_entrypoint])
-        return Report(file=file, kind="experiment", findings=found)
-
-    # The configuration and the code
-    reported = {problem.key for problem in refused}
-    refused += [problem for problem in problems if not _covered(problem.key, reported)]
-    said = reported | {problem.key for problem in warned}
-    warned += [each for each in ignored_keys_of(experiment, place) if not _covered(each.key, said)]
+    stated = document.get(("entrypoint",))
+    if (
+        of_entrypoint and stated is not None and "determined_ds" not in str(stated)
+    ):  # another library trains it
+        add(findings_of([], of_entrypoint))
+        return Report(file=file, kind="experiment", findings=findings)
+    add(findings_of(problems, ignored_keys_of(experiment, place)))
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
-        warned += lost_on_cluster(experiment.hyperparameters, variables)
-        slots = document.get(("resources", "slots_per_trial"))
-        on_one = document.get(("resources", "is_single_node")) is True
-        if isinstance(slots, int) and slots > LARGE and not on_one:
-            warned += filter(None, [launcher_problem(named, document.origin(("entrypoint",)))])
-    findings = findings_of(refused, warned)
-    folder = context_dir or _context_of(experiment, Path(file))
+        add(findings_of([], lost_on_cluster(experiment.hyperparameters, variables)))
+        if experiment.slots > LARGE and document.get(("resources", "is_single_node")) is not True:
+            launcher = launcher_problem(stated, document.origin(("entrypoint",)))
+            add(findings_of([], filter(None, [launcher])))
+
+    # Its code, in the current folder or in the nearest above the configuration
+    above = (Path(), *Path(file).absolute().parents)
+    holding = (each for each in above if find_code(experiment.entrypoint, each) is not None)
+    folder = context_dir or next(holding, Path())
     trials = functools.cache(lambda trial: read_trial(trial, folder))
-    if experiment.trial or experiment.script is not None:
-        problems = code_problems(experiment, folder)
-        is_fit = on_cluster and all(problem.code == OWN_DRIVER for problem in problems)
-        findings += findings_of([], problems) if is_fit else findings_of(problems)
-        if experiment.trial and not problems and not experiment.measures:
-            wrong, unknown = metric_problems(document, trials(experiment.trial))
-            findings += findings_of(wrong, notes=unknown)
-        elif experiment.script and is_fit and read_loggers(experiment.hyperparameters):
-            script = find_code(experiment.entrypoint, folder)
-            if script and not may_use_library(script, folder):
-                message = (
-                    "the script does not import determined_ds: on a cluster nothing is sent to these tools"
-                )
-                fix = "train within `with determined_ds.report_to_tools(core_context):`"
-                unsent = experiment.hyperparameters.problem(
-                    (LOGGING,), message, fix, "logger-script", value=NOT_GIVEN
-                )
-                findings += findings_of([], [unsent])
-    errors = [finding.problem for finding in findings if finding.severity == ERROR]
-    broken = {problem.key for problem in errors if f"{problem.key}.".startswith("hyperparameters.")}
+    problems = [] if of_entrypoint else code_problems(experiment, folder)
+    is_fit = on_cluster and all(problem.code == OWN_DRIVER for problem in problems)
+    add(findings_of([], problems) if is_fit else findings_of(problems))
+    trial = trials(experiment.trial) if experiment.trial and not experiment.measures else None
+    if trial and not problems:
+        wrong, unknown = metric_problems(document, trial)
+        add(findings_of(wrong, notes=unknown))
+    elif experiment.script and is_fit and read_loggers(experiment.hyperparameters):
+        script = find_code(experiment.entrypoint, folder)
+        if script and not may_use_library(script, folder):
+            message = "the script does not import determined_ds: on a cluster nothing is sent to these tools"
+            fix = "train within `with determined_ds.report_to_tools(core_context):`"
+            given = experiment.hyperparameters
+            unsent = given.problem((LOGGING,), message, fix, "logger-script", value=NOT_GIVEN)
+            add(findings_of([], [unsent]))
 
-    # The search, and the length of the training
-    if not broken and not any(problem.key.startswith("searcher") for problem in errors):
-        fit = read_hyperparameters(experiment.hyperparameters)[0].fit
-        is_read = experiment.trial and not experiment.measures
-        own = functools.partial(reports, trials(experiment.trial)) if is_read else lambda metric: None
-        wrong, odd = search_problems(experiment, fit, reports=own)
-        odd += odd_exponents(experiment.space)
-        odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
-        odd += filter(None, [limit_problem(document, fit.save_total_limit)])
-        unstated = [] if experiment.script else no_length(experiment.hyperparameters)
-        findings += findings_of([*unstated, *wrong], odd)
-    if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):  # no point is known
+    # Every point of the space
+    errors = [finding.problem.key for finding in findings if finding.severity == ERROR]
+    broken = any(f"{key}.".startswith("hyperparameters.") for key in errors)
+    if any(key.startswith(STRATEGY) for key in errors):  # no point is known
         return Report(file=file, kind="experiment", findings=findings, context_dir=folder)
-
-    # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
     if accelerator == "cpu":
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
-    where = Where(context_dir=folder, accelerator=devices)
-    reported = {finding.problem.key for finding in findings}
-    points = points_of(experiment.space)
+    origin = document.origin(("resources", "slots_per_trial"))
+    where = Where(context_dir=folder, accelerator=devices, slots=experiment.slots, slots_origin=origin)
     staged = experiment.trained(2)
 
     def check(point: Document, resolved: ResolvedConfig | None) -> tuple[list[Problem], list[Problem]]:
@@ -143,55 +181,44 @@ def check_experiment(
         problem = stages_problem(point, trials(staged)) if staged else None
         if resolved is None:
             return [problem] if problem else [], []
-        if problem is None and experiment.trial:
+        odd = missing_packages(resolved.ds)  # the cluster's image may have it
+        if experiment.trial and problem is None:
             trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
             problem = sequences_problem(trained, resolved)
-        if problem is None and does_not_fit is not None:
-            problem = does_not_fit(experiment, resolved, folder, point)
-        # A package that is missing here may be in the cluster's image.
-        return [problem] if problem else [], missing_packages(resolved.ds)
+        if does_not_fit is not None and problem is None:
+            try:
+                problem = does_not_fit(experiment, resolved, folder, point)
+            except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
+                odd += error.problems
+        return [problem] if problem else [], odd
 
-    try:
-        judged = judge_points(experiment, points, where, check)
-    except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
-        findings += findings_of([], error.problems)
-        does_not_fit = None
-        judged = judge_points(experiment, points, where, check)
-    if not any(each.problems or each.resolved for each in judged):
-        findings += findings_of([], notes=[left_open(experiment)])
-    of_points = point_findings(experiment.space.axes, points, judged)
-    renamed = (each.problem for each in of_points if each.problem.code in ("other-name", "unknown-key"))
-    elsewhere = " ".join(problem.fix for problem in renamed).split()  # names that are stated in another way
-    for finding in of_points:
-        problem = finding.problem
-        follows = problem.code in OF_ABSENCE and (broken or problem.key.rpartition(".")[2] in elsewhere)
-        if problem.key not in reported and not follows:
-            findings.append(finding)
-    runs = next((each.resolved for each in judged if each.resolved), None)
+    points = points_of(experiment.space)
+    of_points, num_runnable, runs = judge_points(experiment, points, where, check)
+    renamed = any(each.severity == ERROR and each.problem.code in OF_NAMES for each in of_points)
+    add(each for each in of_points if not ((broken or renamed) and each.problem.code in OF_ABSENCE))
+    if num_runnable and runs is None:
+        add(findings_of([], notes=[left_open(experiment)]))
     if runs is not None and experiment.searched:
         with contextlib.suppress(ConfigError):  # else the point in the middle cannot run
             runs = resolve_stated(experiment, experiment.hyperparameters, where)
+
+    # The search, and the length of the training
+    if not broken and not any(key.startswith("searcher") for key in errors):
+        fit = read_hyperparameters(experiment.hyperparameters)[0].fit
+        wrong, odd = search_problems(experiment, fit, trial)
+        wrong += [] if experiment.script else no_length(experiment.hyperparameters)
+        odd += odd_exponents(experiment.space)
+        odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
+        odd += filter(None, [limit_problem(document, fit.save_total_limit)])
+        add(findings_of(wrong, odd))
     return Report(
         file=file,
         kind="experiment",
         findings=findings,
         num_points=len(points.values),
-        num_runnable=sum(len(each.points) for each in judged if not each.problems),
+        num_runnable=num_runnable,
         size=experiment.space.size,
         context_dir=folder,
         experiment=experiment,
         resolved=runs,
-    )
-
-
-def _covered(key: str, keys: Iterable[str]) -> bool:
-    """Whether a problem of this key, or of one within or around it, is in ``keys``."""
-    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in keys)
-
-
-def _context_of(experiment: Experiment, config: Path) -> Path:
-    """The folder of its code: the current one or the nearest above the configuration, with the trial in it."""
-    folders = (Path(), *config.absolute().parents)
-    return next(
-        (folder for folder in folders if find_code(experiment.entrypoint, folder) is not None), Path()
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ERROR = "error"
 WARNING = "warning"
 NOTE = "note"  # what could not be judged, or is only good to know; counts as nothing
+SEVERITIES = (ERROR, WARNING, NOTE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Finding:
 class Report:
     """What was found in one file.
 
-    The findings are put in order: the checked file first, by place, errors before warnings, none of them twice.
+    The findings are put in order: the checked file first, by place, errors before warnings.
     """
 
     file: str  # as the user named it
@@ -63,16 +64,11 @@ class Report:
     resolved: ResolvedConfig | None = None
 
     def __post_init__(self) -> None:
-        unique = {
-            (each.severity, each.problem.key, each.problem.message, place(each, self.file)): each
-            for each in self.findings
-        }
+        def order(finding: Finding) -> tuple[bool, tuple[str, int, int], int]:
+            where = place(finding, self.file)
+            return where[0] != self.file, where, SEVERITIES.index(finding.severity)
 
-        def order(finding: Finding) -> tuple[bool, str, int, int, bool]:
-            where, line, column = place(finding, self.file)
-            return where != self.file, where, line, column, finding.severity != ERROR
-
-        object.__setattr__(self, "findings", tuple(sorted(unique.values(), key=order)))
+        object.__setattr__(self, "findings", tuple(sorted(self.findings, key=order)))
 
     def count(self, severity: str) -> int:
         return sum(finding.severity == severity for finding in self.findings)

@@ -32,13 +32,13 @@ SECRET_NAMES = re.compile(
 
 
 def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
-    """Errors of the files that would be sent; and warnings of secrets, and of links that leave it."""
+    """Errors of the files that would be sent; and warnings of secrets, and of links to folders."""
     from pathspec import PathSpec  # late: not every command needs it
 
-    lines, root, warned = [*IGNORED_BY_DEFAULT], context_dir.resolve(), list[Problem]()
+    lines, warned = [*IGNORED_BY_DEFAULT], list[Problem]()
     bytes_in: Counter[str] = Counter()  # by the first part of the name
 
-    def problem(name: str, line: int, message: str, fix: str, code: str) -> Problem:
+    def problem(name: str, message: str, fix: str, code: str, line: int = 0) -> Problem:
         shown = str(context_dir / name)
         origin = Origin(f"{shown}:{line}" if line else shown, file=shown, line=line, column=bool(line))
         return Problem(key="context directory", origin=origin, message=message, fix=fix, code=code)
@@ -50,42 +50,33 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
             warnings.simplefilter("ignore", DeprecationWarning)  # Determined uses this kind of patterns
             ignored = PathSpec.from_lines("gitwildmatch", lines).match_file
     except ValueError as error:
-        return [
-            problem(DETIGNORE, 0, f"det stops at it: {error}", "correct the line, or remove it", "detignore")
-        ], []
+        fix = "correct the line, or remove it"
+        return [problem(DETIGNORE, f"det stops at it: {error}", fix, "detignore")], []
     for parent, folders, files in os.walk(context_dir):
-        below = os.path.relpath(parent, context_dir)
-        prefix = "" if below == os.curdir else below.replace(os.sep, "/") + "/"
+        below = Path(parent).relative_to(context_dir).as_posix()
+        prefix = "" if below == "." else f"{below}/"
         folders[:] = sorted(
-            name for name in folders if not (ignored(prefix + name) or ignored(f"{prefix}{name}/"))
+            each for each in folders if not (ignored(prefix + each) or ignored(f"{prefix}{each}/"))
         )
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in (prefix + each for each in (*links, *sorted(files))):
-            path = Path(context_dir, name)
-            if (
-                name == DETIGNORE or ignored(name) or not path.exists()
-            ):  # a broken link: det says so and continues
+        for name in [prefix + each for each in folders if Path(parent, each).is_symlink()]:
+            message = f"{name} is a link to a folder, and would be sent as an empty one"
+            fix = f"copy what it leads to if that is needed, or write /{name} in {DETIGNORE}"
+            warned.append(problem(name, message, fix, "context-link"))
+        for name in sorted(prefix + each for each in files):
+            path = context_dir / name
+            if path.name == DETIGNORE or ignored(name) or not path.exists():  # det skips a broken link
                 continue
-            target = path.resolve() if path.is_symlink() else root
-            if path.is_dir() or not target.is_relative_to(root):
-                what = "and would be sent as an empty folder" if path.is_dir() else (
-                    "outside the context directory, and what is there would be sent to the cluster")  # fmt: skip
-                fix = f"copy what it leads to if that is needed, or write /{name} in {DETIGNORE}"
-                warned.append(problem(name, 0, f"{name} is a link to {target}, {what}", fix, "context-link"))
-            if path.is_dir():
-                continue
-            num_bytes, found, line = path.stat().st_size, "", 1
             top, slash, _ = name.partition("/")
+            num_bytes, found, line = path.stat().st_size, "", 1
             bytes_in[top + slash] += num_bytes
             if bytes_in.total() > MAX_CONTEXT_BYTES:
                 most = bytes_in.most_common(5)
-                message = (
-                    f"over {MAX_CONTEXT_BYTES // 2**20} MiB would be sent, more than Determined accepts: "
-                )
-                message += ", ".join(f"{each} {size / 2**20:.0f} MiB" for each, size in most) + ", so far"
+                sizes = ", ".join(f"{each} {size / 2**20:.0f} MiB" for each, size in most)
+                limit = f"{MAX_CONTEXT_BYTES // 2**20} MiB"
+                message = f"over {limit} would be sent, more than Determined accepts: {sizes}, so far"
                 fix = f"list in {DETIGNORE} what a trial does not need, e.g. /{most[0][0]}"
-                return [problem("", 0, message, fix, "context-too-large")], warned
-            if SECRET_NAMES.fullmatch(name.rpartition("/")[2]):
+                return [problem("", message, fix, "context-too-large")], warned
+            if SECRET_NAMES.fullmatch(path.name):
                 found = "its name is typical of secrets"
             elif num_bytes <= MAX_SEARCHED_BYTES:
                 with contextlib.suppress(OSError):
@@ -96,5 +87,5 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
             if found:
                 fix = f"keep it out of the context directory, or write /{name} in {DETIGNORE}"
                 message = f"{name} would be sent to the cluster, and {found}"
-                warned.append(problem(name, line, message, fix, "secret"))
+                warned.append(problem(name, message, fix, "secret", line))
     return [], warned

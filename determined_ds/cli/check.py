@@ -54,7 +54,7 @@ JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain valu
 
 @click.command(epilog=EPILOG)
 @click.argument("config", nargs=-1, type=GivenPath(), metavar="CONFIG... [CONTEXT_DIR]")
-@click.option("--context", "context_dir", type=GivenPath(), help=CONTEXT_HELP)
+@click.option("--context", "context_dir", type=GivenPath(exists=True, file_okay=False), help=CONTEXT_HELP)
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
 @click.option(
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
@@ -109,9 +109,11 @@ def check(
         return
     if not config:
         raise click.UsageError("Missing argument 'CONFIG... [CONTEXT_DIR]'.")
-    from determined_ds.check.inputs import apart, check_files
+    from determined_ds.check.experiment import check_files
 
-    files, context_dir = apart(config, context_dir)
+    files = config
+    if context_dir is None and len(files) > 1 and files[-1].is_dir():
+        files, context_dir = files[:-1], files[-1]
     if (explained or in_bytes) and len(files) > 1:
         option = "--explain" if explained else "--memory"
         raise click.UsageError(f"{option} takes one experiment, not {len(files)} files")

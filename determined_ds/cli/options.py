@@ -50,10 +50,14 @@ class Numbers(click.ParamType):
 
 
 class GivenPath(click.Path):
-    """A path; an empty text, such as a shell variable that is not set, is not the current folder."""
+    """A path; an empty text, such as a shell variable that is not set, is not the current folder.
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
+    Args:
+        **must: What click checks of it, such as ``exists``.
+    """
+
+    def __init__(self, **must: bool) -> None:
+        super().__init__(path_type=Path, **must)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":

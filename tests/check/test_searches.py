@@ -54,7 +54,7 @@ def test_a_search_that_fits_itself_checks_clean(
         (RANDOM, {}, "search-nothing", "name", ""),
         (SINGLE, RANGE, "search-single", "name", "dropout"),
         ({**ASHA, "metric": "val_acc"}, RANGE, "search-direction", "metric", "false"),
-        (LARGEST, RANGE, "search-direction", "smaller_is_better", ""),
+        (LARGEST, RANGE, "search-direction", "metric", "true"),
         ({**ASHA, "time_metric": "tokens"}, RANGE, "search-time", "time_metric", "batches"),
         ({**ASHA, "max_time": 128}, RANGE, "search-length", "max_time", "{batches: 128}"),
         ({**ASHA, "time_metric": "epochs"}, RANGE, "search-length", "max_time", "time_metric to batches"),

@@ -73,7 +73,7 @@ def test_exit_code_and_summary(arguments: list[str], code: int, strictly: int, s
 def test_a_metric_that_cannot_be_known_is_a_note_and_counts_as_nothing() -> None:
     trial = Path("trial.py")
     trial.write_text(trial.read_text().replace("-> torch.Tensor:", "-> Any:"))
-    metric = ["--set", "searcher.metric=validation_accuracy"]
+    metric = ["--set", "searcher.metric=validation_accuracy", "--set", "searcher.smaller_is_better=false"]
     result = check("experiment.yaml", *metric, "--strict")
     assert result.exit_code == 0
     assert ": note: searcher.metric = 'validation_accuracy'" in result.stdout
