@@ -31,20 +31,17 @@ def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> l
     return every
 
 
-@pytest.mark.parametrize(
-    ("searcher", "searched"),
-    [
-        (ASHA, RANGE),
-        ({**LARGEST, "metric": "accuracy"}, RANGE),
-        ({**LARGEST, "metric": "accuracy_loss"}, RANGE),
-        (GRID, {"dropout": {**RANGE["dropout"], "count": 101}}),
-        (SINGLE, {}),
-    ],
-)
-def test_a_search_that_fits_itself_checks_clean(
-    tmp_path: Path, searcher: dict[str, Any], searched: dict[str, Any]
-) -> None:
-    assert found(tmp_path, searcher, searched) == []
+FITTING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a large metric": ({**LARGEST, "metric": "accuracy"}, RANGE),
+    "a metric that may be either": ({**LARGEST, "metric": "accuracy_loss"}, RANGE),
+    "a grid": (GRID, {"dropout": {**RANGE["dropout"], "count": 101}}),
+    "no search": (SINGLE, {}),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_search_that_fits_itself_checks_clean(tmp_path: Path, name: str) -> None:
+    assert found(tmp_path, *FITTING[name]) == []
 
 
 @pytest.mark.parametrize(
