@@ -131,18 +131,15 @@ class _NodeReader:
         self.octal = octal
         self.places: dict[KeyPath, Place] = {}
         self._num_nodes = 0
-        self._pairs: dict[int, list[tuple[yaml.ScalarNode, yaml.Node]]] = {}  # of each mapping by its id
+        self._pairs: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # of each mapping by its id
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._grow(1, node, len(path))
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            result: dict[str, Any] = {}
-            for key, value in self._merged(node, path, 0):
-                inner = (*path, key.value)
-                self.places[inner] = _place(key)
-                result[key.value] = self.value(value, inner)
-            return result
+            pairs = self._merged(node, path, 0)
+            self.places |= {(*path, name): _place(key) for name, (key, _) in pairs.items()}
+            return {name: self.value(item, (*path, name)) for name, (_, item) in pairs.items()}
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node)
@@ -158,13 +155,13 @@ class _NodeReader:
 
     def _merged(
         self, node: yaml.MappingNode, path: KeyPath, depth: int
-    ) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The pairs of a mapping: those that ``<<`` merges first, unless it gives them itself."""
+    ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Key and value of each name in a mapping: those that ``<<`` merges first, unless it gives them itself."""
         if id(node) in self._pairs:
             return self._pairs[id(node)]
         self._grow(0, node, depth)
-        own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         first: dict[str, Place] = {}
         problems: list[Problem] = []
         for key, value in node.value:
@@ -178,14 +175,17 @@ class _NodeReader:
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode):
-                    fix = "write <<: *anchor, or <<: [*one, *other]"
-                    raise self._refused(source, "<< merges mappings only", fix)
-                for pair in self._merged(source, path, depth + 1):
-                    merged.setdefault(pair[0].value, pair)  # the first that gives a key wins
+                    raise self._refused(
+                        source, "<< merges mappings only", "write <<: *anchor, or <<: [*one, *other]"
+                    )
+                merged = {
+                    **self._merged(source, path, depth + 1),
+                    **merged,
+                }  # the first that gives a key wins
         if problems:
             raise ConfigError(problems)
         self._grow(len(merged), node, depth)
-        pairs = self._pairs[id(node)] = list({**merged, **own}.values())
+        self._pairs[id(node)] = pairs = {**merged, **own}
         return pairs
 
     def _scalar(self, node: yaml.Node) -> Any:
@@ -195,8 +195,9 @@ class _NodeReader:
         if kind == "null":
             return None
         if kind not in ("bool", "int", "float"):
-            message = f"the tag {node.tag!r} means nothing here"
-            raise self._refused(node, message, "write a plain value, without !")
+            raise self._refused(
+                node, f"the tag {node.tag!r} means nothing here", "write a plain value, without !"
+            )
         plain = text.replace("_", "").lower()
         digits = plain.lstrip("+-")
         try:
@@ -211,8 +212,7 @@ class _NodeReader:
                 number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
                 number = -number if plain.startswith("-") else number
         except (KeyError, ValueError):
-            message = f"{text!r} is not a valid {kind}"
-            raise self._refused(node, message, "write a plain value") from None
+            raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
         if fault := _too_large(number, text):
             raise self._refused(node, *fault)
         return number
