@@ -7,7 +7,6 @@ bounded. In both formats a repeated key is refused.
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import os
@@ -34,7 +33,6 @@ _INT = r"[-+]?(?:0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|[0-9][0-9_]*)"
 _FLOAT = r"[-+]?(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
 _NON_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _NON_PRINTABLE = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_JSON_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\],]|[^\s{}\[\],"]+')
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -65,11 +63,11 @@ def parse_yaml(text: str, name: str) -> Document:
     Raises:
         ConfigError: it does not parse, repeats a key, or grows without end; with the place.
     """
-    node = _compose(text, name)
+    node = _node_of(text, name)
     if node is None:
         raise refusal(name, "is empty", "write an experiment configuration into it")
     reader = _NodeReader(name)
-    data = reader.value(node, ())
+    data = reader.read(node)
     if not isinstance(data, dict):
         raise refusal(name, "is not a mapping of keys to values", "start it with `name: ...`")
     return Document(name=name, data=data, places=reader.places)
@@ -80,8 +78,8 @@ def parse_yaml_value(text: str, name: str) -> Any:
 
     ``det`` reads that in Python before the master does, by YAML 1.2: ``010`` is ten there, and not eight.
     """
-    node = _compose(text, name)
-    return None if node is None else _NodeReader(name, octal=False).value(node, ())
+    node = _node_of(text, name)
+    return None if node is None else _NodeReader(name, octal=False).read(node)
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
@@ -89,22 +87,14 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
-def _compose(text: str, name: str) -> yaml.Node | None:
+def _node_of(text: str, name: str) -> yaml.Node | None:
     unprintable = _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0)
     if unprintable:
         message = f"is not text: it holds the character U+{ord(unprintable.group()):04X}"
         fix = "remove it, and save the file as UTF-8 text"
         raise refusal(name, message, fix, _place_of(text, unprintable.start()))
     try:
-        depth = 0
-        # Events are flat, so that neither depth nor size is a problem before it is known to be small.
-        for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH or count > MAX_NODES:
-                message = TOO_DEEP if depth > MAX_DEPTH else TOO_LARGE
-                raise refusal(name, message, IS_IT, _place(event))
-        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        return node
+        return _composed(text, name)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     if mark is None:
@@ -116,6 +106,17 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         fix = "put a value that begins with `*` or holds `: ` in quotes, or define the anchor (&name) first"
     place = (min(mark.line + 1, len(lines)), mark.column + 1)  # the end may be behind the last line
     raise refusal(name, f"is not YAML: {problem}", fix, place)
+
+
+def _composed(text: str, name: str) -> yaml.Node | None:
+    depth = 0
+    # Events are flat, so that neither depth nor size is a problem before it is known to be small.
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or count > MAX_NODES:
+            raise refusal(name, TOO_DEEP if depth > MAX_DEPTH else TOO_LARGE, IS_IT, _place(event))
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return node
 
 
 def _place(node: Any) -> Place:
@@ -130,8 +131,16 @@ class _NodeReader:
         self.name = name
         self.octal = octal
         self.places: dict[KeyPath, Place] = {}
+        self._repeated: list[Problem] = []
         self._num_nodes = 0
         self._pairs: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # of each mapping by its id
+
+    def read(self, node: yaml.Node) -> Any:
+        """The data of the top node, each key once."""
+        data = self.value(node, ())
+        if self._repeated:
+            raise ConfigError(self._repeated)
+        return data
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._grow(1, node, len(path))
@@ -163,12 +172,12 @@ class _NodeReader:
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         first: dict[str, Place] = {}
-        problems: list[Problem] = []
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._refused(key, "a key must be a plain word", "write `key: value`")
             if key.value in first:
-                problems.append(repeated(self.name, (*path, key.value), first[key.value], _place(key)))
+                again = repeated(self.name, (*path, key.value), first[key.value], _place(key))
+                self._repeated.append(again)
             first.setdefault(key.value, _place(key))
             if key.tag != _MERGE:
                 own[key.value] = (key, value)
@@ -182,8 +191,6 @@ class _NodeReader:
                     **self._merged(source, path, depth + 1),
                     **merged,
                 }  # the first that gives a key wins
-        if problems:
-            raise ConfigError(problems)
         self._grow(len(merged), node, depth)
         self._pairs[id(node)] = pairs = {**merged, **own}
         return pairs
@@ -221,10 +228,14 @@ class _NodeReader:
 def _too_large(number: Any, text: str) -> tuple[str, str] | None:
     """Message and fix of a number that no configuration holds."""
     if isinstance(number, float) and not math.isfinite(number):
-        return f"{text} is not a finite number", "write a finite number"
+        return _not_finite(text)
     if isinstance(number, int) and number.bit_length() > MAX_BITS:
         return f"an integer of more than {MAX_BITS} bits", "write a smaller number"
     return None
+
+
+def _not_finite(text: str) -> tuple[str, str]:
+    return f"{text} is not a finite number", "write a finite number"
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -242,8 +253,12 @@ def parse_json(text: str, name: str) -> Document:
     """
     if not text.strip():
         raise refusal(name, "is empty", "write a JSON object into it, at least {}")
-    try:
-        data = json.loads(text)  # judges validity, so that messages for broken text are the usual ones
+
+    def refuse(word: str) -> None:
+        raise refusal(name, *_not_finite(word), _place_of(text, text.index(word)))
+
+    try:  # judges validity, so that messages for broken text are the usual ones
+        data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         at, fix = error.pos, "fix the JSON there"
         before = text[:at].rstrip()
@@ -262,34 +277,14 @@ def parse_json(text: str, name: str) -> Document:
     if not isinstance(data, dict):
         raise refusal(name, "is not a JSON object", 'start it with "{"')
 
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]  # of the lines
-    places: dict[KeyPath, Place] = {}
-    problems: list[Problem] = []
-    open_at: list[KeyPath] = []  # of each object and list around a token
-    path: KeyPath = ()
-    for count, token in enumerate(_JSON_TOKEN.finditer(text)):
-        line = bisect.bisect_right(starts, token.start())
-        place = (line, token.start() - starts[line - 1] + 1)
-        word, string, colon = token[0], token[1], token[2]
-        if colon:
-            path = (*open_at[-1], json.loads(string))
-            if path in places:
-                problems.append(repeated(name, path, places[path], place))
-            places.setdefault(path, place)
-        elif word in "{[":
-            open_at.append(path)
-            path = (*path, 0) if word == "[" else path
-        elif word in "}]":
-            path = open_at.pop()
-        elif word == "," and len(path) > len(open_at[-1]) and isinstance(path[-1], int):
-            path = (*open_at[-1], path[-1] + 1)
-        elif not string and word != "," and (fault := _too_large(json.loads(word), word)):
-            raise refusal(name, *fault, place)
-        if len(open_at) > MAX_DEPTH or count > 3 * MAX_NODES:  # a key, a value and a comma each
-            raise refusal(name, TOO_DEEP if len(open_at) > MAX_DEPTH else TOO_LARGE, IS_IT, place)
-    if problems:
-        raise ConfigError(problems)
-    return Document(name=name, data=data, places=places)
+    reader = _NodeReader(name)
+    try:  # JSON is YAML too, and says so where its keys are
+        node = _composed(text, name)
+    except yaml.YAMLError:  # but for escaped surrogates, and keys of a thousand characters
+        return Document(name=name, data=data)
+    assert node is not None
+    reader.read(node)
+    return Document(name=name, data=data, places=reader.places)
 
 
 # ------------------------------------------------------------------------------------------- values
