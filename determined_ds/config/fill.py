@@ -11,7 +11,8 @@ schedule's is used, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from determined_ds.config.ds_schema import ZERO, params_of
@@ -31,7 +32,7 @@ HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
     "gradient_clipping": ("gradient_clipping", "max_grad_norm"),
     "eps": ("eps", "adam_epsilon"),
 }
-NEEDED = {*_RATES, "warmup_num_steps", "total_num_steps"}
+NEEDED = {*_RATES, "warmup_num_steps"}
 # Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
 IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
@@ -39,11 +40,12 @@ IF_ABSENT = {
 }
 PARAMS: KeyPath = ("optimizer", "params")
 LR: KeyPath = (*PARAMS, "lr")
+CLIPPING: KeyPath = ("gradient_clipping",)
 # DeepSpeed clips by default, which is written out, so that it is seen (GRADIENT_CLIPPING_DEFAULT in deepspeed 0.19.8's
 # runtime/constants.py). Its optimizers and torch's disagree about the weight decay (0.01 or 0), and a hyperparameter of
 # 0 is lost where the web UI turns an experiment into a search; only "auto" is filled so.
 DEFAULTS: dict[KeyPath, tuple[float, Origin]] = {
-    ("gradient_clipping",): (1.0, Origin("DeepSpeed's default")),
+    CLIPPING: (1.0, Origin("DeepSpeed's default")),
     (*PARAMS, "weight_decay"): (0.0, Origin("no weight decay is stated")),
 }
 # Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
@@ -74,8 +76,8 @@ def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
             yield (*path, key)
 
 
-def overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> Document:
-    """The JSON, overwritten by ``overwrite_deepspeed_args``, leaf by leaf, and by the shorthands.
+def overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> list[Change]:
+    """What ``overwrite_deepspeed_args``, leaf by leaf, and the shorthands change in a DeepSpeed JSON.
 
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
@@ -93,10 +95,10 @@ def overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) ->
             changes.append((path, value, origin))
         elif ds.get(path) is not None:
             changes.append((path, NOT_GIVEN, origin))
-    return ds.overwritten_all(changes) if changes else ds
+    return changes
 
 
-# ------------------------------------------------------------------------------------------- the learning rate
+# ------------------------------------------------------------------------------------------- stated twice
 
 
 class StatedRate(NamedTuple):
@@ -129,18 +131,14 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
     hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
     """
-    rate = stated_rate(ds)
-    paths: list[KeyPath] = [(section, "params", leaf) for section in IF_ABSENT for leaf in IF_ABSENT[section]]
-    places = _places_of_rate(ds)
-    stated = [path for path in (*paths, ("gradient_clipping",)) if path not in places]
     problems = []
-    for path in [*([rate.path] if rate else []), *stated]:
-        value, (name, own) = ds.get(path), _hyperparameter(str(path[-1]), hyperparameters)
-        if value not in (None, AUTO) and own not in (None, value):
+    for path in ds.once("stated values", lambda: _stated_values(ds)):
+        value, (name, own) = ds.get(path), _hyperparameter(path[-1], hyperparameters)
+        if own not in (None, value):
             message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
             fix = f'write "auto" there to use the hyperparameter, or remove {name}'
             problems.append(hyperparameters.problem((name,), message, fix, "stated-twice"))
-    own = ds.get(LR)
+    rate, own = stated_rate(ds), ds.get(LR)
     used = rate.value if rate and isinstance(rate.value, list) else [rate and rate.value]
     if rate and rate.path != LR and _is_number(own) and own not in used:
         by = f"{ds.key(rate.path)} = {rate.value} ({ds.origin(rate.path)})"
@@ -150,60 +148,66 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     return problems
 
 
+def _stated_values(ds: Document) -> list[KeyPath]:
+    """Where a DeepSpeed JSON states what a hyperparameter would fill: the rate that is trained with, and the rest."""
+    rate, places = stated_rate(ds), _places_of_rate(ds)
+    paths: list[KeyPath] = [(section, "params", leaf) for section in IF_ABSENT for leaf in IF_ABSENT[section]]
+    paths = [*([rate.path] if rate else []), *(path for path in (*paths, CLIPPING) if path not in places)]
+    return [path for path in paths if ds.get(path) not in (None, AUTO)]
+
+
 # ------------------------------------------------------------------------------------------- "auto"
 
 
-def filled(
-    ds: Document,
-    hyperparameters: Document,
-    fit: FitOptions,
-    topology: Topology,
-    batch: Batch,
-    accelerator: Accelerator,
-) -> tuple[Document, list[Problem]]:
-    """Replace every "auto" of a DeepSpeed JSON, and fill what is absent and needs a value.
+def fills(
+    ds: Document, hyperparameters: Document, fit: FitOptions, topology: Topology, accelerator: Accelerator
+) -> tuple[list[Change], list[Problem]]:
+    """What stands for every "auto" of a DeepSpeed JSON, and for what is absent and needs a value; the batch apart.
 
     Returns:
-        The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
-        for; that one is left out of the JSON.
+        The changes, and a problem for each "auto" that nothing determines and that DeepSpeed has no default for;
+        that one is left out of the JSON.
     """
-    rate, places, schedule = stated_rate(ds), _places_of_rate(ds), ds.get(("scheduler", "type"))
-    of_accelerator = Origin(f"the accelerator: {accelerator.name}")
-    ds = _with_precision(ds, topology, accelerator)
-    known = [
-        *_sizes(ds, hyperparameters, topology, batch),
-        *tensor_parallel_values(ds, topology.model_parallel_size),
-        *_experts(ds, hyperparameters),
-    ]
-    changes = {path: (value, origin) for path, value, origin in known}
+    changes: dict[KeyPath, tuple[Any, str]] = {}
     problems: list[Problem] = []
-    # The start of a warm-up comes last, since it depends on the rest.
-    for path in sorted(_to_fill(ds), key=lambda path: path[-1] == "warmup_min_lr"):
-        if path in changes:
+    for path, value, by in (
+        *_precision(ds, topology, accelerator),
+        *tensor_parallel_values(ds, topology.model_parallel_size),
+        *_shared(ds, hyperparameters, topology.sequence_parallel_size),
+    ):
+        changes[path] = value, by
+
+    def now(*path: str) -> Any:
+        value = changes.get(path, (ds.get(path),))[0]
+        return None if value is NOT_GIVEN else value
+
+    of_accelerator = Origin(f"the accelerator: {accelerator.name}")
+    rate, places, length = stated_rate(ds), _places_of_rate(ds), fit.max_length
+    for path in ds.once("open places", lambda: _open_places(ds)):
+        if path in changes or (*path, "enabled") in changes:
             continue
-        leaf, is_auto, in_list = str(path[-1]), ds.get(path) == AUTO, int in map(type, path)
+        leaf, is_auto, in_list = path[-1], ds.get(path) == AUTO, int in map(type, path)
         name, value = _hyperparameter(leaf, hyperparameters)
-        origin = Origin()
-        if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
-            name, value = "fit.max_length", fit.max_length.value
+        if leaf == "total_num_steps" and length and length.unit == "batches":
+            name, value = "fit.max_length", length.value
         elif leaf == "betas" and value is None:
             pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
             name, value = ("adam_beta1", pair) if None not in pair else (name, None)
+        origin = Origin()
         if rate and path in places and _is_number(rate.value):  # stated in the other place
-            value, stated = rate.value, ds.origin(rate.path)
-            origin = stated.reworded(f"{ds.key(rate.path)}, {stated}")
+            place = ds.origin(rate.path)
+            value, origin = rate.value, place.reworded(f"{ds.key(rate.path)}, {place}")
         elif leaf == "pin_memory":
             value, origin = accelerator.name == "cuda", of_accelerator
         elif value is not None:
-            stated = hyperparameters.origin(tuple(name.split(".")))
-            origin = stated.reworded(f"{name}, {stated}")
-        elif path in DEFAULTS and (is_auto or path == ("gradient_clipping",)):
+            place = hyperparameters.origin(tuple(name.split(".")))
+            origin = place.reworded(f"{name}, {place}")
+        elif path in DEFAULTS and (is_auto or path == CLIPPING):
             value, origin = DEFAULTS[path]
         elif leaf == "warmup_min_lr":
             # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
             # takes two steps at warmup_min_lr.
-            end = ((*path[:-1], each) for each in ("warmup_max_lr", "warmup_num_steps"))
-            peak, count = (changes.get(each, (ds.get(each),))[0] for each in end)
+            peak, count = (now("scheduler", "params", each) for each in ("warmup_max_lr", "warmup_num_steps"))
             value, origin = 0.0, Origin("a warm-up from 0")
             if _is_number(peak) and _is_number(count) and count >= 1:
                 value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
@@ -211,24 +215,27 @@ def filled(
             changes[path] = value, origin
             continue
         # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
-        is_decay = leaf == "warmup_max_lr" and schedule == "WarmupDecayLR"
-        fix = f"add the hyperparameter {name}, or write a number"
-        if leaf == "total_num_steps":
-            fix = "state fit.max_length in batches, or write the number of steps"
-        elif in_list:
-            fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
-        if in_list or (is_auto and leaf in NEEDED) or leaf == "total_num_steps" or is_decay:
+        is_decay = leaf == "warmup_max_lr" and now("scheduler", "type") == "WarmupDecayLR"
+        if in_list or is_decay or leaf == "total_num_steps" or (is_auto and leaf in NEEDED):
+            fix = f"add the hyperparameter {name}, or write a number"
+            if in_list:
+                fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
+            elif leaf == "total_num_steps":
+                fix = "state fit.max_length in batches, or write the number of steps"
             message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
             problems.append(ds.problem(path, message, fix, "auto-undetermined"))
         if is_auto and not in_list:
             changes[path] = NOT_GIVEN, ""
-    done = ds.overwritten_all((path, *change) for path, change in changes.items())
-    return done.overwritten_all(
-        (*each, of_accelerator) for each in _of_accelerator(done, accelerator)
-    ), problems
+
+    changes |= {path: (True, of_accelerator) for path in _torch_adam(now, on_gpu=accelerator.name != "cpu")}
+    if accelerator.name != "cpu" and not now("steps_per_print") and now("timers", "throughput") is None:
+        # The timer waits for the device twice a micro-batch; steps_per_print prints what it measures.
+        # Source: ThroughputTimer in deepspeed 0.19.8's utils/timer.py, which is on by default.
+        changes["timers", "throughput", "enabled"] = False, of_accelerator
+    return [(path, *change) for path, change in changes.items()], problems
 
 
-def _to_fill(ds: Document) -> list[KeyPath]:
+def _open_places(ds: Document) -> list[KeyPath]:
     """Where "auto" stands, and where a parameter is absent that a hyperparameter may state."""
 
     def autos(data: dict[str, Any] | list[Any], path: KeyPath) -> Iterator[KeyPath]:
@@ -238,19 +245,21 @@ def _to_fill(ds: Document) -> list[KeyPath]:
             elif value == AUTO:
                 yield (*path, key)
 
-    absent: list[KeyPath] = [("gradient_clipping",)]
+    absent: list[KeyPath] = [CLIPPING]
     for section, leaves in IF_ABSENT.items():
         kind = ds.get((section, "type"))
         takes = params_of(section, kind)
         if takes is None:  # torch's own
             takes = ["lr"] if section == "optimizer" and isinstance(kind, str) else []
         absent += [(section, "params", leaf) for leaf in leaves if leaf in takes]
-    return [*autos(ds.data, ()), *(path for path in absent if ds.get(path) is None)]
+    places = [path for path in autos(ds.data, ()) if path[0] not in BATCH_KEYS]
+    places += [path for path in absent if ds.get(path) is None]
+    return sorted(places, key=lambda path: path[-1] == "warmup_min_lr")  # which depends on the rest
 
 
-def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
+def _hyperparameter(leaf: str | int, hyperparameters: Document) -> tuple[str, Any]:
     """Name and value of the hyperparameter that fills a leaf; the value is None where there is none."""
-    names = HYPERPARAMETER_NAMES.get(leaf, (leaf,))
+    names = HYPERPARAMETER_NAMES.get(str(leaf), (str(leaf),))
     for name in names:
         value = hyperparameters.data.get(name)
         if value is not None and value != AUTO:
@@ -258,25 +267,23 @@ def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
     return names[0], None
 
 
-def _sizes(ds: Document, document: Document, layout: Topology, batch: Batch) -> Iterator[Change]:
-    """The batch sizes that the JSON leaves open, and the ranks that share a sequence, by which replicas are counted."""
-    place = document.origin((TOTAL,))
-    for key, name in BATCH_KEYS.items():
-        if ds.get((key,)) not in (None, AUTO):
-            continue
-        said = {BATCH_KEYS[each]: each for each in BATCH_KEYS if each not in (key, "train_batch_size")}
-        factors = " x ".join(
-            f"{word} {getattr(batch, each)}" for each, word in (said | {"replicas": REPLICAS}).items()
-        )
-        derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
-        if name == TOTAL:
-            is_stated = document.get((TOTAL,)) not in (None, AUTO)
-            derived = f"{TOTAL}, {place}" if is_stated else f"derived: {factors}"
-        yield (key,), getattr(batch, name), place.reworded(derived)
-    key, size = "sequence_parallel_size", layout.sequence_parallel_size
-    if size > 1 and ds.get((key,)) in (None, AUTO):
-        place = document.origin((key,))
-        yield (key,), size, place.reworded(f"hyperparameters.{key}, {place}")
+def _precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Iterator[Change]:
+    """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
+    sections = [ds.get(("bf16",)), ds.get(("fp16",))]
+    asked = [each.get("enabled") if isinstance(each, dict) else each for each in sections]
+    bf16, fp16 = asked
+    if bf16 == AUTO:
+        bf16 = accelerator.bf16 and fp16 is not True
+    if fp16 == AUTO:
+        fp16 = accelerator.name == "cuda" and not bf16
+    for section, stated, on in zip(("bf16", "fp16"), asked, (bf16, fp16), strict=True):
+        if stated == AUTO:
+            yield (section, "enabled"), on, f"the accelerator: {accelerator.name}"
+    dtype: KeyPath = ("data_types", "grad_accum_dtype")
+    # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
+    in_pipeline = topology.pipe_parallel_size > 1 and bf16 is True and ds.get((ZERO, "stage"))
+    if in_pipeline and ds.get(dtype) in (None, AUTO):
+        yield dtype, "fp32", "bf16 pipelines accumulate in fp32"
 
 
 def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False) -> list[Change]:
@@ -300,8 +307,12 @@ def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False)
     return changes
 
 
-def _experts(ds: Document, hyperparameters: Document) -> Iterator[Change]:
-    """What ``expert_parallel_size`` fills. Without it, an ``"auto"`` in the section is off."""
+def _shared(ds: Document, hyperparameters: Document, sequences: int) -> Iterator[Change]:
+    """Ranks that share a sequence, by which replicas are counted, or experts: without a size, an "auto" is off."""
+    key = "sequence_parallel_size"
+    if sequences > 1 and ds.get((key,)) in (None, AUTO):
+        place = hyperparameters.origin((key,))
+        yield (key,), sequences, place.reworded(f"hyperparameters.{key}, {place}")
     size = hyperparameters.get(("expert_parallel_size",))
     is_set = type(size) is int and size >= 1
     for key, value in (("enabled", is_set), ("autoep_size", size if is_set else 1)):
@@ -309,48 +320,38 @@ def _experts(ds: Document, hyperparameters: Document) -> Iterator[Change]:
             yield ("expert_parallel", key), value, "expert_parallel_size"
 
 
-def _with_precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Document:
-    """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
-    origin = f"the accelerator: {accelerator.name}"
-    asked = {}
-    for section in ("bf16", "fp16"):
-        asked[section] = ds.get((section,)) if ds.get((section,)) == AUTO else ds.get((section, "enabled"))
-    bf16, fp16 = asked["bf16"], asked["fp16"]
-    if bf16 == AUTO:
-        bf16 = accelerator.bf16 and fp16 is not True
-    if fp16 == AUTO:
-        fp16 = accelerator.name == "cuda" and not bf16
-    for section, on in (("bf16", bf16), ("fp16", fp16)):
-        if asked[section] == AUTO:
-            ds = ds.overwritten((section,), {"enabled": on}, origin)
-    dtype: KeyPath = ("data_types", "grad_accum_dtype")
-    # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
-    in_pipeline = topology.pipe_parallel_size > 1 and bf16 is True and ds.get((ZERO, "stage"))
-    if in_pipeline and ds.get(dtype) in (None, AUTO):
-        ds = ds.overwritten(dtype, "fp32", "bf16 pipelines accumulate in fp32")
-    return ds
-
-
-def _of_accelerator(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPath, bool]]:
-    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one, and no timer.
+def _torch_adam(now: Callable[..., Any], *, on_gpu: bool) -> Iterator[KeyPath]:
+    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one.
 
     DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What is
-    stated stays, and so does what only DeepSpeed's takes: an offloaded state, and parameters that torch's has not. The
-    throughput timer waits for the device twice a micro-batch; ``steps_per_print`` prints what it measures.
+    stated stays, and so does what only DeepSpeed's takes: an offloaded state, and parameters that torch's has not.
 
     Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
-    ``optim/adam.py`` for what ``fused`` excludes; ``ThroughputTimer`` in ``utils/timer.py``, which is on by default.
+    ``optim/adam.py`` for what ``fused`` excludes.
     """
-    on_gpu = accelerator.name != "cpu"
-    if on_gpu and not ds.get(("steps_per_print",)) and ds.get(("timers", "throughput")) is None:
-        yield ("timers", "throughput", "enabled"), False
-    kind, stated = str(ds.get(("optimizer", "type"), "")).lower(), ds.get(PARAMS) or {}
-    if kind not in ("adam", "adamw", "muon") or stated.get("torch_adam") is not None:
+    stated, kind = partial(now, *PARAMS), str(now("optimizer", "type") or "").lower()
+    if kind not in ("adam", "adamw", "muon") or stated("torch_adam") is not None:
         return
-    is_offloaded = ds.get((ZERO, "offload_optimizer", "device")) in ("cpu", "nvme")
-    if on_gpu and (is_offloaded or any(name in stated for name in FUSED_ADAM_ONLY)):
+    is_offloaded = now(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
+    if on_gpu and (is_offloaded or any(stated(name) is not None for name in FUSED_ADAM_ONLY)):
         return
-    yield (*PARAMS, "torch_adam"), True
-    excluded = stated.get("foreach") or stated.get("differentiable") or stated.get("fused") is not None
+    yield (*PARAMS, "torch_adam")
+    excluded = stated("foreach") or stated("differentiable") or stated("fused") is not None
     if on_gpu and kind != "muon" and not excluded:
-        yield (*PARAMS, "fused"), True
+        yield (*PARAMS, "fused")
+
+
+def batch_sizes(ds: Document, hyperparameters: Document, batch: Batch) -> Iterator[Change]:
+    """The batch sizes that a DeepSpeed JSON leaves open."""
+    place = hyperparameters.origin((TOTAL,))
+    for key, name in BATCH_KEYS.items():
+        if ds.get((key,)) not in (None, AUTO):
+            continue
+        said = {BATCH_KEYS[each]: each for each in BATCH_KEYS if each not in (key, "train_batch_size")}
+        said["replicas"] = REPLICAS
+        factors = " x ".join(f"{word} {getattr(batch, each)}" for each, word in said.items())
+        derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
+        if name == TOTAL:
+            is_stated = hyperparameters.get((TOTAL,)) not in (None, AUTO)
+            derived = f"{TOTAL}, {place}" if is_stated else f"derived: {factors}"
+        yield (key,), getattr(batch, name), place.reworded(derived)

@@ -8,10 +8,9 @@ here; one that does not divide is an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from determined_ds.config.params import AUTO, TOTAL
+from determined_ds.config.params import AUTO, PARALLEL_SIZES, TOTAL
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 
@@ -106,35 +105,32 @@ class Topology:
 
 
 def topology_problem(
-    slots: int, sizes: Mapping[str, int], replicas: int | None, origins: Mapping[str, str]
+    layout: Topology, slots: int, replicas: int | None, hyperparameters: Document, slots_origin: str
 ) -> Problem | None:
     """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
 
-    ``sizes`` and ``origins`` are by the names in a configuration; ``replicas`` is the stated number, if any.
+    ``replicas`` is the stated number, if any.
     """
-    per_replica = math.prod(sizes.values())
-    layout = " x ".join(_with_origin(name, size, origins) for name, size in sizes.items())
-    found, rest = divmod(slots, per_replica)
+    found, rest = divmod(slots, layout.per_replica)
     if not rest and replicas in (None, found):
         return None
-    if rest:
-        name, key, value = "slots_per_trial", "slots_per_trial", slots
-        message = f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots"
-        below = f"{found * per_replica} or " if found else ""
-        fix = f"use {below}{(found + 1) * per_replica} slots"
-        for degree, size in sizes.items():
-            left, rest = divmod(slots, per_replica // size)
-            if size > 1 and rest == 0 and left < 10**5:  # more are a mistake of another kind
-                fits = [each for each in range(1, left + 1) if left % each == 0]
-                fix += f", or {degree} {min(fits, key=lambda each: (abs(each - size), each))}"
-    else:
-        assert replicas is not None
-        name, key, value = REPLICAS, f"hyperparameters.{REPLICAS}", replicas
-        message = f"{_with_origin('slots_per_trial', slots, origins)} / ({layout}) = {found}"
-        fix = f"write {found} or auto, or use {replicas * per_replica} slots"
-    return Problem(
-        key=key, value=value, origin=origins.get(name, ""), message=message, fix=fix, code="topology"
-    )
+    sizes = {name: getattr(layout, name) for name in PARALLEL_SIZES}
+    stated = {(name,): hyperparameters.get((name,)) is not None for name in sizes}
+    origins = [hyperparameters.origin(path) if stated[path] else "" for path in stated]
+    factors = " x ".join(map(_with_origin, sizes, sizes.values(), origins))
+    if not rest:
+        message = f"{_with_origin('slots_per_trial', slots, slots_origin)} / ({factors}) = {found}"
+        fix = f"write {found} or auto, or use {(replicas or 1) * layout.per_replica} slots"
+        return hyperparameters.problem((REPLICAS,), message, fix, "topology")
+    message = f"{factors} = {layout.per_replica} slots a replica, which does not divide {slots} slots"
+    fix = f"use {_nearest(slots, layout.per_replica)} slots"
+    for name, size in sizes.items():
+        left, rest = divmod(slots, layout.per_replica // size)
+        if size > 1 and rest == 0 and left < 10**5:  # more are a mistake of another kind
+            fits = [each for each in range(1, left + 1) if left % each == 0]
+            fix += f", or {name} {min(fits, key=lambda each: (abs(each - size), each))}"
+    key = "slots_per_trial"
+    return Problem(key=key, value=slots, origin=slots_origin, message=message, fix=fix, code="topology")
 
 
 def whole_sequences(name: str, size: int) -> Problem:
@@ -144,8 +140,14 @@ def whole_sequences(name: str, size: int) -> Problem:
     return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
 
 
-def _with_origin(name: str, size: int, origins: Mapping[str, str]) -> str:
-    return f"{name} {size}" + (f" ({origins[name]})" if origins.get(name) else "")
+def _with_origin(name: str, size: int, origin: str) -> str:
+    return f"{name} {size} ({origin})" if origin else f"{name} {size}"
+
+
+def _nearest(number: int, factor: int) -> str:
+    """The multiples of a factor on either side of a number that is none."""
+    below = number // factor * factor
+    return f"{below} or {below + factor}" if below else str(factor)
 
 
 # ------------------------------------------------------------------------------------------- batch sizes
@@ -182,41 +184,34 @@ def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topol
         ConfigError: they state too little, the total twice, or numbers that do not divide; the fix names the nearest
             totals that would do.
     """
-    stated: dict[str, int] = {}
-    origins = {REPLICAS: f"{topology.slots} slots"}
-    for key in BATCH_KEYS:
-        if ds.get((key,)) not in (None, AUTO):
-            stated[key], origins[key] = ds.get((key,)), ds.origin((key,))
-    total, micro, steps = (stated.get(key) for key in BATCH_KEYS)
     _, of_micro, of_steps = BATCH_KEYS
-    name, document = "train_batch_size", ds
+    stated = (ds.get((key,)) for key in BATCH_KEYS)
+    total, micro, steps = (None if number == AUTO else number for number in stated)
+    path, document = ("train_batch_size",), ds
     if own is not None:
         if total not in (None, own):
-            message = f"differs from train_batch_size = {total} ({origins['train_batch_size']})"
+            message = f"differs from train_batch_size = {total} ({ds.origin(path)})"
             fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
             raise ConfigError(hyperparameters.problem((TOTAL,), message, fix, "batch-twice"))
-        total, name, document = own, TOTAL, hyperparameters
+        total, path, document = own, (TOTAL,), hyperparameters
     replicas = topology.data_parallel_world_size
-    product = (micro or 1) * (steps or 1) * replicas
     if total is None and micro is None:
-        absent = [TOTAL, of_micro, *([] if steps else [of_steps])]
-        message = f"the batch is not determined: {', '.join(absent)} are missing"
+        missing = f"{TOTAL}, {of_micro}" + ("" if steps else f", {of_steps}")
+        message = f"the batch is not determined: {missing} are missing"
         fix = "state global_batch_size in the hyperparameters; the rest is derived from it and the slots"
-        raise ConfigError(
-            Problem(key=f"hyperparameters.{TOTAL}", message=message, fix=fix, code="batch-missing")
-        )
-    is_derived = total is None or micro is None or steps is None
+        key = f"hyperparameters.{TOTAL}"
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code="batch-missing"))
+    product = (micro or 1) * (steps or 1) * replicas
+    is_derived = None in (total, micro, steps)
     total = product if total is None else total
-    if total == product or (is_derived and total % product == 0):
-        left = total // product
-        micro, steps = micro or left, steps or (left if micro else 1)
-        return Batch(global_batch_size=total, micro_batch_size=micro, accumulation=steps, replicas=replicas)
-    factors = {of_micro: micro, of_steps: steps, REPLICAS: replicas}
-    given = {factor: number for factor, number in factors.items() if number is not None}
-    words = " x ".join(_with_origin(factor, number, origins) for factor, number in given.items())
-    below, above = total // product * product, (total // product + 1) * product
-    near = f"{below} or {above}" if below else f"{above}"
-    fix = f"use {name} {near if is_derived else product}"
-    equals = f" = {product}" if len(given) > 1 else ""
-    message = f"is not {'a multiple of ' if is_derived else ''}{words}{equals}"
-    raise ConfigError(document.problem((name,), message, fix, "batch"))
+    if total % product if is_derived else total != product:
+        given = {key: number for key, number in ((of_micro, micro), (of_steps, steps)) if number is not None}
+        factors = [_with_origin(key, number, ds.origin((key,))) for key, number in given.items()]
+        factors.append(_with_origin(REPLICAS, replicas, f"{topology.slots} slots"))
+        equals = f" = {product}" if given else ""
+        message = f"is not {'a multiple of ' if is_derived else ''}{' x '.join(factors)}{equals}"
+        fix = f"use {path[0]} {_nearest(total, product) if is_derived else product}"
+        raise ConfigError(document.problem(path, message, fix, "batch"))
+    left = total // product
+    micro, steps = micro or left, steps or (left if micro else 1)
+    return Batch(global_batch_size=total, micro_batch_size=micro, accumulation=steps, replicas=replicas)

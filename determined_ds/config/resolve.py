@@ -15,8 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.ds_schema import Located, located_problems, normalized
-from determined_ds.config.fill import disagreements, filled, leaf_paths, overwritten, tensor_parallel_values
+from determined_ds.config.ds_schema import located_problems, normalized
+from determined_ds.config.fill import (
+    Change,
+    batch_sizes,
+    disagreements,
+    fills,
+    leaf_paths,
+    overwrites,
+    tensor_parallel_values,
+)
 from determined_ds.config.keys import json_problems
 from determined_ds.config.layout import (
     BATCH_KEYS,
@@ -170,9 +178,9 @@ def reconcile(
     """
     hyperparameters, misnamed, renamed = by_real_names(hyperparameters)
     hp, problems = read_hyperparameters(hyperparameters)
-    stated, found = _without_faults(overwritten(ds, hyperparameters, hp))
-    refused, ignored = json_problems(stated)
-    problems += [*misnamed, *(problem for _, problem in found)]
+    stated, faults = _judged(ds, overwrites(ds, hyperparameters, hp))
+    refused, ignored = stated.once("refused and ignored", lambda: json_problems(stated))
+    problems += [*misnamed, *faults]
     keys = {problem.key for problem in problems}
     problems += [problem for problem in refused if problem.key not in keys]
     warnings = [*renamed, *ignored, *disagreements(stated, hyperparameters)]
@@ -184,37 +192,33 @@ def reconcile(
         sizes["model_parallel_size"] = autotp_degree(stated.data)
     replicas = max(1, slots // math.prod(sizes.values()))
     within = hp.pipe_within_machine
-    topology = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=within)
-    names = [problem.key.rpartition(".")[2] for problem in problems]
-    misspelt = [name for name, problem in zip(names, problems, strict=True) if problem.code == "unknown-key"]
-    counted = not {*SIZES, *BATCH_KEYS} & {*names, *(nearest(name, SIZES) for name in misspelt)}
-    batch = None
+    layout = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=within)
+    names = {problem.key.rpartition(".")[2]: problem.code for problem in problems}
+    meant = {nearest(name, SIZES) for name, code in names.items() if code == "unknown-key"}
+    counted, batch = not {*SIZES, *BATCH_KEYS} & (names.keys() | meant), None
     if counted:
-        given = [name for name in SIZES if hyperparameters.get((name,)) is not None]
-        origins: dict[str, str] = {name: hyperparameters.origin((name,)) for name in given}
-        origins["slots_per_trial"] = slots_origin
-        wrong = topology_problem(slots, sizes, hp.data_parallel_world_size, origins)
+        wrong = topology_problem(layout, slots, hp.data_parallel_world_size, hyperparameters, slots_origin)
         problems += [wrong] if wrong else []
-        counted = topology.slots == slots
+        counted = layout.slots == slots
     if counted:
         try:
-            batch = stated_batch(hp.global_batch_size, hyperparameters, stated, topology)
+            batch = stated_batch(hp.global_batch_size, hyperparameters, stated, layout)
         except ConfigError as error:
             problems += error.problems
     assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
-    full, undetermined = filled(stated, hyperparameters, hp.fit, topology, batch or assumed, accelerator)
-    full, found = _without_faults(full)
+    changes, undetermined = fills(stated, hyperparameters, hp.fit, layout, accelerator)
+    full, faults = _judged(stated, changes)
     blamed = {problem.key for problem in problems}
     problems += undetermined
-    for _, problem in found:  # a hyperparameter at fault is named itself, and not what it fills
+    for problem in faults:  # a hyperparameter at fault is named itself, and not what it fills
         filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
         if filled_by not in blamed and problem not in problems:
             problems.append(problem)
     resolved = ResolvedConfig(
         hyperparameters=hyperparameters,
-        ds=full,
-        topology=topology,
+        ds=full.overwritten_all(batch_sizes(stated, hyperparameters, batch or assumed)),
+        topology=layout,
         batch=batch or assumed,
         accelerator=accelerator,
         machines=machines,
@@ -236,13 +240,21 @@ def reconcile(
     return decided
 
 
-def _without_faults(ds: Document) -> tuple[Document, Located]:
-    """A DeepSpeed JSON in normal form, without the values that have a problem; and the problems."""
-    found = located_problems(ds)
-    for path in {path for path, _ in found if path}:
-        if ds.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
-            ds = ds.without(path)
-    return normalized(ds), found
+def _judged(ds: Document, changes: list[Change]) -> tuple[Document, list[Problem]]:
+    """A DeepSpeed JSON with changes, in normal form and without the values that have a problem; and the problems.
+
+    Points of a search that change the same get the same document, and with it all that is worked out of it.
+    """
+
+    def judge() -> tuple[Document, list[Problem]]:
+        changed = ds.overwritten_all(changes)
+        found = located_problems(changed)
+        for path in {path for path, _ in found if path}:
+            if changed.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
+                changed = changed.without(path)
+        return normalized(changed), [problem for _, problem in found]
+
+    return ds.once(tuple((path, repr(value), origin) for path, value, origin in changes), judge)
 
 
 def missing_packages(ds: Document | None, hyperparameters: Document | None = None) -> list[Problem]:

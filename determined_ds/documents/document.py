@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
 
+T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column in a file, both counted from 1
 AS_WRITTEN: Any = object()
@@ -38,6 +39,13 @@ class Document:
     def worked_out(self) -> dict[Any, Any]:
         """Results derived from this document, kept for the next caller: a document never changes."""
         return {}
+
+    def once(self, what: Any, make: Callable[[], T]) -> T:
+        """What ``make`` returns, derived from this document: made for the first caller, and kept for the next."""
+        if what not in self.worked_out:
+            self.worked_out[what] = make()
+        made: T = self.worked_out[what]
+        return made
 
     def key(self, path: KeyPath) -> str:
         """Dotted name of a path, prefix included."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import transformers
 
-from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, leaf_paths, overwritten, stated_rate
+from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, leaf_paths, overwrites, stated_rate
 from determined_ds.config.params import (
     AUTO,
     LARGEST,
@@ -174,7 +174,7 @@ class ReconciledArguments:
                 fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
                 raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
             ds = there
-        return None if ds is None else overwritten(ds, hyperparameters, own)
+        return None if ds is None else ds.overwritten_all(overwrites(ds, hyperparameters, own))
 
     def _take_values(
         self, hyperparameters: Document, own: Hyperparameters, ds: Document | None, where: Where
