@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
 from determined_ds.config.resolve import ResolvedConfig, Where
-from determined_ds.documents.document import Document, words
+from determined_ds.documents.document import Document
+from determined_ds.documents.points import Axes, Point
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
@@ -38,6 +39,7 @@ def judge_points(
         mistake. How many can run. What the first of these is resolved to; None where code decides that.
     """
     axes, total = experiment.space.axes, len(points.values)
+    searched = Axes(str(axis.path[0]) for axis in axes)
     judged: list[tuple[list[int], list[Problem], list[Problem]]] = []  # points, why they do not run, warnings
     known: dict[
         tuple[int, ...], dict[tuple[str, ...], list[int]]
@@ -50,7 +52,7 @@ def judge_points(
         if alike is not None:
             alike.append(index)
             continue
-        recorder, resolved = _Recorder(experiment.space.at(values)), None
+        recorder, resolved = Point(experiment.space.at(values), searched), None
         hyperparameters = experiment.hyperparameters.holding(recorder)
         problems, warnings = list[Problem](), list[Problem]()
         try:
@@ -84,33 +86,6 @@ def judge_points(
         severity = ERROR if stops and not num_runnable else WARNING
         findings.append(Finding(severity=severity, problem=problem, share=share))
     return findings, num_runnable, first
-
-
-class _Recorder(dict[str, Any]):
-    """A mapping that records which of its values are read. Reading its keys is free."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        super().__init__(data)
-        self.read: set[str] = set()
-
-    def __iter__(self) -> Iterator[str]:  # so that a copy reads each value by its key
-        return super().__iter__()
-
-    __hash__ = None
-
-
-def _recorded(name: str) -> Callable[..., Any]:
-    def method(self: _Recorder, *args: Any) -> Any:
-        self.read.update(args[:1] if name in ("__getitem__", "get") else self.keys())
-        return getattr(dict, name)(self, *args)
-
-    return method
-
-
-for _name in words(
-    "__getitem__ get items values copy setdefault pop popitem __eq__ __ne__ __repr__ __or__ __ror__"
-):
-    setattr(_Recorder, _name, _recorded(_name))
 
 
 def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: set[int]) -> str:

@@ -341,9 +341,8 @@ def _torch_adam(now: Callable[..., Any], *, on_gpu: bool) -> Iterator[KeyPath]:
         yield (*PARAMS, "fused")
 
 
-def batch_sizes(ds: Document, hyperparameters: Document, batch: Batch) -> Iterator[Change]:
-    """The batch sizes that a DeepSpeed JSON leaves open."""
-    place = hyperparameters.origin((TOTAL,))
+def batch_sizes(ds: Document, batch: Batch, own: int | None, place: Origin) -> Iterator[Change]:
+    """The batch sizes that a DeepSpeed JSON leaves open; ``own`` is the stated ``global_batch_size``, of that place."""
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) not in (None, AUTO):
             continue
@@ -352,6 +351,5 @@ def batch_sizes(ds: Document, hyperparameters: Document, batch: Batch) -> Iterat
         factors = " x ".join(f"{word} {getattr(batch, each)}" for each, word in said.items())
         derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
         if name == TOTAL:
-            is_stated = hyperparameters.get((TOTAL,)) not in (None, AUTO)
-            derived = f"{TOTAL}, {place}" if is_stated else f"derived: {factors}"
+            derived = f"{TOTAL}, {place}" if own is not None else f"derived: {factors}"
         yield (key,), getattr(batch, name), place.reworded(derived)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from determined_ds.config.ds_schema import located_problems, normalized
 from determined_ds.config.fill import (
@@ -40,15 +40,17 @@ from determined_ds.config.params import (
     PARALLEL_SIZES,
     SIZES,
     TOOLS,
+    TOTAL,
     FitOptions,
     by_real_names,
     read_hyperparameters,
     read_loggers,
 )
-from determined_ds.config.rules import OF_SLOTS, broken_rules
+from determined_ds.config.rules import OF_SLOTS, Rule, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest
 from determined_ds.documents.files import read_json
+from determined_ds.documents.points import Point
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
@@ -207,17 +209,9 @@ def reconcile(
             problems += error.problems
     assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
-    changes, undetermined = fills(stated, hyperparameters, hp.fit, layout, accelerator)
-    full, faults = _judged(stated, changes)
-    blamed = {problem.key for problem in problems}
-    problems += undetermined
-    for problem in faults:  # a hyperparameter at fault is named itself, and not what it fills
-        filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
-        if filled_by not in blamed and problem not in problems:
-            problems.append(problem)
     resolved = ResolvedConfig(
         hyperparameters=hyperparameters,
-        ds=full.overwritten_all(batch_sizes(stated, hyperparameters, batch or assumed)),
+        ds=stated,
         topology=layout,
         batch=batch or assumed,
         accelerator=accelerator,
@@ -228,16 +222,47 @@ def reconcile(
         warnings=(),
         stated=stated,
     )
-    for rule, problem in broken_rules(resolved, slots_origin=slots_origin):
+
+    def sized(full: Document, batch: Batch) -> Document:
+        own, place = hp.global_batch_size, hyperparameters.origin((TOTAL,))
+        return full.overwritten_all(batch_sizes(stated, batch, own, place))
+
+    ruled = resolved.batch if layout.pipe_parallel_size > 1 else assumed  # of no other do rules read the batch
+
+    def fill() -> _Filled:
+        changes, undetermined = fills(stated, hyperparameters, hp.fit, layout, accelerator)
+        full, faults = _judged(stated, changes)
+        whole = replace(resolved, ds=sized(full, ruled), batch=ruled)
+        return _Filled(full, undetermined, faults, [*broken_rules(whole, slots_origin=slots_origin)])
+
+    if isinstance(point := hyperparameters.data, Point):
+        given = (point.axes, layout, ruled, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
+        filled = point.once(stated.once(given, dict), fill)
+    else:
+        filled = fill()
+    blamed = {problem.key for problem in problems}
+    problems += filled.undetermined
+    for problem in filled.faults:  # a hyperparameter at fault is named itself, and not what it fills
+        filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
+        if filled_by not in blamed and problem not in problems:
+            problems.append(problem)
+    for rule, problem in filled.broken:
         if rule.warning and batch is not None:  # an assumed batch supports no warning
             warnings.append(problem)
         elif not rule.warning and (counted or rule.code not in OF_SLOTS):
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
-    decided = replace(resolved, warnings=tuple(warnings))
-    decided.__dict__["strategy"] = resolved.strategy  # it does not depend on the warnings
-    return decided
+    return replace(resolved, ds=sized(filled.ds, resolved.batch), warnings=tuple(warnings))
+
+
+class _Filled(NamedTuple):
+    """What a configuration is filled with, which many points of a search share: of the batch only pipelines read."""
+
+    ds: Document  # without the batch
+    undetermined: list[Problem]
+    faults: list[Problem]  # of values that were filled
+    broken: list[tuple[Rule, Problem]]
 
 
 def _judged(ds: Document, changes: list[Change]) -> tuple[Document, list[Problem]]:
