@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from determined_ds.config.ds_schema import ZERO, known_keys, located_problems, normalized, params_of
 from determined_ds.config.fill import disagreements
-from determined_ds.config.layout import assumed_cuda
+from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import reconcile
-from determined_ds.documents.document import Document, one_of, unknown_key
+from determined_ds.documents.document import Document, KeyPath, one_of, unknown_key
 from determined_ds.documents.files import read_json, write_files
-from determined_ds.documents.text import as_plain, kind_of
-from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.documents.text import as_plain
+from determined_ds.errors import ConfigError, Problem
 
 Auto = Literal["auto"]
 Offload = Literal["cpu", "nvme"] | Mapping[str, Any] | None
@@ -29,19 +29,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16": {"fp16": {"enabled": True}},
     "fp32": {"bf16": {"enabled": False}},
 }
-# Names of arguments that other documents use, where they mean the same.
-OTHER_NAMES = {
-    "stage": "zero_stage",
-    "global_batch_size": "train_batch_size",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "lr": "learning_rate",
-    "max_grad_norm": "gradient_clipping",
-}
 
 
 def create_deepspeed_config(
     *,
-    zero_stage: int | None = None,
+    zero_stage: int,
     train_batch_size: int | Auto = "auto",
     micro_batch_size: int | Auto = "auto",
     gradient_accumulation_steps: int | Auto = "auto",
@@ -92,7 +84,7 @@ def create_deepspeed_config(
         activation_checkpointing: DeepSpeed's section, for models that call ``deepspeed.checkpointing``.
         grad_accum_dtype: Type that gradients are added up in (``data_types.grad_accum_dtype``).
         sections: Any other keys of DeepSpeed's, which overwrite the above leaf by leaf.
-        others: Any key of ``zero_optimization``, e.g. ``overlap_comm=True``; and the names of :data:`OTHER_NAMES`.
+        others: Any other key of ``zero_optimization``, e.g. ``overlap_comm=True``; None is DeepSpeed's own default.
 
     Returns:
         A plain dict.
@@ -104,69 +96,60 @@ def create_deepspeed_config(
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and ``runtime/zero/config.py``.
     """
     given = {name: as_plain(value) for name, value in locals().items()}
-    written, of_zero, problems = Document(name="", data=given.pop("others")), {}, []
-    for name, value in written.data.items():
-        if name not in OTHER_NAMES and name in known_keys()["properties"][ZERO]["properties"]:
-            of_zero[name] = value
-        elif name not in OTHER_NAMES:
-            problems.append(unknown_key(written, (name,), given))
-        elif given[real := OTHER_NAMES[name]] not in (None, AUTO, value):
-            message = f"is another name of {real}, which is {shown(given[real])}"
-            problems.append(written.problem((name,), message, f"keep {real} only", "other-name"))
-        else:
-            given[real] = value
-    if given["precision"] not in PRECISIONS:
-        message, fix = "no such precision", one_of(PRECISIONS, given["precision"])
-        problems.append(Document(name="", data=given).problem(("precision",), message, fix, "out-of-range"))
+    zero = {"stage": given["zero_stage"]}
+    for name in ("offload_optimizer", "offload_param"):
+        device = given[name]
+        zero[name] = {"device": device, "pin_memory": AUTO} if isinstance(device, str) else device
+    further = Document(name="", data=given.pop("others"))
+    known = known_keys()["properties"][ZERO]["properties"].keys() - zero
+    problems = [unknown_key(further, (name,), given) for name in others if name not in known]
+    if precision not in PRECISIONS:
+        fix, document = one_of(PRECISIONS, precision), Document(name="", data=given)
+        problems.append(document.problem(("precision",), "no such precision", fix, "out-of-range"))
     _refuse(problems)
-    if given["zero_stage"] is None:
-        raise TypeError("create_deepspeed_config() missing 1 required keyword-only argument: 'zero_stage'")
-
-    rate, warm_up, steps = (given[name] for name in ("learning_rate", "warmup_num_steps", "total_num_steps"))
-    own = {"lr": rate, **{name: given[name] for name in ("betas", "eps", "weight_decay")}}
-    of_rate = {
+    of_optimizer = {"lr": learning_rate, **{key: given[key] for key in ("betas", "eps", "weight_decay")}}
+    of_scheduler = {
         "warmup_min_lr": AUTO,
-        "warmup_max_lr": rate,
-        "warmup_num_steps": warm_up,
-        "total_num_steps": steps,
+        "warmup_max_lr": learning_rate,
+        "warmup_num_steps": warmup_num_steps,
+        "total_num_steps": total_num_steps,
     }
-    offloads = {name: given[name] for name in ("offload_optimizer", "offload_param")}
-    for name, device in offloads.items():
-        offloads[name] = {"device": device, "pin_memory": AUTO} if isinstance(device, str) else device
     made: dict[str, Any] = {
-        "train_batch_size": given["train_batch_size"],
-        "train_micro_batch_size_per_gpu": given["micro_batch_size"],
-        "gradient_accumulation_steps": given["gradient_accumulation_steps"],
-        ZERO: {
-            key: value
-            for key, value in {"stage": given["zero_stage"], **offloads, **of_zero}.items()
-            if value is not None
-        },
+        "train_batch_size": train_batch_size,
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        ZERO: {key: value for key, value in {**zero, **further.data}.items() if value is not None},
+        "optimizer": _of_type("optimizer", optimizer, of_optimizer, given["optimizer_params"]),
+        "scheduler": _of_type("scheduler", scheduler, of_scheduler, given["scheduler_params"]),
+        "gradient_clipping": gradient_clipping,
+        **as_plain(PRECISIONS[precision]),
+        "activation_checkpointing": given["activation_checkpointing"],
+        "data_types": None if grad_accum_dtype is None else {"grad_accum_dtype": grad_accum_dtype},
     }
-    for section, parameters in (("optimizer", own), ("scheduler", of_rate)):
-        if (kind := given[section]) is None:
-            continue
-        takes = params_of(section, kind)
-        params = {}
-        for key, value in parameters.items():  # "auto" where the chosen one takes that parameter
-            is_stated = value != AUTO and key != "warmup_max_lr"
-            if is_stated or (key in takes if takes is not None else key == "lr"):
-                params[key] = value
-        if takes is not None and "warmup_type" in takes:
-            params["warmup_type"] = "linear"
-        params |= given[f"{section}_params"] or {}
-        made[section] = {"type": kind, **({"params": params} if params else {})}
-    made["gradient_clipping"] = given["gradient_clipping"]
-    made |= as_plain(PRECISIONS[given["precision"]])
-    made["activation_checkpointing"] = given["activation_checkpointing"]
-    if given["grad_accum_dtype"] is not None:
-        made["data_types"] = {"grad_accum_dtype": given["grad_accum_dtype"]}
     made = {key: value for key, value in made.items() if value is not None}
     document = Document(name="create_deepspeed_config", data=made)
-    further = (((key,), value, "argument sections") for key, value in (given["sections"] or {}).items())
-    document = document.overwritten_all(further)
+    over = (given["sections"] or {}).items()
+    document = document.overwritten_all(((key,), value, "argument sections") for key, value in over)
     _refuse([*problems_alone(document)[0], *disagreements(document, Document(name="", data={}))])
     return normalized(document).data
+
+
+def _of_type(
+    section: str, kind: str | None, parameters: dict[str, Any], more: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The section of an optimizer or a schedule, with an "auto" for each parameter that it takes."""
+    if kind is None:
+        return None
+    takes = params_of(section, kind)
+    params = {}
+    for key, value in parameters.items():
+        is_stated = value != AUTO and key != "warmup_max_lr"
+        if is_stated or (key in takes if takes is not None else key == "lr"):
+            params[key] = value
+    if takes is not None and "warmup_type" in takes:
+        params["warmup_type"] = "linear"
+    params |= more or {}
+    return {"type": kind, "params": params} if params else {"type": kind}
 
 
 def create_offload_config(
@@ -209,15 +192,13 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     Returns:
         Errors, and warnings.
     """
-    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    numbers = (ds.get(path) for path in (*((key,) for key in keys), (ZERO, "zero_hpz_partition_size")))
+    places: list[KeyPath] = [*((key,) for key in BATCH_KEYS), (ZERO, "zero_hpz_partition_size")]
+    numbers = (ds.get(path) for path in places)
     total, micro, steps, hpz = (n if type(n) is int and 0 < n < 2**31 else None for n in numbers)
-    slots = min(hpz or 1, 2**16)
-    if total and micro and steps:
-        slots = max(1, total // (micro * steps))
-    elif total and (micro or steps):
-        slots = 1
-    batch = {} if total else {"global_batch_size": (micro or 1) * (steps or 1) * slots}
+    slots, of_slot = min(hpz or 1, 2**16), (micro or 1) * (steps or 1)
+    if total and (micro or steps):
+        slots = max(1, total // of_slot) if micro and steps else 1
+    batch = {} if total else {"global_batch_size": of_slot * slots}
     given = Document(name="hyperparameters", data=batch, prefix="hyperparameters")
     try:
         return [], [*reconcile(given, ds, slots=slots, accelerator=assumed_cuda(slots)).warnings]
@@ -264,18 +245,12 @@ def save_deepspeed_config(config: Mapping[str, Any], path: str | Path, *, overwr
 
 def deepspeed_config_text(config: Mapping[str, Any]) -> str:
     """The text of a DeepSpeed JSON. See :func:`save_deepspeed_config`."""
-    if not isinstance(config, Mapping):
-        fix = "save_deepspeed_config(config, path): the configuration comes first"
-        message = f"must be a mapping, not {kind_of(config)}"
-        raise ConfigError(Problem(key="config", message=message, fix=fix, code="wrong-type"))
     document = Document(name="config", data=as_plain(config))
     try:
         text = json.dumps(document.data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        message, fix = (
-            f"cannot be written as JSON: {error}",
-            "write strings, finite numbers, lists and mappings",
-        )
+        message = f"cannot be written as JSON: {error}"
+        fix = "write strings, finite numbers, lists and mappings"
         raise ConfigError(Problem(key="config", message=message, fix=fix, code="wrong-type")) from None
     _refuse(problem for _, problem in located_problems(document))
     return text

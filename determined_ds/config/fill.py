@@ -227,7 +227,7 @@ def fills(
         if is_auto and not in_list:
             changes[path] = NOT_GIVEN, ""
 
-    changes |= {path: (True, of_accelerator) for path in _torch_adam(now, on_gpu=accelerator.name != "cpu")}
+    changes |= dict.fromkeys(_torch_adam(now, on_gpu=accelerator.name != "cpu"), (True, of_accelerator))
     if accelerator.name != "cpu" and not now("steps_per_print") and now("timers", "throughput") is None:
         # The timer waits for the device twice a micro-batch; steps_per_print prints what it measures.
         # Source: ThroughputTimer in deepspeed 0.19.8's utils/timer.py, which is on by default.

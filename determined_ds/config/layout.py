@@ -7,7 +7,6 @@ here; one that does not divide is an error.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from determined_ds.config.params import AUTO, PARALLEL_SIZES, TOTAL

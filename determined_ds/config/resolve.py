@@ -195,9 +195,9 @@ def reconcile(
     replicas = max(1, slots // math.prod(sizes.values()))
     within = hp.pipe_within_machine
     layout = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=within)
-    names = {problem.key.rpartition(".")[2]: problem.code for problem in problems}
-    meant = {nearest(name, SIZES) for name, code in names.items() if code == "unknown-key"}
-    counted, batch = not {*SIZES, *BATCH_KEYS} & (names.keys() | meant), None
+    names = [(problem.key.rpartition(".")[2], problem.code) for problem in problems]
+    meant = [nearest(name, SIZES) if code == "unknown-key" else name for name, code in names]
+    counted, batch = not {*SIZES, *BATCH_KEYS} & {*meant}, None
     if counted:
         wrong = topology_problem(layout, slots, hp.data_parallel_world_size, hyperparameters, slots_origin)
         problems += [wrong] if wrong else []
@@ -208,7 +208,6 @@ def reconcile(
         except ConfigError as error:
             problems += error.problems
     assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
-
     resolved = ResolvedConfig(
         hyperparameters=hyperparameters,
         ds=stated,
@@ -223,21 +222,20 @@ def reconcile(
         stated=stated,
     )
 
-    def sized(full: Document, batch: Batch) -> Document:
-        own, place = hp.global_batch_size, hyperparameters.origin((TOTAL,))
-        return full.overwritten_all(batch_sizes(stated, batch, own, place))
-
-    ruled = resolved.batch if layout.pipe_parallel_size > 1 else assumed  # of no other do rules read the batch
+    def sized(full: Document, batch: Batch) -> ResolvedConfig:
+        sizes = batch_sizes(stated, batch, hp.global_batch_size, hyperparameters.origin((TOTAL,)))
+        return replace(resolved, ds=full.overwritten_all(sizes), batch=batch)
 
     def fill() -> _Filled:
         changes, undetermined = fills(stated, hyperparameters, hp.fit, layout, accelerator)
         full, faults = _judged(stated, changes)
-        whole = replace(resolved, ds=sized(full, ruled), batch=ruled)
-        return _Filled(full, undetermined, faults, [*broken_rules(whole, slots_origin=slots_origin)])
+        broken = [*broken_rules(sized(full, judged), slots_origin=slots_origin)]
+        return _Filled(full, undetermined, faults, broken)
 
+    judged = resolved.batch if layout.pipe_parallel_size > 1 else assumed  # no rule reads another one's batch
     if isinstance(point := hyperparameters.data, Point):
-        given = (point.axes, layout, ruled, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
-        filled = point.once(stated.once(given, dict), fill)
+        given = (layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
+        filled = point.once(stated, given, fill)
     else:
         filled = fill()
     blamed = {problem.key for problem in problems}
@@ -253,13 +251,13 @@ def reconcile(
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
-    return replace(resolved, ds=sized(filled.ds, resolved.batch), warnings=tuple(warnings))
+    return replace(sized(filled.ds, resolved.batch), warnings=tuple(warnings))
 
 
 class _Filled(NamedTuple):
-    """What a configuration is filled with, which many points of a search share: of the batch only pipelines read."""
+    """What a configuration comes to but for its batch, which many points of a search share."""
 
-    ds: Document  # without the batch
+    ds: Document
     undetermined: list[Problem]
     faults: list[Problem]  # of values that were filled
     broken: list[tuple[Rule, Problem]]
@@ -289,26 +287,23 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
         ds: The DeepSpeed JSON, if it is known.
         hyperparameters: One point, for its tools of ``logging``.
     """
-    needed: list[tuple[Document, KeyPath, str, str]] = []
+    needed: list[tuple[Document, KeyPath, str, str]] = []  # where it is asked for, module, package
     if ds is not None:
-        asked = [section for section in PACKAGES if ds.get((section, "enabled")) is True]
-        needed = [(ds, (section, "enabled"), PACKAGES[section], PACKAGES[section]) for section in asked]
+        sections = [section for section in PACKAGES if ds.get((section, "enabled")) is True]
+        needed = [(ds, (section, "enabled"), PACKAGES[section], PACKAGES[section]) for section in sections]
         if str(ds.get(("optimizer", "type"))).lower() in ("muadam", "muadamw", "musgd"):
             needed.append((ds, ("optimizer", "type"), "mup", "mup"))
     if hyperparameters is not None:
         for name in read_loggers(hyperparameters):
             needed.append((hyperparameters, (LOGGING, name), name, TOOLS[name].package))
-    return [
-        document.problem(
-            path,
-            f"needs the package {package}, which is not installed on this machine",
-            f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it",
-            "missing-package",
-            value=NOT_GIVEN if document is hyperparameters else document.get(path),
-        )
-        for document, path, module, package in needed
-        if find_spec(module) is None
-    ]
+    problems = []
+    for document, path, module, package in needed:
+        if find_spec(module) is None:
+            message = f"needs the package {package}, which is not installed on this machine"
+            fix = f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it"
+            value = NOT_GIVEN if document is hyperparameters else document.get(path)
+            problems.append(document.problem(path, message, fix, "missing-package", value=value))
+    return problems
 
 
 # ------------------------------------------------------------------------------------------- where points train
@@ -331,7 +326,7 @@ class Where:
     slots: int | None = None
     slots_origin: str = ""
     machines: int = 1
-    _read: dict[str, Document] = field(default_factory=dict, repr=False, compare=False)
+    _read: dict[str | None, Document] = field(default_factory=dict, repr=False, compare=False)
 
     def deepspeed_json(self, hyperparameters: Document) -> Document:
         """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds; an empty one without it.
@@ -344,23 +339,21 @@ class Where:
         if isinstance(value, dict):
             return replace(hyperparameters.sub(inner), prefix="")
         if not isinstance(value, str):
-            return Document(name="no deepspeed_config", data={})
+            return self._read.setdefault(None, Document(name="no deepspeed_config", data={}))
         if value in self._read:
             return self._read[value]
+        root = os.path.realpath(self.context_dir)
+        target = os.path.realpath(os.path.join(root, value))
         message, fix = "", "give a path relative to the context directory"
-        try:
-            root = self.context_dir.resolve()
-            target = (root / value).resolve()
-            if not target.is_relative_to(root):
-                message = "lies outside the context directory, so a cluster would not get it"
-                fix = f"move it inside, and {fix}"
-            elif not target.is_file():
-                message = "is not a file" if target.exists() else "no such file in the context directory"
-                folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
-                names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
-                fix = f"there are: {', '.join(names[:12])}" if names else fix
-        except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
-            message = f"is not a valid path: {getattr(error, 'strerror', None) or error}"
+        if os.path.commonpath([root, target]) != root:
+            message = "lies outside the context directory, so a cluster would not get it"
+            fix = f"move it inside, and {fix}"
+        elif not os.path.isfile(target):
+            is_there = os.path.exists(target)
+            message = "is not a file" if is_there else "no such file in the context directory"
+            folder = next(each for each in Path(target).parents if os.path.isdir(each))
+            names = sorted(os.path.relpath(path, root) for path in folder.glob("*.json"))
+            fix = f"there are: {', '.join(names[:12])}" if names else fix
         if message:
             raise ConfigError(hyperparameters.problem(inner, message, fix, "deepspeed-config-path"))
         self._read[value] = read_json(self.context_dir / value)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from determined_ds.documents.document import words
+from determined_ds.documents.document import Document, words
 
 T = TypeVar("T")
-# What was worked out: the axes that were read -> their values -> the result.
-Known = dict[tuple[str, ...], dict[tuple[str, ...], T]]
 
 
 class Axes:
@@ -38,10 +36,20 @@ class Point(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:  # so that a copy reads each value by its key
         return super().__iter__()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
-    def once(self, known: Known[T], make: Callable[[], T]) -> T:
-        """What ``make`` returns; it is called once for all points with the same values of what it reads of them."""
+    def once(self, document: Document, given: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What ``make`` returns; it is called once for all points with the same values of what it reads of them.
+
+        Args:
+            document: It keeps the results.
+            given: All else that the result depends on.
+            make: It reads hyperparameters from this point alone.
+        """
+        known: dict[
+            tuple[str, ...], dict[tuple[str, ...], T]
+        ]  # axes that were read -> their values -> results
+        known = document.once((self.axes, *given), dict)
         for names, made in known.items():
             if (values := self._values(names)) in made:
                 self.read.update(names)
