@@ -100,9 +100,12 @@ def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | No
 
 def sequences_problem(trial: TrialClass, resolved: ResolvedConfig) -> Problem | None:
     """The problem of slices of sequences in a trial that takes whole ones; None where that is unknown."""
-    size, stated = resolved.topology.sequence_parallel_size, trial.member("sequence_parallel")
+    size = resolved.topology.sequence_parallel_size
+    if size == 1:
+        return None
+    stated = trial.member("sequence_parallel")
     takes_whole = trial.extends[0] != BY_HAND if stated is None else getattr(stated, "value", None) is False
-    if size == 1 or not takes_whole:
+    if not takes_whole:
         return None
     origin = resolved.hyperparameters.origin(("sequence_parallel_size",))
     return replace(whole_sequences(trial.name, size), origin=origin)

@@ -103,10 +103,27 @@ def read_model(model: type[T], document: Document, path: KeyPath = ()) -> tuple[
     data, schema = document.get(path), schema_of(kind)
     if not path:  # a check of a search records what a decision reads
         data = {name: data[name] for name in data if name in schema["properties"]}
-    found = faults(schema, data)
-    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in found)
+        values = {name: _Value(repr(value), value) for name, value in data.items()}
+        found = (fault for name, value in values.items() for fault in _faults_of(kind, name, value))
+    else:
+        found = (fault._replace(path=(*path, *fault.path)) for fault in faults(schema, data))
+    broken = one_each(found)
     made: T = _made(kind, data if isinstance(data, dict) else {}, path, broken)
     return made, [problem_of(document, fault) for fault in broken.values()]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value that is equal to those that are written alike: 1, 1.0 and true are not."""
+
+    text: str
+    value: Any = field(compare=False)
+
+
+@functools.lru_cache(maxsize=4096)  # points of a search share most values
+def _faults_of(model: Any, name: str, value: _Value) -> tuple[Fault, ...]:
+    found = faults({"properties": schema_of(model)["properties"]}, {name: value.value})
+    return tuple(found)
 
 
 @functools.cache
