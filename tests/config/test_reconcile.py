@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
-from determined_ds import Accelerator, ResolvedConfig, load_experiment
+from determined_ds import Accelerator, load_experiment
 from tests.package import CPU, CUDA, EXPERIMENTS, decide, refusal, refusals, resolved_of
-
-
-def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
-    """What an experiment of the repository comes to."""
-    experiment = load_experiment(path, overrides, name=path.name)
-    return resolved_of(experiment, accelerator)
 
 
 def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -27,30 +21,27 @@ def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, data
 
 
-# -------------------------------------------------------------------------------------------- what is decided
-
-
 @pytest.mark.parametrize("accelerator", [CPU, CUDA], ids=lambda accelerator: accelerator.name)
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_the_experiments_of_the_repository_are_decided_to_the_last_value(
     path: Path, accelerator: Accelerator
 ) -> None:
+    experiment = load_experiment(path, name=path.name)
     if "zeropp" in path.stem and accelerator is CPU:
-        codes = {problem.code for problem in refusals(lambda: decided(path, accelerator=accelerator))}
+        codes = {problem.code for problem in refusals(lambda: resolved_of(experiment, accelerator))}
         assert codes == {"zeropp-quantized-cuda"}
         return
-    resolved = decided(path, accelerator=accelerator)
-    batch, topology = resolved.batch, resolved.topology
-    assert batch.global_batch_size == load_experiment(path).hyperparameters.data["global_batch_size"]
-    assert batch.replicas == topology.data_parallel_world_size
+    resolved = resolved_of(experiment, accelerator)
+    batch, values = resolved.batch, dict(leaves(resolved.ds_config))
+    assert batch.global_batch_size == experiment.hyperparameters.data["global_batch_size"]
+    assert batch.replicas == resolved.topology.data_parallel_world_size
     assert resolved.warnings == ()
-    values = dict(leaves(resolved.ds_config))
     assert values["train_batch_size"] == batch.global_batch_size
     assert values["train_micro_batch_size_per_gpu"] == batch.micro_batch_size
     assert values["gradient_accumulation_steps"] == batch.accumulation
     assert values["zero_optimization.stage"] == resolved.zero_stage
     assert values["bf16.enabled"] is accelerator.bf16
-    assert set(resolved.origins) == set(values)
+    assert resolved.origins.keys() == values.keys()
     assert all(resolved.origins.values())
     assert "auto" not in values.values()
 
@@ -88,9 +79,6 @@ def test_neither_what_is_given_nor_what_is_decided_can_be_changed_by_the_other()
     resolved.ds_config["zero_optimization"]["stage"] = 3
     assert json.dumps([hp, ds]) == before
     assert resolved.ds_config["zero_optimization"]["stage"] == resolved.zero_stage == 1
-
-
-# ------------------------------------------------------------------------------------------- why it cannot run
 
 
 def test_one_error_names_every_mismatch() -> None:

@@ -38,11 +38,14 @@ def problem_of(code: str, numbers: Numbers, slots: int) -> Problem | None:
 
 def nearest(works: list[int], to: int) -> set[int]:
     """The nearest below, and the nearest above."""
-    below, above = [n for n in works if n < to], [n for n in works if n > to]
-    return {*below[-1:], *above[:1]}
+    return {*[n for n in works if n < to][-1:], *[n for n in works if n > to][:1]}
 
 
-# ------------------------------------------------------------------------------------------------- the batch
+def advised(what: str, problem: Problem) -> set[int]:
+    """The numbers that a fix begins with."""
+    found = re.match(rf"use {what}(\d+)(?: or (\d+))?", problem.fix)
+    assert found
+    return {int(number) for number in found.groups() if number}
 
 
 @pytest.mark.parametrize(
@@ -69,32 +72,20 @@ def test_numbers_that_determine_the_rest_are_completed(
     assert found == (*whole.values(), replicas)
 
 
-INCONSISTENT = st.fixed_dictionaries(
-    {TOTAL: SIZES}, optional={MICRO: st.integers(1, 12), STEPS: st.integers(1, 12)}
-)
+FACTORS = st.integers(1, 12)
 
 
-@given(stated=INCONSISTENT, replicas=st.integers(1, 12))
+@given(st.fixed_dictionaries({TOTAL: SIZES}, optional={MICRO: FACTORS, STEPS: FACTORS}), FACTORS)
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(
     stated: Numbers, replicas: int
 ) -> None:
-    problem = problem_of("batch", stated, replicas)
-    total, is_exact = stated[TOTAL], len(stated) == 3
+    problem, total = problem_of("batch", stated, replicas), stated[TOTAL]
     factors = replicas * math.prod(number for name, number in stated.items() if name != TOTAL)
-
-    def fits(total: int, factors: int) -> bool:
-        return total == factors if is_exact else total % factors == 0
-
-    assert (problem is None) == fits(total, factors)
-    if problem is None:
-        return
-    assert (problem.key, problem.value) == (f"hyperparameters.{TOTAL}", total)
-    pairs = re.findall(r"(\w+_\w+) (\d+)(?: or (\d+))?", problem.fix)
-    advised = {name: {int(n) for n in (first, second) if n} for name, first, second in pairs}
-    assert advised[TOTAL] == nearest([n for n in range(1, total + factors + 1) if fits(n, factors)], total)
-
-
-# --------------------------------------------------------------------------------------------- the topology
+    fit = [factors] if len(stated) == 3 else [*range(factors, total + factors + 1, factors)]
+    assert (problem is None) == (total in fit)
+    if problem is not None:
+        assert (problem.key, problem.value) == (f"hyperparameters.{TOTAL}", total)
+        assert advised(f"{TOTAL} ", problem) == nearest(fit, total)
 
 
 @given(slots=SIZES, sizes=st.tuples(*[st.integers(1, 8)] * 3))
@@ -105,17 +96,16 @@ def test_degrees_divide_the_slots_or_are_refused_with_the_nearest_that_do(
     problem = problem_of("topology", stated, slots)
     assert (problem is None) == (slots % per_replica == 0)
     if problem is None:
-        replicas = {"data_parallel_world_size": slots // per_replica}
-        assert problem_of("topology", {**stated, **replicas}, slots) is None
-        replicas["data_parallel_world_size"] += 1
-        assert problem_of("topology", {**stated, **replicas}, slots)
+        for replicas in (slots // per_replica, slots // per_replica + 1):
+            wrong = problem_of("topology", {**stated, "data_parallel_world_size": replicas}, slots)
+            assert (wrong is None) == (replicas * per_replica == slots)
         return
     assert (problem.key, problem.value) == ("slots_per_trial", slots)
     layout = " x ".join(f"{name} {size} (hyperparameters)" for name, size in stated.items())
     assert f"{layout} = {per_replica}" in problem.message
-    numbers = re.search(r"use (?:(\d+) or )?(\d+) slots", problem.fix)
-    assert numbers
-    assert {int(n) for n in numbers.groups() if n} == nearest([*range(per_replica, 1100, per_replica)], slots)
+    assert advised("", problem) == nearest([*range(per_replica, 1100, per_replica)], slots)
+    for name, size in re.findall(r"or (\w+_size) (\d+)", problem.fix):
+        assert problem_of("topology", {**stated, name: int(size)}, slots) is None
 
 
 # Degrees that are divided -> where eight ranks stand, as the letter of a stage, a sequence's slice or a layer's part
