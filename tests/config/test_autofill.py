@@ -44,32 +44,30 @@ def precision(**enabled: Any) -> Json:
     return {section: {"enabled": on} for section, on in enabled.items()}
 
 
-# ------------------------------------------------------------------------------------------- hyperparameters
+# What is written, a hyperparameter -> what DeepSpeed is given at a key.
+FILLED: list[tuple[Json, str, str, Any]] = [
+    (optimizer(lr=AUTO), "learning_rate: 0.01", LR, 0.01),
+    (optimizer(lr=AUTO), "lr: 0.01", LR, 0.01),
+    (optimizer(lr=AUTO), "learning_rate: 1.0e-3\nlr: 1", LR, 0.001),
+    (optimizer(lr=1, eps=AUTO), "adam_epsilon: 1e-6", "optimizer.params.eps", 1e-6),
+    (optimizer(lr=1, weight_decay=AUTO), "weight_decay: 0.1", DECAY, 0.1),
+    (optimizer(lr=1, betas=AUTO), "betas: [0.9, 0.95]", BETAS, [0.9, 0.95]),
+    (optimizer(lr=1, betas=AUTO), "adam_beta1: 0.8\nadam_beta2: 0.9", BETAS, [0.8, 0.9]),
+    (scheduler(warmup_max_lr=AUTO), "learning_rate: 0.1", PEAK, 0.1),
+    ({CLIPPING: AUTO}, "max_grad_norm: 0.5", CLIPPING, 0.5),
+    ({"steps_per_print": AUTO}, "steps_per_print: 10", "steps_per_print", 10),
+    # DeepSpeed would silently take its own default, though the experiment states another value.
+    (optimizer(), "learning_rate: 0.01", LR, 0.01),
+    (optimizer(), "weight_decay: 0.1", DECAY, 0.1),
+    (optimizer(), "betas: [0.9, 0.95]", BETAS, [0.9, 0.95]),
+    (scheduler(), "learning_rate: 0.01", PEAK, 0.01),
+    (scheduler(), "warmup_num_steps: 5", WARM_UP, 5),
+    (scheduler("WarmupDecayLR", warmup_max_lr=1), "fit: {max_length: {batches: 9}}", TOTAL, 9),
+    ({}, "max_grad_norm: 0.5", CLIPPING, 0.5),
+]
 
 
-@pytest.mark.parametrize(
-    ("ds", "hp", "key", "filled"),
-    [
-        (optimizer(lr=AUTO), "learning_rate: 0.01", LR, 0.01),
-        (optimizer(lr=AUTO), "lr: 0.01", LR, 0.01),
-        (optimizer(lr=AUTO), "learning_rate: 1.0e-3\nlr: 1", LR, 0.001),
-        (optimizer(lr=1, eps=AUTO), "adam_epsilon: 1e-6", "optimizer.params.eps", 1e-6),
-        (optimizer(lr=1, weight_decay=AUTO), "weight_decay: 0.1", DECAY, 0.1),
-        (optimizer(lr=1, betas=AUTO), "betas: [0.9, 0.95]", BETAS, [0.9, 0.95]),
-        (optimizer(lr=1, betas=AUTO), "adam_beta1: 0.8\nadam_beta2: 0.9", BETAS, [0.8, 0.9]),
-        (scheduler(warmup_max_lr=AUTO), "learning_rate: 0.1", PEAK, 0.1),
-        ({CLIPPING: AUTO}, "max_grad_norm: 0.5", CLIPPING, 0.5),
-        ({"steps_per_print": AUTO}, "steps_per_print: 10", "steps_per_print", 10),
-        # DeepSpeed would silently take its own default, though the experiment states another value.
-        (optimizer(), "learning_rate: 0.01", LR, 0.01),
-        (optimizer(), "weight_decay: 0.1", DECAY, 0.1),
-        (optimizer(), "betas: [0.9, 0.95]", BETAS, [0.9, 0.95]),
-        (scheduler(), "learning_rate: 0.01", PEAK, 0.01),
-        (scheduler(), "warmup_num_steps: 5", WARM_UP, 5),
-        (scheduler("WarmupDecayLR", warmup_max_lr=1), "fit: {max_length: {batches: 9}}", TOTAL, 9),
-        ({}, "max_grad_norm: 0.5", CLIPPING, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("ds", "hp", "key", "filled"), FILLED)
 def test_a_hyperparameter_fills_auto_and_what_is_absent(ds: Json, hp: str, key: str, filled: Any) -> None:
     resolved = fill(ds, hp)
     assert value(resolved, key) == filled
@@ -78,17 +76,23 @@ def test_a_hyperparameter_fills_auto_and_what_is_absent(ds: Json, hp: str, key: 
 
 
 @pytest.mark.parametrize(
-    ("ds", "section", "params"),
+    ("ds", "key", "given"),
     [
-        ({}, "optimizer", None),
-        (optimizer("SGD"), "optimizer", {"lr": 0.1}),
-        (optimizer("Adagrad"), "optimizer", {"lr": 0.1, "weight_decay": 0.1}),
-        (scheduler("StepLR", step_size=2), "scheduler", {"step_size": 2}),
+        # ---- only what an optimizer takes is added to it
+        ({}, "optimizer.params", None),
+        (optimizer("SGD"), "optimizer.params", {"lr": 0.5}),
+        (optimizer("Adagrad"), "optimizer.params", {"lr": 0.5, "weight_decay": 0.1}),
+        (scheduler("StepLR", step_size=2), "scheduler.params", {"step_size": 2}),
+        # ---- a warm-up starts with its first step: its share of the peak that is really used
+        (scheduler(warmup_min_lr=AUTO), START, 0.05),
+        (scheduler("WarmupDecayLR", warmup_min_lr=AUTO), START, 0.05),
+        (scheduler(warmup_min_lr=AUTO, warmup_max_lr=1.0, warmup_num_steps=4), START, 0.25),
+        (scheduler(warmup_min_lr=0.2), START, 0.2),
     ],
 )
-def test_only_what_an_optimizer_takes_is_added_to_it(ds: Json, section: str, params: Json | None) -> None:
-    hp = "learning_rate: 0.1\nweight_decay: 0.1\nbetas: [0.9, 0.9]"
-    assert value(fill(ds, hp), f"{section}.params") == params
+def test_what_is_filled_depends_on_what_is_there(ds: Json, key: str, given: Any) -> None:
+    hp = "learning_rate: 0.5\nweight_decay: 0.1\nbetas: [0.9, 0.9]\nwarmup_num_steps: 10"
+    assert value(fill(ds, f"{hp}\nfit: {{max_length: {{batches: 50}}}}"), key) == given
 
 
 @pytest.mark.parametrize(
@@ -109,19 +113,13 @@ def test_an_auto_that_nothing_determines_is_refused(ds: Json, hp: str, key: str,
     assert fix in problem.fix
 
 
-# --------------------------------------------------------------------------------------- DeepSpeed's defaults
-
-
-def test_what_deepspeed_has_a_default_for_is_left_to_it() -> None:
-    resolved = fill({**optimizer(lr=1, betas=AUTO, eps=AUTO), **zero(stage=AUTO), "steps_per_print": AUTO})
-    assert value(resolved, "optimizer.params") == {"lr": 1, "torch_adam": True}
-    assert not {"zero_optimization", "steps_per_print"} & resolved.ds_config.keys()
-
-
-def test_defaults_that_differ_or_surprise_are_written_out() -> None:
+def test_what_deepspeed_has_a_default_for_is_left_to_it_unless_it_surprises() -> None:
     """DeepSpeed clips unless it is told not to; its own AdamW would take no weight decay, and torch's 0.01."""
     import deepspeed.runtime.constants as upstream
 
+    resolved = fill({**optimizer(lr=1, betas=AUTO, eps=AUTO), **zero(stage=AUTO), "steps_per_print": AUTO})
+    assert value(resolved, "optimizer.params") == {"lr": 1, "torch_adam": True}
+    assert not {"zero_optimization", "steps_per_print"} & resolved.ds_config.keys()
     resolved = fill(optimizer(lr=1, weight_decay=AUTO))
     assert (value(resolved, DECAY), resolved.origins[DECAY]) == (0.0, "no weight decay is stated")
     for ds in ({}, {CLIPPING: AUTO}):
@@ -129,18 +127,6 @@ def test_defaults_that_differ_or_surprise_are_written_out() -> None:
         assert fill(ds).origins[CLIPPING] == "DeepSpeed's default"
     assert value(fill({CLIPPING: 0}), CLIPPING) == 0
 
-
-@pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR"])
-def test_a_warm_up_starts_with_its_first_step(kind: str) -> None:
-    """Its share of the peak that is really used, wherever the peak comes from."""
-    hp = "learning_rate: 0.5\nwarmup_num_steps: 10\nfit: {max_length: {batches: 50}}"
-    assert value(fill(scheduler(kind, warmup_min_lr=AUTO), hp), START) == pytest.approx(0.05)
-    stated = scheduler(kind, warmup_min_lr=AUTO, warmup_max_lr=1.0, warmup_num_steps=4)
-    assert value(fill(stated, hp), START) == 0.25
-    assert value(fill(scheduler(kind, warmup_min_lr=0.2), hp), START) == 0.2
-
-
-# ------------------------------------------------------------------------------------------ the accelerator
 
 CPU_OFFLOAD = {"device": "cpu", "pin_memory": AUTO}
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
