@@ -28,9 +28,6 @@ resources: {slots_per_trial: 2, resource_pool: a100, max_slots: 4}
 environment: {image: an/image, environment_variables: [A=1]}
 checkpoint_storage: {type: s3, bucket: mine, save_trial_best: 2}
 min_validation_period: {batches: 10}
-min_checkpoint_period: {epochs: 1}
-perform_initial_validation: true
-checkpoint_policy: all
 scheduling_unit: 10
 records_per_epoch: 1000
 optimizations: {aggregation_frequency: 4}
@@ -39,9 +36,6 @@ profiling: {enabled: true, begin_on_batch: 5}
 IDLE = """
 searcher: {name: single, metric: validation_loss, smaller_is_better: true}
 resources: {slots_per_trial: 2, native_parallel: false}
-description: b
-labels: [c]
-max_restarts: 2
 data: {url: here}
 reproducibility: {experiment_seed: 3}
 profiling: {enabled: false, begin_on_batch: 5}
@@ -51,9 +45,6 @@ bind_mounts: null
 # Read for no trial of ours: key -> what the fix says.
 NOWHERE = {
     "min_validation_period": "validation_period",
-    "min_checkpoint_period": "checkpoint_period",
-    "perform_initial_validation": "step_zero_validation",
-    "checkpoint_policy": "checkpoint_policy",
     "scheduling_unit": "reporting_period",
     "records_per_epoch": "",
     "optimizations": "DeepSpeed JSON",

@@ -49,52 +49,49 @@ LEARNS = (
 )
 VARIABLES = "environment.environment_variables: not given -> ['OTHER', 'TOKEN']"
 STAGE, ALL, WEIGHTS = "deepspeed zero_optimization.stage", {"warm_start": "all"}, {"warm_start": "weights"}
-SOME: dict[str, tuple[Any, ...]] = {"effective": (...,)}
-# What is changed, how it goes on, and what is said of it: lines, or the keys of problems; ... is for further ones.
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = {
-    "nothing, however it is written": (SAME, {}, {}),
-    "what takes effect": (config(learning_rate=0.001, width=7), {}, {"effective": LEARNS}),
-    "what means nothing": ({**config(), "name": "two"}, {}, {"idle": ('name: "one" -> "two"',)}),
-    "variables, whose values are never told": ({**config(), **SECRET}, {}, {"effective": (VARIABLES,)}),
-    "a seed": (config(trial_seed=5), {}, {"problems": ("hyperparameters.trial_seed",)}),
-    "the course, by a fork of all": ({**config(global_batch_size=16), **SEED}, ALL, SOME),
-    "the layout, by a fork of all": (
-        with_json(zero_optimization={"stage": 2}),
-        {**ALL, "refusal": "it has no index"},
-        {"problems": (STAGE,)},
+SOME = (...,)  # further ones
+Case = tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]]]
+
+
+def case(now: dict[str, Any], how: dict[str, Any] | None = None, **expected: tuple[Any, ...]) -> Case:
+    """What is changed, how it goes on, and what is said of it: lines, or the keys of problems."""
+    return now, how or {}, expected
+
+
+CASES = {
+    "nothing, however it is written": case(SAME),
+    "what takes effect": case(config(learning_rate=0.001, width=7), effective=LEARNS),
+    "what means nothing": case({**config(), "name": "two"}, idle=('name: "one" -> "two"',)),
+    "variables, whose values are never told": case({**config(), **SECRET}, effective=(VARIABLES,)),
+    "a seed": case(config(trial_seed=5), problems=("hyperparameters.trial_seed",)),
+    "the course, by a fork of all": case({**config(global_batch_size=16), **SEED}, ALL, effective=SOME),
+    "the layout, by a fork of all": case(
+        with_json(zero_optimization={"stage": 2}), {**ALL, "refusal": "it has no index"}, problems=(STAGE,)
     ),
-    "the strategy": (
-        ON_FOUR,
-        {},
-        {"strategy": ("slots 2 -> 4", "zero_stage 1 -> 3", ...), **SOME},
-    ),
-    "another schedule": (
+    "the strategy": case(ON_FOUR, strategy=("slots 2 -> 4", "zero_stage 1 -> 3", *SOME), effective=SOME),
+    "another schedule": case(
         config(pipe_schedule="interleaved"),
-        {},
-        {"strategy": ("pipe_chunks 1 -> 2", "pipe_schedule 1f1b -> interleaved")},
+        strategy=("pipe_chunks 1 -> 2", "pipe_schedule 1f1b -> interleaved"),
     ),
-    "another trial of the module": (
+    "another trial of the module": case(
         config(entrypoint="trial:Two", pipe_parallel_size=2),
-        {},
-        {"strategy": ("trial One -> Two", "pipe_parallel_size 1 -> 2"), **SOME},
+        strategy=("trial One -> Two", "pipe_parallel_size 1 -> 2"),
+        effective=SOME,
     ),
-    "another module": (config(entrypoint="other:One"), {}, {"problems": ("entrypoint",)}),
-    "the optimizer": (OF_ANOTHER_KIND, {}, {"problems": ("deepspeed optimizer.type",), "strategy": (...,)}),
-    "the optimizer, started again": (
-        OF_ANOTHER_KIND,
-        {"resets_optimizer": True},
-        {**SOME, "strategy": (...,)},
+    "another module": case(config(entrypoint="other:One"), problems=("entrypoint",)),
+    "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed optimizer.type",), strategy=SOME),
+    "the optimizer, started again": case(
+        OF_ANOTHER_KIND, {"resets_optimizer": True}, effective=SOME, strategy=SOME
     ),
-    "Adam for AdamW": (with_json(optimizer={"type": "Adam"}), {}, SOME),
-    "all but the weights": (
-        with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad"}),
-        WEIGHTS,
-        SOME,
+    "Adam for AdamW": case(with_json(optimizer={"type": "Adam"}), effective=SOME),
+    "all but the weights": case(
+        with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad"}), WEIGHTS, effective=SOME
     ),
-    "how weights are cut": (
+    "how weights are cut": case(
         config(pipe_parallel_size=2),
         {**WEIGHTS, "refusal": "it has experts"},
-        {"problems": ("hyperparameters.pipe_parallel_size",), **SOME},
+        problems=("hyperparameters.pipe_parallel_size",),
+        effective=SOME,
     ),
 }
 
