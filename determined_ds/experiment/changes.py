@@ -53,12 +53,12 @@ def settings_of(
     searcher = dict(config.get("searcher") or {})
     if searcher.get("source_checkpoint_uuid") is not None:
         searcher["source_checkpoint_uuid"] = True  # the path and the uuid of one checkpoint are the same
-    variables = {"environment_variables": names_of(config) or None}
     data = {
         **config,
         "searcher": searcher,
         "max_restarts": experiment.max_restarts,
-        "environment": {**(config.get("environment") or {}), **variables},
+        "environment": (config.get("environment") or {})
+        | {"environment_variables": names_of(config) or None},
         "entrypoint": list(experiment.entrypoint.words),
         "hyperparameters": {
             **dict.fromkeys(PARALLEL_SIZES, 1),
@@ -170,20 +170,17 @@ def _compared(before: Settings, now: Settings) -> Iterator[tuple[Difference, Mea
         elif path == ("entrypoint",):
             # Two trials of one module are forms of one model, such as whole and as a pipeline. Whether each then finds
             # its tensors by name in the checkpoints of the other, its ranks see before they load any.
-            modules = [_module_and_trial(words)[0] for words in (change.was, change.now)]
-            meaning = Meaning.STRATEGY if modules[0] and modules[0] == modules[1] else meaning
+            was, now_in = (_trial(words).partition(":")[0] for words in (change.was, change.now))
+            meaning = Meaning.STRATEGY if was and was == now_in else meaning
         yield change, meaning, ""
     if before.ds_config is not None:
         for change in differences(before.ds_config, now.ds_config):
             yield change, meaning_of(DEEPSPEED, change.path, Meaning.LAYOUT), WHERE
 
 
-def _module_and_trial(words: Any) -> tuple[str, str]:
-    """Of the words of an entrypoint that names a trial, as ``module:Class``; "" of any other."""
-    module, colon, trial = (
-        str(words[0]).partition(":") if isinstance(words, list) and len(words) == 1 else ("",) * 3
-    )
-    return (module, trial) if colon else ("", "")
+def _trial(words: Any) -> str:
+    """``module:Class``, where the words of an entrypoint name a trial; else ""."""
+    return str(words[0]) if isinstance(words, list) and len(words) == 1 and ":" in str(words[0]) else ""
 
 
 def _in_short(change: Difference) -> str:
@@ -191,5 +188,5 @@ def _in_short(change: Difference) -> str:
     name = SHORT.get(change.path, "")
     was, now = (0 if value is NOT_GIVEN else value for value in (change.was, change.now))
     if change.path == ("entrypoint",):
-        name, was, now = "trial", _module_and_trial(was)[1], _module_and_trial(now)[1]
+        name, was, now = "trial", _trial(was).partition(":")[2], _trial(now).partition(":")[2]
     return f"{name} {was} -> {now}" if name else ""
