@@ -82,7 +82,6 @@ EXPERIMENT = _table(
     ("C", "entrypoint reproducibility hyperparameters.trial_seed"),
     ("E", "max_restarts data debug environment.environment_variables hyperparameters"),
     ("E", "hyperparameters.fit.profiling_enabled profiling.enabled", "IHII", ON_A_CLUSTER),
-    ("E", "hyperparameters.{logging fit torch_compile sdpa_kernel}"),
     ("S", "resources.slots_per_trial hyperparameters.{pipe_within_machine partition_method pipe_schedule pipe_chunks}"),
     ("S", "hyperparameters.{pipe_parallel_size model_parallel_size sequence_parallel_size expert_parallel_size}"),
     ("J", "hyperparameters.{global_batch_size deepspeed_config overwrite_deepspeed_args zero_stage"
@@ -98,7 +97,6 @@ EXPERIMENT = _table(
     ("N", "preemption_timeout retention_policy integrations", "IHII", ON_A_CLUSTER),
     ("N", "log_policies", "IHII", ON_A_CLUSTER, "", list(LOG_POLICIES)),  # these start a run once here too
     ("N", "resources.max_slots", "IHHI", ON_A_CLUSTER),
-    ("N", "resources.native_parallel", "I", UNUSED, "remove it"),
     ("N", "resources.agent_label", "I", "Determined ignores it since 0.20", "write resources.resource_pool"),
     ("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
     # ---- what is read for other kinds of trials
@@ -109,7 +107,7 @@ EXPERIMENT = _table(
     ("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
     ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
     ("N", "optimizations", "I", "only a PyTorchTrial reads it", IN_JSON),  # determined/exec/harness.py
-    ("N", "tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
+    ("N", "resources.native_parallel tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
 )
 
 # ------------------------------------------------------------------------------------------- the DeepSpeed JSON
