@@ -130,9 +130,8 @@ def check_experiment(
     experiment, problems = read_experiment(document)
     of_entrypoint = [problem for problem in problems if problem.key == "entrypoint"]
     stated = document.get(("entrypoint",))
-    if (
-        of_entrypoint and stated is not None and "determined_ds" not in str(stated)
-    ):  # another library trains it
+    if of_entrypoint and stated is not None and "determined_ds" not in str(stated):
+        # Another library trains it.
         add(findings_of([], of_entrypoint))
         return Report(file=file, kind="experiment", findings=findings)
     add(findings_of(problems, ignored_keys_of(experiment, place)))

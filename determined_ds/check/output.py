@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
@@ -70,9 +70,6 @@ class Report:
 
         object.__setattr__(self, "findings", tuple(sorted(self.findings, key=order)))
 
-    def count(self, severity: str) -> int:
-        return sum(finding.severity == severity for finding in self.findings)
-
     def points_in_words(self) -> str:
         """How many points of a search can run."""
         said = f"{self.num_runnable:,} of {self.num_points:,} points can run"
@@ -84,14 +81,12 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         found = []
         for finding in self.findings:
-            (where, line, column), problem = place(finding, self.file), finding.problem
-            each: dict[str, Any] = {"file": where, "line": line, "column": column}
-            each |= {"severity": finding.severity, "origin": str(problem.origin)}
-            each |= {name: getattr(problem, name) for name in ("code", "key", "message", "fix")}
-            if problem.value is not NOT_GIVEN:
-                each["value"] = problem.value
+            each = dict(zip(("file", "line", "column"), place(finding, self.file), strict=True))
+            each |= {"severity": finding.severity, **vars(finding.problem)}
+            if finding.problem.value is NOT_GIVEN:
+                del each["value"]
             if finding.share:
-                each["points"] = asdict(finding.share)
+                each["points"] = vars(finding.share)
             found.append(each)
         points = {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size}
         run = {"run": self.run} if self.run else {}

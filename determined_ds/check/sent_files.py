@@ -70,11 +70,10 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
             num_bytes, found, line = path.stat().st_size, "", 1
             bytes_in[top + slash] += num_bytes
             if bytes_in.total() > MAX_CONTEXT_BYTES:
-                most = bytes_in.most_common(5)
-                sizes = ", ".join(f"{each} {size / 2**20:.0f} MiB" for each, size in most)
+                most = ", ".join(f"/{each} {size / 2**20:.0f} MiB" for each, size in bytes_in.most_common(5))
                 limit = f"{MAX_CONTEXT_BYTES // 2**20} MiB"
-                message = f"over {limit} would be sent, more than Determined accepts: {sizes}, so far"
-                fix = f"list in {DETIGNORE} what a trial does not need, e.g. /{most[0][0]}"
+                message = f"over {limit} would be sent, more than Determined accepts: {most}, so far"
+                fix = f"list in {DETIGNORE} what a trial does not need, e.g. {most.partition(' ')[0]}"
                 return [problem("", message, fix, "context-too-large")], warned
             if SECRET_NAMES.fullmatch(path.name):
                 found = "its name is typical of secrets"

@@ -41,9 +41,8 @@ def judge_points(
     axes, total = experiment.space.axes, len(points.values)
     searched = Axes(str(axis.path[0]) for axis in axes)
     judged: list[tuple[list[int], list[Problem], list[Problem]]] = []  # points, why they do not run, warnings
-    known: dict[
-        tuple[int, ...], dict[tuple[str, ...], list[int]]
-    ] = {}  # axes that were read -> values -> points
+    # The axes that were read -> values there -> the points that have them.
+    known: dict[tuple[int, ...], dict[tuple[str, ...], list[int]]] = {}
     first: ResolvedConfig | None = None
     for index, values in enumerate(points.values):
         codes = [*map(repr, values)]  # 1, 1.0 and true are equal, and not the same
@@ -54,10 +53,9 @@ def judge_points(
             continue
         recorder, resolved = Point(experiment.space.at(values), searched), None
         hyperparameters = experiment.hyperparameters.holding(recorder)
-        problems, warnings = list[Problem](), list[Problem]()
         try:
             resolved = resolve_stated(experiment, hyperparameters, where)
-            warnings += resolved.warnings if resolved else ()
+            problems, warnings = list[Problem](), [*resolved.warnings] if resolved else []
         except ConfigError as error:
             problems, warnings = [*error.problems], [*error.warnings]
         more, odd = check(hyperparameters, resolved)

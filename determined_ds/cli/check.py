@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +126,8 @@ def check(
         accelerator=accelerator,
         does_not_fit=None if gpu_memory is None or in_bytes else _does_not_fit(gpu_memory),
     )
-    num_errors = sum(report.count("error") for report in reports)
-    num_warnings = sum(report.count("warning") for report in reports)
+    counts = Counter(finding.severity for report in reports for finding in report.findings)
+    num_errors, num_warnings = counts["error"], counts["warning"]
     if as_json and not (explained or in_bytes):
         said = [report.as_json() for report in reports]
         found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ from tests.harness.checked import findings
 from tests.harness.command import ROOT
 
 NUM_MUTANTS = 6 * settings().max_examples
-GOOD = [
-    *sorted((ROOT / "experiments" / "gpt2").glob("*.yaml")),
-    *sorted((ROOT / "experiments" / "deepspeed").glob("*.json")),
-]
+EXPERIMENTS = ROOT / "experiments"
+GOOD = [*sorted(EXPERIMENTS.glob("gpt2/*.yaml")), *sorted(EXPERIMENTS.glob("deepspeed/*.json"))]
 
 
 def paths_in(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -31,7 +28,7 @@ def paths_in(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [each for key, value in items for each in ((*path, key), *paths_in(value, (*path, key)))]
 
 
-def mutant(good: Path, seed: int) -> str:
+def mutant(good: Path, seed: int) -> Any:
     """A good file with one to three changes; the same for the same seed."""
     draw, data = random.Random(seed), yaml.safe_load(good.read_text())
     for _ in range(draw.randint(1, 3)):
@@ -58,31 +55,22 @@ def mutant(good: Path, seed: int) -> str:
             holder[word] = value
         else:
             holder.insert(0, value)
-    return json.dumps(data, indent=2) if good.suffix == ".json" else yaml.safe_dump(data, sort_keys=False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context directory to damage a file in."""
-    folder = tmp_path_factory.mktemp("context")
-    for name in ("experiments", "model_defs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return data
 
 
 @pytest.mark.parametrize("seed", range(NUM_MUTANTS))
-def test_whatever_is_changed_in_it(folder: Path, seed: int) -> None:
+def test_whatever_is_changed_in_it(tmp_path: Path, seed: int) -> None:
+    """A DeepSpeed JSON by itself, and in an experiment."""
     good = GOOD[seed % len(GOOD)]
-    damaged = folder / good.relative_to(ROOT)
-    damaged.write_text(mutant(good, seed))
-    files = [damaged]
-    if good.suffix == ".json":  # by itself, and in an experiment
-        files.append(folder / "experiments" / "gpt2" / f"{good.stem}.yaml")
-    try:
-        for each in findings(*files, folder):
-            assert each.message
-            assert each.fix, each
-            assert 1 <= each.line <= Path(each.file).read_text().count("\n") + 1, each
-            assert each.column >= 1
-    finally:
-        shutil.copy(good, damaged)
+    written = {"a.yaml": mutant(good, seed)}
+    if good.suffix == ".json":
+        whole = yaml.safe_load((EXPERIMENTS / f"gpt2/{good.stem}.yaml").read_text())
+        whole["hyperparameters"]["deepspeed_config"] = {"type": "const", "val": written["a.yaml"]}
+        written = {"ds.json": written["a.yaml"], "a.yaml": whole}
+    for name, content in written.items():
+        (tmp_path / name).write_text(json.dumps(content, indent=2))
+    for each in findings(*(tmp_path / name for name in written), "--context", ROOT):
+        assert each.message
+        assert each.fix, each
+        assert 1 <= each.line <= Path(each.file).read_text().count("\n") + 1, each
+        assert each.column >= 1

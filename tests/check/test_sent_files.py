@@ -12,12 +12,10 @@ from tests.harness.checked import Found, report_of, reports
 TOKEN = "hf_" + "a" * 34
 
 
-def write(folder: Path, files: dict[str, str]) -> Path:
+def write(folder: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return folder
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
 
 
 def of_context(folder: Path) -> list[Found]:
@@ -30,16 +28,8 @@ def of_context(folder: Path) -> list[Found]:
 
 
 TREE = [
-    "own.py",
-    "data/train.txt",
-    "data/deep/er/more.txt",
-    "notes/keep.md",
-    "notes/drop.md",
-    "__pycache__/trial.pyc",
-    "sub/.git/config",
-    "terraform/state",
-    "shared_fs/large",
-    ".env.example",
+    *("own.py", "data/train.txt", "data/deep/er/more.txt", "notes/keep.md", "notes/drop.md", ".env.example"),
+    *("__pycache__/trial.pyc", "sub/.git/config", "terraform/state", "shared_fs/large"),
 ]
 
 
@@ -59,8 +49,7 @@ def test_the_files_that_are_looked_into_are_those_that_determined_sends(
     tmp_path: Path, detignore: str
 ) -> None:
     """Each file of the tree holds a secret."""
-    write(tmp_path, dict.fromkeys(TREE, TOKEN))
-    (tmp_path / ".detignore").write_text(detignore)
+    write(tmp_path, {**dict.fromkeys(TREE, TOKEN), ".detignore": detignore})
     looked_into = {each.file for each in of_context(tmp_path)}
     sent = {item.path for item in context.read_v1_context(tmp_path)}
     assert looked_into == {str(tmp_path / name) for name in TREE if name in sent}
@@ -74,28 +63,27 @@ def test_too_large_a_context_names_what_is_large(tmp_path: Path) -> None:
     assert (only.severity, only.code) == ("error", "context-too-large")
     assert "runs/" in only.message
     assert "runs/" in only.fix
-    (tmp_path / ".detignore").write_text("runs/\n")
+    write(tmp_path, {".detignore": "runs/\n"})
     assert of_context(tmp_path) == []
 
 
-SECRETS = {
-    "key.pem": "anything",
-    ".env": "A=1",
-    "a.py": "KEY = 1\nAWS = 'AKIA" + "ABCDEFGHIJKLMNOP'\n",
-    "d.md": "x\ny\n-----BEGIN RSA " + "PRIVATE KEY-----\n" + "A" * 64,
-    "e.sh": "export WANDB_API_KEY=" + "0" * 40,
-}
-LINES = {"a.py": 2, "d.md": 3}
-
-
-@pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str) -> None:
-    write(tmp_path, {name: SECRETS[name]})
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("key.pem", "anything", 1),
+        (".env", "A=1", 1),
+        ("a.py", "KEY = 1\nAWS = 'AKIA" + "ABCDEFGHIJKLMNOP'\n", 2),
+        ("d.md", "x\ny\n-----BEGIN RSA " + "PRIVATE KEY-----\n" + "A" * 64, 3),
+        ("e.sh", "export WANDB_API_KEY=" + "0" * 40, 1),
+    ],
+)
+def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str, content: str, line: int) -> None:
+    write(tmp_path, {name: content})
     (only,) = of_context(tmp_path)
-    assert (only.code, only.file, only.line) == ("secret", str(tmp_path / name), LINES.get(name, 1))
+    assert (only.code, only.file, only.line) == ("secret", str(tmp_path / name), line)
     assert f"/{name}" in only.fix
-    assert SECRETS[name][-20:] not in only.message
-    (tmp_path / ".detignore").write_text(f"/{name}\n")
+    assert content[-20:] not in only.message
+    write(tmp_path, {".detignore": f"/{name}\n"})
     assert of_context(tmp_path) == []
 
 
@@ -103,15 +91,13 @@ def test_a_link_to_a_folder_is_warned_of_since_nothing_in_it_is_sent(tmp_path: P
     """Wherever it leads; of a file what it leads to is sent."""
     write(tmp_path, {"secret/notes.txt": "mine", "context/data/a.txt": "x"})
     folder = tmp_path / "context"
-    (folder / "notes.txt").symlink_to(tmp_path / "secret" / "notes.txt")
-    (folder / "shared").symlink_to(tmp_path / "secret")
-    (folder / "more").symlink_to(folder / "data")
-    warned = of_context(folder)
-    assert [(each.code, each.file) for each in warned] == [
-        ("context-link", str(folder / name)) for name in ("more", "shared")
-    ]
+    links = {"notes.txt": "secret/notes.txt", "shared": "secret", "more": "context/data"}
+    for name, target in links.items():
+        (folder / name).symlink_to(tmp_path / target)
+    warned = [(each.code, each.file) for each in of_context(folder)]
+    assert warned == [("context-link", str(folder / name)) for name in ("more", "shared")]
     sent = {item.path: item for item in context.read_v1_context(folder)}
     assert sent["notes.txt"].content
     assert not [name for name in sent if name.startswith(("shared/", "more/"))]
-    (folder / ".detignore").write_text("shared\nmore\n")
+    write(folder, {".detignore": "shared\nmore\n"})
     assert of_context(folder) == []

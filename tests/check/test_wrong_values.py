@@ -32,9 +32,8 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DEEPSPEED, **BF16, "data_types": {"grad_accum_dtype": "fp32"}},
     ),
 }
-Step = tuple[
-    str | int, Mapping[str, Any]
-]  # a key or the place in a list, and the constants that stand beside it
+# A key or the place in a list, and the constants that stand beside it.
+Step = tuple[str | int, Mapping[str, Any]]
 Path_ = tuple[Step, ...]
 
 
@@ -113,15 +112,14 @@ def check(folder: Path, config: Any, *, name: str = "a.yaml") -> list[Found]:
 def of_deepspeed(folder: Path, strategy: str, path: Path_, value: Any, way: int) -> None:
     """A value in the DeepSpeed JSON of an experiment, laid over it, or in the JSON by itself."""
     hyperparameters, ds = STRATEGIES[strategy]
-    if way == 0:
-        check(folder, experiment(**hyperparameters, deepspeed_config=const(placed(ds, path, value))))
+    wrong = placed({} if way == 1 else ds, path, value)
+    if way == 2:
+        check(folder, wrong, name="ds.json")
     elif way == 1:
-        over = const(placed({}, path, value))
-        check(
-            folder, experiment(**hyperparameters, deepspeed_config=const(ds), overwrite_deepspeed_args=over)
-        )
+        given = {"deepspeed_config": const(ds), "overwrite_deepspeed_args": const(wrong)}
+        check(folder, experiment(**hyperparameters, **given))
     else:
-        check(folder, placed(ds, path, value), name="ds.json")
+        check(folder, experiment(**hyperparameters, deepspeed_config=const(wrong)))
 
 
 def test_a_value_under_each_key_of_a_deepspeed_json(folder: Path) -> None:
@@ -133,18 +131,11 @@ def test_a_value_under_each_key_of_a_deepspeed_json(folder: Path) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("turn", range(len(STRATEGIES)), ids=STRATEGIES)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_every_value_under_every_key_of_a_deepspeed_json(strategy: str, value: Any, folder: Path) -> None:
+def test_every_value_under_every_key_of_a_deepspeed_json(turn: int, value: Any, folder: Path) -> None:
     for number, path in enumerate(OF_DEEPSPEED):
-        of_deepspeed(folder, strategy, path, value, number % 2)
-
-
-@LONG
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_every_value_under_every_key_of_a_json_by_itself(value: Any, folder: Path) -> None:
-    for path in OF_DEEPSPEED:
-        of_deepspeed(folder, "offload", path, value, 2)
+        of_deepspeed(folder, list(STRATEGIES)[turn], path, value, (number + turn) % 3)
 
 
 @pytest.mark.parametrize("paths", [OF_MASTER, OWN], ids=["Determined's", "the library's"])
