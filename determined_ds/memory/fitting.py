@@ -21,7 +21,7 @@ from determined_ds.pipe.orders import INTERLEAVED, SCHEDULES, default_chunks
 CUDA_BYTES = GIB
 # Share of the rest that torch's caching allocator cannot use: blocks are rounded up to 2 MiB, and gaps remain.
 FRAGMENTED = 0.05
-LARGEST_MICRO_BATCH = 1 << 20
+LARGEST_BATCH = 1 << 20  # samples of a micro-batch
 
 
 def usable_bytes(gpu_memory_bytes: int) -> int:
@@ -68,10 +68,10 @@ class Fit:
         def needed(samples: int) -> int:
             return memory_per_rank(self.shape, replace(self.strategy, micro_batch_size=samples)).total_bytes
 
-        if self.gpu_memory_bytes is None or not self.shape.knows_activations:
+        gpu = self.gpu_memory_bytes
+        if gpu is None or not self.shape.knows_activations:
             return None
-        sizes = range(LARGEST_MICRO_BATCH + 1)
-        return bisect(sizes, usable_bytes(self.gpu_memory_bytes), lo=1, key=needed) - 1 or None
+        return bisect(range(LARGEST_BATCH + 1), usable_bytes(gpu), lo=1, key=needed) - 1 or None
 
 
 def alternatives(strategy: Strategy) -> list[Strategy]:

@@ -178,14 +178,14 @@ def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
 def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     """With the nearest that would fit, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    needed, slots, stages = least.memory.total_bytes, request.slots, request.pipe_parallel_size
+    needed, batch = least.memory.total_bytes, request.global_batch_size
+    slots, stages = request.slots, request.pipe_parallel_size
 
     def fits(**changes: Any) -> bool:
         changed = replace(request, **changes)
-        divides = request.global_batch_size % changed.replicas == 0
-        return divides and any(each.fits for each in candidates(changed))
+        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
 
-    more = (number * stages for number in divisors(request.global_batch_size) if number * stages > slots)
+    more = (number * stages for number in divisors(batch) if number * stages > slots)
     enough = next((number for number in more if fits(slots=number)), None)
     ways = [f"--slots {enough}"] if enough else []
     ways.append(f"--gpu-memory {-(-device_bytes(needed) // GIB)}GiB")
@@ -229,12 +229,11 @@ def experiment_files(request: PlanRequest, strategy: Strategy, name: str) -> dic
         near = min(GPT2_SIZES, key=lambda size: abs(math.log(GPT2_SIZES[size] / count)))
         hyperparameters |= {"model_size": near, "dropout": 0.0}
         sections["data"] = {"path": None, "tokenizer": None}  # Python's own source, as bytes
-    gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
-    needed = format_bytes(memory_per_rank(request.shape, strategy).total_bytes)
+    gpu, needed = request.gpu_memory_bytes, memory_per_rank(request.shape, strategy).total_bytes
     model = f"{format_count(count)} parameters on {request.slots} x {format_bytes(gpu)}"
     batch = f"micro-batch {strategy.micro_batch_size} x accumulation {strategy.accumulation}"
     text = f"""\
-# {model}: by estimate, {needed} of {format_bytes(usable)} a rank.
+# {model}: by estimate, {format_bytes(needed)} of {format_bytes(usable_bytes(gpu))} a rank.
 # {request.global_batch_size} samples = {batch} x replicas {strategy.replicas}
 # Learning rate and weight decay are those of GPT-3's model that is nearest in size; the length is that of a trial run.
 # Your own code must read activation_checkpointing, sequence_length and data, and report searcher.metric.

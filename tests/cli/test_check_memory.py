@@ -26,23 +26,17 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shown(*SIX_BILLION, "--gpu-memory", "80GiB")
     lines = found.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "\x1b" not in found
-    assert "…" not in found
+    assert not {"\x1b", "…"} & set(found)
     rows = {line[:22].strip(): line[22:].split() for line in lines if line.startswith("ZeRO")}
-    assert list(rows) == [
-        *(f"ZeRO {stage}" for stage in (0, 1, 2, 3)),
-        *(f"ZeRO {stage}, offload opt" for stage in (1, 2, 3)),
-        "ZeRO 3, offload all",
-    ]
+    offloads = [f"ZeRO {stage}, offload opt" for stage in (1, 2, 3)]
+    assert list(rows) == [*(f"ZeRO {stage}" for stage in range(4)), *offloads, "ZeRO 3, offload all"]
     assert rows["ZeRO 1"][:3] == ["11.18", "11.18", "8.38"]
     assert (rows["ZeRO 0"][-3], rows["ZeRO 0"][-1]) == ("no", "-")
     assert (rows["ZeRO 1"][-3], float(rows["ZeRO 1"][-2])) == ("yes", pytest.approx(75.05 - 36.15, abs=0.02))
     assert "cheapest that fits: ZeRO 1, " in found
-    assert "for fragments" in found
 
 
-def test_the_answer_that_nothing_fits_is_an_answer_and_a_check_of_it_an_error() -> None:
-    """A program can tell it from a failure; ``check --gpu-memory`` alone is the test."""
+def test_that_nothing_fits_is_an_answer() -> None:
     assert estimate(*SIX_BILLION, "--gpu-memory", "2GiB")["cheapest"] is None
     assert "fix: use GPUs of 9." in shown(*SIX_BILLION, "--gpu-memory", "2GiB")
 
@@ -55,7 +49,7 @@ def test_the_answer_that_nothing_fits_is_an_answer_and_a_check_of_it_an_error() 
         ("2GiB", "use more slots, larger GPUs or a smaller model: --memory shows"),
     ],
 )
-def test_a_check_says_what_would_fit(gpu: str, fix: str) -> None:
+def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None:
     large = (str(GPT2), str(ROOT), "--set", "hyperparameters.model_size=xl", "--gpu-memory", gpu)
     assert shown(*large)
     checked = CliRunner().invoke(main, ["check", *large])
@@ -90,7 +84,7 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     found = estimate(pipeline)
     rows = {(row["schedule"], row["chunks"]): row for row in found["schedules"]}
     micro_batches = found["strategies"][0]["accumulation"]
-    assert {("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipev", 2)} <= rows.keys()
+    assert {("zb-h1", 1), ("dualpipev", 2)} <= rows.keys()
     assert [name for name, row in rows.items() if row["is_configured"]] == [("1f1b", 1)]
     assert rows["1f1b", 1]["bubble"] == pytest.approx(1 / (micro_batches + 1))
     assert rows["1f1b", 1]["most_held"] == [2, 1]
@@ -100,9 +94,7 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     [own] = [row for row in found["strategies"] if row["name"] == "a pipeline of 2 with ZeRO 0"]
     assert own["total_bytes"] == most["1f1b", 1]
     assert {row["replicas"] for row in found["strategies"]} == {1, 2}
-    table = shown(pipeline)
-    assert "1f1b *" in table
-    assert "schedules of 2 stages" in table
+    assert "1f1b *" in shown(pipeline)
 
 
 @pytest.mark.parametrize(

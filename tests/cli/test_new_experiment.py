@@ -24,22 +24,16 @@ from tests.harness.master_schemas import errors
 from tests.memory.estimates import estimate
 from tests.package import CUDA, bytes_per_rank, decide
 
-FLAGS = {
-    "parameters": "6B",
-    "slots": 32,
-    "gpu_memory": "80GiB",
-    "global_batch_size": 64,
-    "sequence_length": 2048,
-}
-NAME = "6b_zero1_32gpu"
-YAML, JSON = f"experiments/{NAME}.yaml", f"experiments/deepspeed/{NAME}.json"
+FLAGS = {"parameters": "6B", "slots": 32, "gpu_memory": "80GiB"}
+FLAGS |= {"global_batch_size": 64, "sequence_length": 2048}
+YAML, JSON = "experiments/6b_zero1_32gpu.yaml", "experiments/deepspeed/6b_zero1_32gpu.json"
 
 
 def start(*more: str, **flags: Any) -> Result:
     """With the flags above, changed as asked."""
     name = [flags.pop("name")] if "name" in flags else []
-    named = {"--" + name.replace("_", "-"): str(value) for name, value in {**FLAGS, **flags}.items()}
-    words = [word for flag in named.items() for word in flag]
+    given = {**FLAGS, **flags}.items()
+    words = [word for flag, value in given for word in ("--" + flag.replace("_", "-"), str(value))]
     return CliRunner().invoke(main, ["new", *name, "--experiment", *words, *more])
 
 
@@ -105,9 +99,7 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(answers())
-def test_what_is_chosen_fits_divides_communicates_least_and_is_taken_by_a_master(
-    answers: dict[str, Any],
-) -> None:
+def test_what_is_chosen_fits_divides_communicates_least_and_is_valid(answers: dict[str, Any]) -> None:
     """Where nothing fits, every option that the refusal advises is a way out."""
     result = start("--dry-run", **answers)
     if result.exit_code != 0:
@@ -132,51 +124,6 @@ def test_what_is_chosen_fits_divides_communicates_least_and_is_taken_by_a_master
     share, own = answers["global_batch_size"] // answers["slots"], batch.micro_batch_size
     larger = [size for size in range(own + 1, share + 1) if share % size == 0]
     assert not larger or not fits(answers, decided(experiment, ds_config, micro=larger[0]))
-
-
-BOTH = ["offload_optimizer", "offload_param"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "zero_stage", "offloaded", "recomputes", "micro_batch"),
-    [
-        ({"parameters": "1.5B"}, 0, [], False, 2),
-        ({"parameters": "70B"}, 3, [], True, 2),
-        ({"pipe_parallel_size": 4, "global_batch_size": 512}, 1, [], False, 4),
-        ({"offload": "nvme", "nvme_path": "/nvme"}, 3, BOTH[:1], False, 2),
-        ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, BOTH[:1], False, 1),
-        ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, BOTH, False, 1),
-    ],
-    ids=str,
-)
-def test_the_cheapest_that_fits_is_chosen(
-    changes: dict[str, Any], zero_stage: int, offloaded: list[str], recomputes: bool, micro_batch: int
-) -> None:
-    experiment, ds_config = files_of(start("--dry-run", **changes))
-    zero, hyperparameters = ds_config["zero_optimization"], experiment["hyperparameters"]
-    assert zero["stage"] == zero_stage
-    assert sorted(key for key in zero if key.startswith("offload")) == offloaded
-    assert {zero[key]["device"] for key in offloaded} <= {"nvme" if "nvme_path" in changes else "cpu"}
-    assert hyperparameters["activation_checkpointing"] == recomputes
-    assert ds_config["train_micro_batch_size_per_gpu"] == micro_batch
-    assert hyperparameters["pipe_parallel_size"] == changes.get("pipe_parallel_size", 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "schedule", "chunks"),
-    [
-        ({}, "zb-h1", 1),
-        # zb-h1 cannot recompute activations.
-        ({"parameters": "30B", "slots": 64, "global_batch_size": 512}, "interleaved", 2),
-    ],
-)
-def test_a_pipelines_schedule_is_the_one_that_waits_least(
-    changes: dict[str, Any], schedule: str, chunks: int
-) -> None:
-    experiment, ds_config = files_of(start("--dry-run", **{"pipe_parallel_size": 4, **changes}))
-    strategy = decided(experiment, ds_config).strategy
-    assert (strategy.pipe_schedule, strategy.pipe_chunks) == (schedule, chunks)
-    assert strategy.partition_method == "measured"
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -205,35 +152,55 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
     assert ("ZeRO 0", "", "no") in rows
     assert [row for row in rows if row[1]] == [("ZeRO 1", " *", "yes")]
     assert "GPT2Trial stands in for your model" in result.stderr
-    experiment = load_experiment(Path(YAML))
-    assert (experiment.name, experiment.slots) == (NAME, 32)
-    assert experiment.hyperparameters.get(("deepspeed_config",)) == JSON
+    assert load_experiment(Path(YAML)).hyperparameters.get(("deepspeed_config",)) == JSON
     config = load_deepspeed_config(JSON)
-    assert config["zero_optimization"] == {"stage": 1}
-    assert config["bf16"] == {"enabled": True}
+    assert (config["zero_optimization"], config["bf16"]) == ({"stage": 1}, {"enabled": True})
     before = Path(YAML).read_bytes(), Path(JSON).read_bytes()
     assert start("--precision", "bf16", "--force").exit_code == 0
     assert (Path(YAML).read_bytes(), Path(JSON).read_bytes()) == before
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "stage", "offloaded", "micro_batch", "chosen"),
     [
-        {"pipe_parallel_size": 4},
-        {"offload": "nvme", "nvme_path": "/local_nvme"},
-        {"parameters": "124M", "slots": 2, "precision": "fp16"},
-        {"parameters": "70B"},
+        ({"parameters": "1.5B"}, 0, "", 2, {}),
+        ({"parameters": "124M", "slots": 2, "precision": "fp16"}, 0, "", 32, {}),
+        ({"parameters": "70B"}, 3, "", 2, {"activation_checkpointing": True}),
+        ({"offload": "nvme", "nvme_path": "/local_nvme"}, 3, "optimizer", 2, {}),
+        ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, "optimizer", 1, {}),
+        ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, "optimizer param", 1, {}),
+        ({"pipe_parallel_size": 4}, 1, "", 1, {"pipe_schedule": "zb-h1"}),
+        # zb-h1 cannot recompute activations.
+        (
+            {"pipe_parallel_size": 4, "parameters": "30B", "slots": 64, "global_batch_size": 512},
+            *(1, "", 2),
+            {"pipe_schedule": "interleaved", "pipe_chunks": 2, "activation_checkpointing": True},
+        ),
     ],
     ids=str,
 )
-def test_check_passes_it(flags: dict[str, str], context: Path) -> None:
+def test_the_cheapest_that_fits_is_written_and_check_passes_it(
+    flags: dict[str, Any], stage: int, offloaded: str, micro_batch: int, chosen: dict[str, Any], context: Path
+) -> None:
+    """Of a pipeline, with the schedule that waits least."""
     result = start(name="it", **flags)
     assert result.exit_code == 0, result.output
     files = ["experiments/it.yaml", "experiments/deepspeed/it.json"]
     checked = CliRunner().invoke(main, ["check", *files, "--strict"], catch_exceptions=False)
     assert checked.exit_code == 0, checked.output
-    trial = "GPT2PipelineTrial" if "pipe_parallel_size" in flags else "GPT2Trial"
-    assert load_experiment(Path("experiments/it.yaml")).trial == f"model_defs.gpt2.trial:{trial}"
+    experiment, config = load_experiment(Path(files[0])), load_deepspeed_config(files[1])
+    zero, hyperparameters = config["zero_optimization"], experiment.hyperparameters.data
+    assert zero["stage"] == stage
+    device = "nvme" if "nvme_path" in flags else "cpu"
+    there = [kind for kind in ("optimizer", "param") if f"offload_{kind}" in zero]
+    assert there == offloaded.split()
+    assert all(zero[f"offload_{kind}"]["device"] == device for kind in there)
+    assert config["train_micro_batch_size_per_gpu"] == micro_batch
+    is_piped = "pipe_parallel_size" in flags
+    always = {"pipe_parallel_size": flags.get("pipe_parallel_size", 1), "activation_checkpointing": False}
+    always |= {"partition_method": "measured", "pipe_chunks": None} if is_piped else {}
+    assert {name: hyperparameters.get(name) for name in always | chosen} == always | chosen
+    assert experiment.trial == f"model_defs.gpt2.trial:GPT2{'Pipeline' * is_piped}Trial"
 
 
 def test_the_files_go_where_it_is_asked(context: Path) -> None:

@@ -12,28 +12,10 @@ import transformers
 from tests.harness.ranks import ROOT
 from tests.memory.estimates import estimate, refused, settings
 
-GPT2 = ROOT / "experiments" / "gpt2"
-OWN_MODEL = ROOT / "tests" / "cli" / "own_model"
-
-
-def test_a_pipelines_stages_are_counted_with_their_copies() -> None:
-    """Embedding and head share a weight; DualPipeV has them on one rank."""
-    whole = estimate(GPT2 / "const.yaml", ROOT, "--precision", "fp32")["model"]
-    found = estimate(GPT2 / "pipeline.yaml", ROOT, "--precision", "fp32")
-    tied = whole["vocab_size"] * whole["hidden_size"]
-    assert found["model"]["num_parameters"] == whole["num_parameters"]
-    copies = {"1f1b": 2, "interleaved": 2, "dualpipev": 1}
-    for row in found["schedules"]:
-        stages = [stage["model_states_bytes"] // 16 for stage in row["stages"]]
-        assert len(stages) == 2
-        if row["schedule"] in copies:
-            assert sum(stages) == whole["num_parameters"] + (copies.pop(row["schedule"]) - 1) * tied
-    assert copies == {}
-
 
 def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
-    names = ("own", "other", "broken")
-    own, other, broken = (Path(shutil.copytree(OWN_MODEL, tmp_path / name)) for name in names)
+    folder = ROOT / "tests" / "cli" / "own_model"
+    own, other, broken = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other", "broken"))
     model = estimate(own / "experiment.yaml", own)["model"]
     assert (model["num_parameters"], model["num_layers"], model["sequence_length"]) == (5, 0, 0)
     assert model["activations"] is not None
@@ -49,7 +31,8 @@ def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: P
 def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
     def row(*words: str, **hyperparameters: Any) -> dict[str, Any]:
         large = settings(sequence_length=1024, model_size="small", **hyperparameters)
-        return dict(estimate(GPT2 / "pipeline.yaml", ROOT, *large, *words)["strategies"][0])
+        pipeline = ROOT / "experiments" / "gpt2" / "pipeline.yaml"
+        return dict(estimate(pipeline, ROOT, *large, *words)["strategies"][0])
 
     without = row(overwrite_deepspeed_args__activation_checkpointing__partition_activations=True)
     recomputed = [
