@@ -80,7 +80,10 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("expert-replicas", EXPERT): (of(EP, slots=3), of(EP, slots=4)),
     ("expert-alone", EXPERT): (of(EP, pipe=2, slots=4), of(EP, slots=4)),
     ("expert-precision", f"{ZERO}.stage"): (of({**zero(0), **BF16, **EP}), of({**zero(1), **BF16, **EP})),
-    ("expert-contiguous", f"{ZERO}.contiguous_gradients"): (
+    ("expert-gradients", f"{ZERO}.reduce_scatter"): (
+        of({**zero(1, reduce_scatter=False, offload_optimizer=TO_CPU), **EP, **BF16, **sums("fp32")}),
+        of({**zero(1, reduce_scatter=False), **EP, **BF16, **sums("fp32")})),
+    ("expert-gradients", f"{ZERO}.contiguous_gradients"): (
         of({**zero(1, contiguous_gradients=False), **EP}),
         of({**zero(1, contiguous_gradients=False, offload_optimizer=TO_CPU), **EP, **BF16, **sums("fp32")}),
         of({**zero(1, contiguous_gradients=False), **EP, **BF16, **sums("fp32")})),  # by BF16_Optimizer, not ZeRO's
