@@ -18,7 +18,7 @@ from determined_ds.config.resolve import reconcile
 from determined_ds.documents.document import Document, KeyPath, one_of, unknown_key
 from determined_ds.documents.files import read_json, write_files
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem, shown
 
 Auto = Literal["auto"]
 Offload = Literal["cpu", "nvme"] | Mapping[str, Any] | None
@@ -29,11 +29,19 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16": {"fp16": {"enabled": True}},
     "fp32": {"bf16": {"enabled": False}},
 }
+# Names of arguments that other documents use, where they mean the same.
+OTHER_NAMES = {
+    "stage": "zero_stage",
+    "global_batch_size": "train_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "lr": "learning_rate",
+    "max_grad_norm": "gradient_clipping",
+}
 
 
 def create_deepspeed_config(
     *,
-    zero_stage: int,
+    zero_stage: int | None = None,
     train_batch_size: int | Auto = "auto",
     micro_batch_size: int | Auto = "auto",
     gradient_accumulation_steps: int | Auto = "auto",
@@ -84,7 +92,8 @@ def create_deepspeed_config(
         activation_checkpointing: DeepSpeed's section, for models that call ``deepspeed.checkpointing``.
         grad_accum_dtype: Type that gradients are added up in (``data_types.grad_accum_dtype``).
         sections: Any other keys of DeepSpeed's, which overwrite the above leaf by leaf.
-        others: Any other key of ``zero_optimization``, e.g. ``overlap_comm=True``; None is DeepSpeed's own default.
+        others: Any other key of ``zero_optimization``, e.g. ``overlap_comm=True``, None being DeepSpeed's own default;
+            and the names of :data:`OTHER_NAMES`.
 
     Returns:
         A plain dict.
@@ -96,32 +105,44 @@ def create_deepspeed_config(
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and ``runtime/zero/config.py``.
     """
     given = {name: as_plain(value) for name, value in locals().items()}
+    further, problems = Document(name="", data=given.pop("others")), []
+    for name, real in OTHER_NAMES.items():
+        if name in others and given[real] not in (None, AUTO, others[name]):
+            message = f"is another name of {real}, which is {shown(given[real])}"
+            problems.append(further.problem((name,), message, f"keep {real} only", "other-name"))
+        given[real] = others.get(name, given[real])
     zero = {"stage": given["zero_stage"]}
     for name in ("offload_optimizer", "offload_param"):
         device = given[name]
         zero[name] = {"device": device, "pin_memory": AUTO} if isinstance(device, str) else device
-    further = Document(name="", data=given.pop("others"))
     known = known_keys()["properties"][ZERO]["properties"].keys() - zero
-    problems = [unknown_key(further, (name,), given) for name in others if name not in known]
+    unknown = (name for name in others if name not in known and name not in OTHER_NAMES)
+    problems += [unknown_key(further, (name,), given) for name in unknown]
     if precision not in PRECISIONS:
         fix, document = one_of(PRECISIONS, precision), Document(name="", data=given)
         problems.append(document.problem(("precision",), "no such precision", fix, "out-of-range"))
     _refuse(problems)
-    of_optimizer = {"lr": learning_rate, **{key: given[key] for key in ("betas", "eps", "weight_decay")}}
+    if zero["stage"] is None:
+        raise TypeError("create_deepspeed_config() missing 1 required keyword-only argument: 'zero_stage'")
+    of_optimizer = {
+        "lr": given["learning_rate"],
+        **{key: given[key] for key in ("betas", "eps", "weight_decay")},
+    }
     of_scheduler = {
         "warmup_min_lr": AUTO,
-        "warmup_max_lr": learning_rate,
+        "warmup_max_lr": given["learning_rate"],
         "warmup_num_steps": warmup_num_steps,
         "total_num_steps": total_num_steps,
     }
+    of_zero = {**zero, **{name: value for name, value in further.data.items() if name in known}}
     made: dict[str, Any] = {
-        "train_batch_size": train_batch_size,
-        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "train_batch_size": given["train_batch_size"],
+        "train_micro_batch_size_per_gpu": given["micro_batch_size"],
         "gradient_accumulation_steps": gradient_accumulation_steps,
-        ZERO: {key: value for key, value in {**zero, **further.data}.items() if value is not None},
+        ZERO: {key: value for key, value in of_zero.items() if value is not None},
         "optimizer": _of_type("optimizer", optimizer, of_optimizer, given["optimizer_params"]),
         "scheduler": _of_type("scheduler", scheduler, of_scheduler, given["scheduler_params"]),
-        "gradient_clipping": gradient_clipping,
+        "gradient_clipping": given["gradient_clipping"],
         **as_plain(PRECISIONS[precision]),
         "activation_checkpointing": given["activation_checkpointing"],
         "data_types": None if grad_accum_dtype is None else {"grad_accum_dtype": grad_accum_dtype},

@@ -25,6 +25,7 @@ from determined_ds.config.strategy import (
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.pipe.orders import ONE_F_ONE_B, ZB_H1, chunks_problem
+from determined_ds.pipe.partition import MEASURED
 
 if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig
@@ -160,6 +161,9 @@ TABLE = (
             and s.pipeline.problem(),
         "{found}, with pipe_parallel_size {s.pipe_parallel_size}",
         "change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b"),
+    row("pipe-schedule-partitioned", "pipeline.pipe_partitioned pipeline.grad_partitioned",
+        lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and v,  # runtime/pipe/dualpipev.py
+        "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b"),
     row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
             and (s.activation_checkpointing or s.torch_compile or s.deepcompile),
         "zb-h1 goes through a layer's backward pass in two parts: activation checkpointing would compute the layer anew"
@@ -168,6 +172,10 @@ TABLE = (
     row("one-stage", _of(HP, ("pipe_schedule", "partition_method", "pipe_within_machine")),
         lambda s, c, v: s.pipe_parallel_size == 1 and v not in WITHOUT_A_PIPELINE,
         "has no effect: there is one stage", "set pipe_parallel_size to 2 or more, or remove {key}", warning=True),
+    row("partition-measured", f"{HP}.partition_method",  # our trial/measured_partition.py measured_layers
+        lambda s, c, v: s.pipe_parallel_size > 1 and v == MEASURED and s.model_parallel_size > 1,
+        "one rank measures a layer, and with model_parallel_size {s.model_parallel_size} several compute it together",
+        "use parameters, uniform or type:REGEX"),
     row("pipeline-bubble", "gradient_accumulation_steps", lambda s, c, v: _bubble(s),  # our pipe/timeline.py
         "{value} micro-batches for {s.pipe_parallel_size} stages: by {s.pipe_schedule} each waits {found[0]:.0f} % of"
         " the time", "use more: 4 x {s.pipe_parallel_size} leave a bubble of {found[1]:.0f} %", warning=True),
@@ -179,6 +187,10 @@ TABLE = (
     row("sequence-degree", "sequence_parallel_size", lambda s, c, v: (v or 1) not in (1, s.sequence_parallel_size),
         "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"  # __init__.py initialize
         " {s.sequence_parallel_size}", "write hyperparameters.sequence_parallel_size, and remove it from the JSON"),
+    row("sequence-length", f"{HP}.sequence_length",  # sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
+        lambda s, c, v: s.sequence_parallel_size > 1 and type(v) is int and v % s.sequence_parallel_size,
+        "cannot be cut into {s.sequence_parallel_size} slices of one length (sequence_parallel_size)",
+        "use a sequence_length that {s.sequence_parallel_size} divides"),
     row("zeropp-groups", f"{ZERO}.{HPZ}",  # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
         lambda s, c, v: s.zeropp and (s.sequence_parallel_size > 1 or _autotp(c) > 1 or _experts(c)),
         "ZeRO++ averages over its own groups of all ranks, and those that share a sequence, layers or experts hold"
@@ -196,6 +208,10 @@ TABLE = (
         "AutoTP replaces the groups of a pipeline by its own, of neighbouring ranks whatever their stage: the stages"
         " then wait for each other for ever",  # runtime/engine.py _configure_tensor_parallel_states; measured
         "set pipe_parallel_size to 1; or remove it, and build layers that cut themselves"),
+    row("tensor-head", "tensor_parallel.vocab_parallel_lm_head", lambda s, c, v: v is True and _autotp(c) > 1,
+        "the model returns each rank its own part of the logits: a loss of the trial's own from them is wrong",
+        "remove it, unless the trial takes the loss that the model computes (model(..., labels=...).loss)",
+        warning=True),  # sequence/cross_entropy.py configure_vocab_parallel_loss
     row("expert-degree", f"{HP}.expert_parallel_size",  # runtime/engine.py _configure_expert_parallel
         lambda s, c, v: type(v) is int and v != _experts(c) and str(_experts(c)),
         "differs from expert_parallel of the DeepSpeed JSON, which is {found} (0: not enabled)", "keep one of them"),

@@ -67,14 +67,25 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
         of(steps(2), pipe=2, hp={**ZB_H1, **COMPILED}), of(steps(2), pipe=2, hp=ZB_H1)),
     **{("one-stage", f"{HP}.{name}"): (of(hp={name: value}), of(steps(4), pipe=2, hp={name: value}))
        for name, value in OF_A_PIPELINE.items()},
+    **{("pipe-schedule-partitioned", f"pipeline.{key}"): (
+        of({**steps(4), "pipeline": {key: True}}, pipe=2, hp=DUALPIPEV),
+        of({**steps(4), "pipeline": {key: True}}, pipe=2))
+       for key in ("pipe_partitioned", "grad_partitioned")},
+    ("partition-measured", f"{HP}.partition_method"): (
+        of(slots=4, pipe=2, model=2, hp={"partition_method": "measured"}),
+        of(slots=4, pipe=2, model=2, hp={"partition_method": "parameters"})),
     # ---- What ranks that share a sequence, a layer or experts cannot do
     ("sequence-alone", f"{HP}.sequence_parallel_size"): (of(sequence=2, pipe=2, slots=4), of(sequence=2, slots=4)),
     ("sequence-degree", "sequence_parallel_size"): (
         of({"sequence_parallel_size": 2}), of({"sequence_parallel_size": 2}, sequence=2)),
+    ("sequence-length", f"{HP}.sequence_length"): (
+        of(sequence=2, hp={"sequence_length": 127}), of(sequence=2, hp={"sequence_length": 128})),
     ("zeropp-groups", f"{ZERO}.{HPZ}"): (of({**zero(3, **{HPZ: 2}), **TP}, model=2, slots=4), of(zero(3, **{HPZ: 2}))),
     ("deepcompile-shared", "compile.deepcompile"): (of({**EP, **DEEP}), of(DEEP)),
     ("model-parallel-degree", "tensor_parallel.autotp_size"): (of(TP), of(TP, model=2)),
     ("tensor-pipeline", "tensor_parallel.autotp_size"): (of(TP, model=2, pipe=2, slots=4), of(TP, model=2, slots=4)),
+    ("tensor-head", "tensor_parallel.vocab_parallel_lm_head"): (
+        of({"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}}, model=2), of(TP, model=2)),
     ("expert-degree", f"{HP}.expert_parallel_size"): (
         of(EP, hp={"expert_parallel_size": 1}), of(EP, hp={"expert_parallel_size": 2})),
     ("expert-replicas", EXPERT): (of(EP, slots=3), of(EP, slots=4)),
@@ -126,7 +137,7 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("muon-rates", "scheduler.params.warmup_max_lr"): (of(rate(0.02)), of(rate([0.02, 0.001]))),
     ("muon-bf16-pipeline", "data_types.grad_accum_dtype"): (
         of({**MUON, **BF16, **zero(1), **sums("fp32")}, pipe=2),
-        of({**MUON, **BF16, **zero(1), **sums("bf16")}, pipe=2)),
+        of({**MUON, **BF16, **zero(1, offload_optimizer=TO_CPU), **sums("fp32")}, pipe=2)),
     # ---- Activation checkpointing, compilers, DeepSpeed's monitors
     ("gpus-only", "activation_checkpointing.cpu_checkpointing"): (of(ON_CPU, accelerator=CPU), of(ON_CPU)),
     ("gpus-only", "compile.deepcompile"): (of(DEEP, accelerator=CPU), of(DEEP)),
