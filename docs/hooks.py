@@ -93,7 +93,7 @@ def in_words(hint: Any) -> str:
         return " or ".join(in_words(each) for each in args if each is not type(None))
     if origin is Literal:
         return f"one of {', '.join(args)}"
-    return f"list of {in_words(args[0])}s" if origin is list else OF_TYPE[origin or hint]
+    return f"list of {in_words(args[0])}s" if origin is list else OF_TYPE.get(origin or hint, "mapping")
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -22,21 +22,13 @@ ZERO = "zero_optimization"
 Node = dict[str, Any]
 Located = list[tuple[KeyPath, Problem]]
 
-# Keys of other places that are written at the top level or in zero_optimization -> where they belong, or the fix.
-OTHER_NAMES = {
-    **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
-    "learning_rate": "optimizer.params.lr",
-    "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
-    "profiling": 'write "flops_profiler": {"enabled": true}, or "wall_clock_breakdown": true',
-    **dict.fromkeys(("precision", "dtype"), 'write "bf16": {"enabled": true}, or "fp16": {"enabled": true}'),
-}
-# Sections that are written as a plain value -> the key in them that was meant.
-MEANT: dict[KeyPath, str] = {
-    ("bf16",): "enabled",
-    ("fp16",): "enabled",
-    (ZERO,): "stage",
-    (ZERO, "offload_optimizer"): "device",
-    (ZERO, "offload_param"): "device",
+# Sections that are written as a plain value -> what to write.
+SECTIONS: dict[KeyPath, str] = {
+    ("bf16",): '{"enabled": true}',
+    ("fp16",): '{"enabled": true}',
+    (ZERO,): '{"stage": 1}',
+    (ZERO, "offload_optimizer"): '{"device": "cpu"}',
+    (ZERO, "offload_param"): '{"device": "cpu"}',
 }
 # Names that torch has beside DeepSpeed's own. Any other name may be newer, unless it is close to one of them.
 TORCH_TYPES = {
@@ -71,40 +63,29 @@ def located_problems(document: Document) -> Located:
     Each with its path. ``"auto"`` is of every type.
     """
     broken = one_each(faults(known_keys(), document.data, takes_auto=True))
-    found = [(path, _in_words(document, fault)) for path, fault in broken.items() if not _is_comment(fault)]
+    found = [
+        (path, _in_words(document, fault))
+        for path, fault in broken.items()
+        if not (fault.keyword == "unknown" and len(path) == 1 and str(path[0]).lower().startswith(COMMENTS))
+    ]
     return [*found, *_params_and_types(document)]
 
 
-def _is_comment(fault: Fault) -> bool:
-    return (
-        fault.keyword == "unknown"
-        and len(fault.path) == 1
-        and str(fault.path[0]).lower().startswith(COMMENTS)
-    )
-
-
 def _in_words(document: Document, fault: Fault) -> Problem:
-    path, value, detail = fault.path, fault.value, fault.detail
-    if fault.keyword == "unknown":
-        return problem_of(document, fault, elsewhere=_elsewhere())
+    path, detail = fault.path, fault.detail
     if fault.keyword == "removed":
         return document.problem(path, detail.strip(), "remove it", "removed-key")
     if fault.keyword == "deprecated":
-        instead = f'{detail}: {{"device": "cpu"}}' if (*path[:-1], detail) in MEANT else detail
-        message, fix = "is an old name, deprecated by DeepSpeed", f"write {instead} instead"
-        return document.problem(path, message, fix, "deprecated-key")
-    if fault.keyword == "type" and path in MEANT and isinstance(value, (bool, int, str)):
-        if MEANT[path] == "device" and not isinstance(value, str):
-            value = "cpu" if value else "none"
-        elif MEANT[path] == "stage":
-            value = int(value) if isinstance(value, bool) else value
-        return problem_of(document, fault, f"write {json.dumps({MEANT[path]: value})}")
-    return problem_of(document, fault)
+        section = SECTIONS.get((*path[:-1], detail))
+        message, fix = "is an old name, deprecated by DeepSpeed", f"write {detail} instead"
+        return document.problem(path, message, f"{fix}: {section}" if section else fix, "deprecated-key")
+    fix = f"write {SECTIONS[path]}" if fault.keyword == "type" and path in SECTIONS else ""
+    return problem_of(document, fault, fix, elsewhere=_elsewhere())
 
 
 @functools.cache
 def _elsewhere() -> dict[str, str]:
-    """A key that is written at another level -> its dotted name, where it is read in one place only; or the fix."""
+    """A key that is written at another level, and is read in one place only -> the fix."""
     found: dict[str, list[str]] = {}
 
     def walk(path: KeyPath, node: Node) -> None:
@@ -114,7 +95,14 @@ def _elsewhere() -> dict[str, str]:
                 walk((*path, key), child)
 
     walk((), known_keys())
-    return {**{key: names[0] for key, names in found.items() if len(names) == 1}, **OTHER_NAMES}
+    precision = 'write "bf16": {"enabled": true}, or "fp16": {"enabled": true}'
+    return {
+        **{key: f"did you mean {names[0]}?" for key, names in found.items() if len(names) == 1},
+        **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
+        "learning_rate": "did you mean optimizer.params.lr?",
+        "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
+        **dict.fromkeys(("precision", "dtype"), precision),
+    }
 
 
 def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
@@ -125,10 +113,8 @@ def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         takes = params_of(section, kind)
         params = document.get((section, "params"))
         for key in params if isinstance(params, dict) else ():
-            if (
-                takes is not None and key not in takes and key != "max_grad_norm"
-            ):  # an old name, which the schema has
-                path: KeyPath = (section, "params", key)
+            path: KeyPath = (section, "params", key)
+            if takes is not None and key not in takes and key != "max_grad_norm":  # old, and in the schema
                 yield path, unknown_key(document, path, takes)
         if not isinstance(kind, str) or kind == AUTO or kind.lower() in ONE_BIT:
             continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
-from determined_ds.documents.judging import JSON_TYPES, Fault, Json, faults, one_each, problem_of
+from determined_ds.documents.judging import JSON_TYPES, Json, faults, one_each, problem_of
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
@@ -28,15 +28,9 @@ LARGEST = 2**31 - 1
 # ------------------------------------------------------------------------------------------- models
 
 
-class Range(NamedTuple):
-    """The least and the largest value of a number, both included."""
-
-    low: int
-    high: int
-
-
-Size = Annotated[int, Range(1, LARGEST)]
-Count = Annotated[int, Range(0, LARGEST)]
+# A number between the least and the largest value, both included.
+Size = Annotated[int, (1, LARGEST)]
+Count = Annotated[int, (0, LARGEST)]
 
 
 def option(default: Any, meaning: str, **about: Any) -> Any:
@@ -45,14 +39,18 @@ def option(default: Any, meaning: str, **about: Any) -> Any:
     Args:
         default: Its default, or what makes it.
         meaning: In a sentence, for the reference page.
-        about: ``auto``: "auto" is as if it were absent. ``choices``: the strings that it may be. ``fix``: what to say
-            of a value at fault. ``schema``: of a field whose type does not say how it is written, and ``form``: the
-            same in words.
+        about: ``choices``: the strings that it may be. ``fix``: what to say of a value at fault. ``schema``: of a field
+            whose type does not say how it is written, and ``form``: the same in words. ``auto``: see :func:`derived`.
     """
     metadata = {"description": meaning, **about}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def derived(meaning: str, default: Any = None, **about: Any) -> Any:
+    """A field of which "auto" is as if it were absent."""
+    return option(default, meaning, auto=True, **about)
 
 
 @functools.cache
@@ -64,16 +62,15 @@ def schema_of(hint: Any) -> Json:
         for each in fields(hint):
             about = each.metadata
             by_type = Literal[about["choices"]] if "choices" in about else hints[each.name]
-            node = about.get("schema") or schema_of(by_type)
-            node = {
-                **node,
-                "type": [*node["type"], "null"],
-                **{key: about[key] for key in ("auto", "fix") if key in about},
-            }
-            properties[each.name] = {**node, "enum": [*node["enum"], None]} if "enum" in node else node
+            node = {**(about.get("schema") or schema_of(by_type))}
+            node["type"] = [*node["type"], "null"]
+            if "enum" in node:
+                node["enum"] = [*node["enum"], None]
+            properties[each.name] = node | {key: about[key] for key in ("auto", "fix") if key in about}
         return {"type": ["object"], "properties": properties, "additionalProperties": False}
     if origin is Annotated:
-        return {**schema_of(args[0]), "minimum": args[1].low, "maximum": args[1].high}
+        low, high = args[1]
+        return {**schema_of(args[0]), "minimum": low, "maximum": high}
     if origin in (Union, types.UnionType):
         nodes = [schema_of(each) for each in args if each is not type(None)]
         merged = functools.reduce(lambda one, other: {**one, **other}, nodes)
@@ -103,27 +100,23 @@ def read_model(model: type[T], document: Document, path: KeyPath = ()) -> tuple[
     data, schema = document.get(path), schema_of(kind)
     if not path:  # a check of a search records what a decision reads
         data = {name: data[name] for name in data if name in schema["properties"]}
-        values = {name: _Value(repr(value), value) for name, value in data.items()}
-        found = (fault for name, value in values.items() for fault in _faults_of(kind, name, value))
-    else:
-        found = (fault._replace(path=(*path, *fault.path)) for fault in faults(schema, data))
-    broken = one_each(found)
-    made: T = _made(kind, data if isinstance(data, dict) else {}, path, broken)
-    return made, [problem_of(document, fault) for fault in broken.values()]
+    found = faults(schema, data)
+    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in found)
 
+    def made(model: Any, data: dict[str, Any], path: KeyPath) -> Any:
+        values = {}
+        for name, about in model.__dataclass_fields__.items():
+            value, here, inner = data.get(name), (*path, name), _inner_models(model).get(name)
+            if value is None or here in broken or (value == AUTO and "auto" in about.metadata):
+                continue
+            if inner is not None and isinstance(value, dict):
+                values[name] = made(inner, value, here)
+            elif not any(place[: len(here)] == here for place in broken):
+                values[name] = _length(value) if "schema" in about.metadata else value
+        return model(**values)
 
-@dataclass(frozen=True)
-class _Value:
-    """A value that is equal to those that are written alike: 1, 1.0 and true are not."""
-
-    text: str
-    value: Any = field(compare=False)
-
-
-@functools.lru_cache(maxsize=4096)  # points of a search share most values
-def _faults_of(model: Any, name: str, value: _Value) -> tuple[Fault, ...]:
-    found = faults({"properties": schema_of(model)["properties"]}, {name: value.value})
-    return tuple(found)
+    read: T = made(kind, data if isinstance(data, dict) else {}, path)
+    return read, [problem_of(document, fault) for fault in broken.values()]
 
 
 @functools.cache
@@ -137,19 +130,6 @@ def _inner_models(model: Any) -> dict[str, Any]:
     return found
 
 
-def _made(model: Any, data: dict[str, Any], path: KeyPath, broken: Mapping[KeyPath, Fault]) -> Any:
-    values, inner = {}, _inner_models(model)
-    for each in fields(model):
-        value, name, here = data.get(each.name), each.name, (*path, each.name)
-        if value is None or here in broken or (value == AUTO and "auto" in each.metadata):
-            continue
-        if name in inner and isinstance(value, dict):
-            values[name] = _made(inner[name], value, here, broken)
-        elif not any(place[: len(here)] == here for place in broken):
-            values[name] = _length(value) if "schema" in each.metadata else value
-    return model(**values)
-
-
 # ------------------------------------------------------------------------------------------- fit
 
 UNITS = ("batches", "epochs")
@@ -159,21 +139,27 @@ WARM_STARTS = ("weights", "all")
 MOST_ACTIVE = 50
 # Lengths are counted, and not by the clock: else two runs could not be compared.
 _COUNTED = "{batches: N} or {epochs: N}"
-_ONE = {"type": ["object"], "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
 _SIZE = schema_of(Size)
 _SIZES = {**_SIZE, "type": ["integer", "array"], "items": _SIZE, "minItems": 1}
 _TIME = {"type": ["number"], "exclusiveMinimum": 0, "maximum": LARGEST}
-LENGTH: dict[str, Any] = {"form": _COUNTED, "fix": f"write {_COUNTED}"}
-LENGTH["schema"] = {**_ONE, "properties": {"batches": _SIZE, "epochs": _SIZE}}
-PERIOD = {**LENGTH, "schema": {**_ONE, "properties": {"batches": _SIZES, "epochs": _SIZES}}}
-CLOCK: dict[str, Any] = {
-    "form": f"{_COUNTED}, or {{minutes: N}}",
-    "fix": f"write {_COUNTED}, or by the clock {{minutes: N}}",
-}
-CLOCK["schema"] = {
-    **_ONE,
-    "properties": {**PERIOD["schema"]["properties"], **dict.fromkeys(TIME_UNITS, _TIME)},
-}
+
+
+def _one_of(properties: Json, form: str) -> dict[str, Any]:
+    """About a field that is a mapping with one of these keys."""
+    schema = {"type": ["object"], "properties": properties, "additionalProperties": False}
+    return {
+        "schema": {**schema, "minProperties": 1, "maxProperties": 1},
+        "form": form,
+        "fix": f"write {form}",
+    }
+
+
+LENGTH = _one_of(dict.fromkeys(UNITS, _SIZE), _COUNTED)
+PERIOD = _one_of(dict.fromkeys(UNITS, _SIZES), _COUNTED)
+CLOCK = _one_of(
+    dict.fromkeys(UNITS, _SIZES) | dict.fromkeys(TIME_UNITS, _TIME),
+    f"{_COUNTED}, or by the clock {{minutes: N}}",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +188,8 @@ class ProfiledSteps:
     """Which steps of a process torch's profiler records, one after the other."""
 
     wait: Count = option(5, "Steps that are trained first, without the profiler.")
-    warmup: Count = option(
-        2, "Steps for which the profiler runs and records nothing, because its first steps are slower."
-    )
-    active: Annotated[int, Range(1, MOST_ACTIVE)] = option(
-        3, "Steps that are recorded.", fix="write 3 to 10, which is enough for a mean"
-    )
+    warmup: Count = option(2, "Steps with the profiler on and nothing recorded: its first steps are slower.")
+    active: Annotated[int, (1, MOST_ACTIVE)] = option(3, "Steps that are recorded.", fix="write 3 to 10")
 
     @property
     def total(self) -> int:
@@ -221,35 +203,26 @@ class FitOptions:
 
     max_length: Length | None = option(None, "How long to train.", **LENGTH)
     validation_period: Length | None = option(
-        None, "How often to validate; a list of numbers validates after each of them.", **PERIOD
+        None, "How often to validate; or a list, after each number.", **PERIOD
     )
     checkpoint_period: Length | Duration | None = option(
         None, "How often to write a checkpoint; a list of numbers writes one after each of them.", **CLOCK
     )
     reporting_period: Length | None = option(None, "How often to report training metrics.", **PERIOD)
     checkpoint_policy: Literal["best", "all", "none"] = option(
-        "best",
-        "Whether a validation is followed by a checkpoint: only if it is the best so far, always, or never.",
+        "best", "Write a checkpoint after a validation only if it is the best so far, always, or never."
     )
     step_zero_validation: bool = option(False, "Validate once before the first step.")
     profiling_enabled: bool = option(False, "Report the use of the machine to Determined's profiler.")
     stop_on_nan: bool = option(True, "Stop the run at a loss that is not finite.")
-    save_total_limit: Size | None = option(
-        None, "Checkpoints to keep while training; the best and the newest are always kept.", auto=True
-    )
+    save_total_limit: Size | None = derived("Checkpoints to keep; always the best and the newest.")
     warm_start: Literal["weights", "all"] = option(
-        "weights",
-        "What is taken of the checkpoint that the searcher names: the weights, or all that the engine holds.",
+        "weights", "What is taken of the searcher's checkpoint: the weights, or all that the engine holds."
     )
     asynchronous_checkpoints: bool | None = option(
         None, "Continue training while a checkpoint is written; by default where that is worth it."
     )
-    profile: ProfiledSteps | None = option(
-        None,
-        "Record some steps by torch's profiler.",
-        form="{wait: N, warmup: N, active: N}",
-        fix="write e.g. {wait: 5, warmup: 2, active: 3}",
-    )
+    profile: ProfiledSteps | None = option(None, "Record some steps by torch's profiler.")
 
 
 def _length(stated: dict[str, Any]) -> Length | Duration:
@@ -292,15 +265,15 @@ class MlflowOptions:
     tracking_uri: str | None = option(None, "The server; without one, a folder of the run.")
     experiment_name: str | None = option(None, "The experiment that the run appears in.")
     run_name: str | None = option(None, "The name of the run; by default that of the experiment.")
-    tags: dict[str, Scalar] | None = option(None, "Tags of the run.", fix="write e.g. tags: {team: vision}")
+    tags: dict[str, Scalar] | None = option(None, "Tags of the run.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loggers:
     """The tools; each is a mapping of options, ``true`` for none of them, or ``false``."""
 
-    wandb: WandbOptions | bool | None = option(None, "Report the run to Weights & Biases.", form="mapping")
-    mlflow: MlflowOptions | bool | None = option(None, "Report the run to MLflow.", form="mapping")
+    wandb: WandbOptions | bool | None = option(None, "Report the run to Weights & Biases.")
+    mlflow: MlflowOptions | bool | None = option(None, "Report the run to MLflow.")
 
 
 class Tool(NamedTuple):
@@ -356,10 +329,9 @@ def _secrets_of_loggers(document: Document) -> Iterator[Problem]:
 
 def is_secret_option(name: Any, value: Any) -> bool:
     """Whether an option of a tool is its key or password, which is refused."""
-    if not isinstance(value, str):
-        return False
-    is_key = WANDB_KEY.fullmatch(value) or PASSWORD_IN_URL.search(value)
-    return bool(is_key) or SECRET.fullmatch(str(name)) is not None
+    return isinstance(value, str) and any(
+        (SECRET.fullmatch(str(name)), WANDB_KEY.fullmatch(value), PASSWORD_IN_URL.search(value))
+    )
 
 
 def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
@@ -386,70 +358,48 @@ OVERWRITES, TRIAL_SEED = "overwrite_deepspeed_args", "trial_seed"
 class Hyperparameters:
     """What the library reads of the hyperparameters; None or "auto" there is None here (derived)."""
 
-    global_batch_size: Size | None = option(
-        None, "Samples of an optimizer step over all replicas: DeepSpeed's train_batch_size.", auto=True
-    )
-    data_parallel_world_size: Size | None = option(
-        None, "Replicas of the model; by default the slots divided by the other sizes.", auto=True
-    )
-    pipe_parallel_size: Size = option(
-        1, "Stages of a pipeline that the model's layers are cut into.", auto=True
-    )
-    model_parallel_size: Size = option(1, "Ranks that share each layer by tensor parallelism.", auto=True)
-    sequence_parallel_size: Size = option(1, "Ranks that share each sequence by Ulysses.", auto=True)
+    global_batch_size: Size | None = derived("Samples of an optimizer step, all replicas (train_batch_size).")
+    data_parallel_world_size: Size | None = derived("Replicas of the model; by default slots / other sizes.")
+    pipe_parallel_size: Size = derived("Stages of a pipeline that the model's layers are cut into.", 1)
+    model_parallel_size: Size = derived("Ranks that share each layer by tensor parallelism.", 1)
+    sequence_parallel_size: Size = derived("Ranks that share each sequence by Ulysses.", 1)
     deepspeed_config: str | dict[str, Any] | None = option(
         None,
         "The DeepSpeed JSON: a path inside the context directory, or the mapping itself.",
         fix="write a path inside the context directory, or {type: const, val: {...}}",
     )
     overwrite_deepspeed_args: dict[str, Any] = option(
-        dict,
-        "Values that are written over the DeepSpeed JSON, leaf by leaf.",
-        fix="write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}",
+        dict, "Values that are written over the DeepSpeed JSON, leaf by leaf."
     )
-    zero_stage: Annotated[int, Range(0, 3)] | None = option(
-        None, "ZeRO stage; overwrites zero_optimization.stage of the DeepSpeed JSON.", auto=True
-    )
-    micro_batch_size: Size | None = option(
-        None,
-        "Samples of a forward pass of one replica; overwrites train_micro_batch_size_per_gpu.",
-        auto=True,
+    zero_stage: Annotated[int, (0, 3)] | None = derived("ZeRO stage; overwrites zero_optimization.stage.")
+    micro_batch_size: Size | None = derived(
+        "Samples of a forward pass of one replica; overwrites train_micro_batch_size_per_gpu."
     )
     torch_compile: bool = option(False, "Compile the model by torch.compile.")
-    sdpa_kernel: Literal["flash", "efficient", "cudnn", "math"] | None = option(
-        None, "The kernel of torch's scaled_dot_product_attention; by default torch chooses.", auto=True
+    sdpa_kernel: Literal["flash", "efficient", "cudnn", "math"] | None = derived(
+        "The kernel of torch's scaled_dot_product_attention; by default torch chooses."
     )
-    pipe_schedule: str = option(
-        ONE_F_ONE_B, "The order in which a pipeline's ranks compute.", auto=True, choices=SCHEDULES
+    pipe_schedule: str = derived(
+        "The order in which a pipeline's ranks compute.", ONE_F_ONE_B, choices=SCHEDULES
     )
-    pipe_chunks: Size | None = option(
-        None, "Parts of the model that each rank of a pipeline holds, for schedules with several.", auto=True
+    pipe_chunks: Size | None = derived(
+        "Parts of the model on each rank of a pipeline, for schedules with several."
     )
-    partition_method: str | None = option(
-        None,
+    partition_method: str | None = derived(
         "How a pipeline's layers are divided among its stages.",
-        auto=True,
         form=f"one of {', '.join(METHODS)}, or type:REGEX",
     )
-    pipe_within_machine: bool = option(
-        False, "Place the stages of a pipeline on neighbouring ranks, within a machine."
-    )
-    expert_parallel_size: Size | None = option(
-        None, "Ranks that the experts of a mixture are divided over by DeepSpeed's AutoEP.", auto=True
+    pipe_within_machine: bool = option(False, "Place a pipeline's stages on neighbouring ranks of a machine.")
+    expert_parallel_size: Size | None = derived(
+        "Ranks that DeepSpeed's AutoEP divides a mixture's experts over."
     )
     fit: FitOptions = option(
-        FitOptions,
-        "Arguments of Trainer.fit.",
-        form="a mapping",
-        fix="write e.g. fit: {max_length: {batches: 200}}",
+        FitOptions, "Arguments of Trainer.fit.", fix="write e.g. fit: {max_length: {batches: 200}}"
     )
-    trial_seed: Count | None = option(
-        None, "The seed of the trial, instead of the one that a searcher draws.", auto=True
-    )
+    trial_seed: Count | None = derived("The seed of the trial, instead of the one that a searcher draws.")
     logging: Loggers = option(
         Loggers,
         "Tools that the run is reported to, each with its options.",
-        form="a mapping",
         fix="write logging: {wandb: {project: x}}",
     )
 
@@ -482,25 +432,22 @@ BY_OTHER_NAMES: dict[str, KeyPath] = {
     "fp16": (OVERWRITES, "fp16", "enabled"),
 }
 # A name that is not read, though it suggests so -> the fix.
+_OFFLOAD = f"write it below {OVERWRITES}.zero_optimization: {{device: cpu}}"
 NOT_READ: dict[str, str] = {
     "batch_size": "write global_batch_size (samples of an optimizer step, all replicas); if batch_size is the model's"
     " own, state global_batch_size beside it",
     "slots_per_trial": "write resources.slots_per_trial, beside hyperparameters",
     "ds_config": "write deepspeed_config: the path of the JSON in the context directory",
     "zero_optimization": f"write it below {OVERWRITES}",
-    "offload_optimizer": f"write it below {OVERWRITES}.zero_optimization: {{device: cpu}}",
-    "offload_param": f"write it below {OVERWRITES}.zero_optimization: {{device: cpu}}",
+    **dict.fromkeys(("offload_optimizer", "offload_param"), _OFFLOAD),
 }
 # Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is a text, none is negative.
 _NUMBER = {"type": ["number", "array", "null"], "minimum": 0, "auto": True}
-_BELOW_ONE = {**_NUMBER, "exclusiveMaximum": 1}
-_OF_RATES = words(
-    "learning_rate lr warmup_min_lr warmup_max_lr warmup_num_steps warmup_steps total_num_steps"
-)
-_OF_STEPS = words("weight_decay eps adam_epsilon gradient_clipping max_grad_norm")
+_NUMBERS_OF_MODELS = words("""learning_rate lr warmup_min_lr warmup_max_lr warmup_num_steps warmup_steps total_num_steps
+    weight_decay eps adam_epsilon gradient_clipping max_grad_norm""")
 NUMBERS = {
-    **dict.fromkeys(_OF_RATES | _OF_STEPS, _NUMBER),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_ONE),
+    **dict.fromkeys(_NUMBERS_OF_MODELS, _NUMBER),
+    **{name: {**_NUMBER, "exclusiveMaximum": 1} for name in ("adam_beta1", "adam_beta2")},
 }
 
 
@@ -525,10 +472,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     problems = [*secrets, *(problem for problem in problems if problem.key not in keys)]
     numbers = {name: document.data[name] for name in document.data if name in NUMBERS}
     problems += [problem_of(document, fault) for fault in faults({"properties": NUMBERS}, numbers)]
-    misspelt = [
-        key for key in document.data if key not in OWN_KEYS and key not in NUMBERS and _is_misspelt(key)
-    ]
-    problems += [unknown_key(document, (key,), OWN_KEYS) for key in misspelt]
+    for key in document.data:
+        if key not in OWN_KEYS and key not in NUMBERS and _is_misspelt(key):
+            problems.append(unknown_key(document, (key,), OWN_KEYS))
 
     def add(path: KeyPath, message: str, fix: str, code: str) -> None:
         problems.append(document.problem(path, message, fix, code))
@@ -614,16 +560,3 @@ def _is_misspelt(key: str) -> bool:
         return True
     close = difflib.get_close_matches(key, OWN_KEYS, n=1, cutoff=0.85)
     return bool(close) and close[0] != "fit" and abs(len(close[0]) - len(key)) <= 2
-
-
-def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
-    """A warning where ``fit.save_total_limit`` deletes, while training, what the experiment says is to be kept."""
-    most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
-    for path, limit in ((("checkpoint_storage", name), limit) for name, limit in most.items()):
-        value = document.get(path)
-        if total_limit is not None and limit is not None and type(value) is int and value > limit:
-            message = (
-                f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
-            )
-            return document.problem(path, message, "leave save_total_limit out, or raise it", "save-limit")
-    return None

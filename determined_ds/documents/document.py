@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -56,20 +56,18 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        found = self._origins.get(path)
-        if found is not None:
-            return found
+        if path in self._origins:
+            return self._origins[path]
         upwards = [path[:end] for end in range(len(path), 0, -1)]
         over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
         place = next((self.places[each] for each in upwards if each in self.places), None)
         if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
             over = next((self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None)
+        found = Origin(self.name, file=self.name if self.places else "")
         if over is not None:
             found = over if isinstance(over, Origin) else Origin(over)
         elif place:
-            found = _origin(self.name, place)
-        else:
-            found = Origin(self.name, file=self.name if self.places else "")
+            found = origin_at(self.name, place)
         self._origins[path] = found
         return found
 
@@ -170,7 +168,7 @@ class Document:
 
     def without(self, path: KeyPath) -> Document:
         """A document without the leaf at ``path``, and without a section that this leaves empty."""
-        return self.holding(self.overwritten_all([(path, NOT_GIVEN, "")]).data)
+        return self.overwritten_all([(path, NOT_GIVEN, "")])
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -181,8 +179,9 @@ def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any
         yield path, value
 
 
-def _origin(name: str, place: Place) -> Origin:
-    if name.startswith("--"):  # the value of a flag
+def origin_at(name: str, place: Place) -> Origin:
+    """A place in a file, or in the value of a flag."""
+    if name.startswith("--"):
         return Origin(name)
     return Origin(f"{name}:{place[0]}", file=name, line=place[0], column=place[1])
 
@@ -191,16 +190,8 @@ def refusal(name: str, message: str, fix: str = "", place: Place | None = None) 
     """The error of a text that cannot be read, with its place where that is known."""
     origin = Origin(name, file="" if name.startswith("--") else name)
     if place:
-        origin = _origin(name, place).reworded(f"{name}:{place[0]}:{place[1]}")
+        origin = origin_at(name, place).reworded(f"{name}:{place[0]}:{place[1]}")
     return ConfigError(Problem(key="", origin=origin, message=message, fix=fix, code="unreadable"))
-
-
-def repeated(name: str, path: KeyPath, first: Place, again: Place, fix: str = "keep one of them") -> Problem:
-    """The problem of a key that is given twice."""
-    message = f"given twice, on lines {first[0]} and {again[0]}"
-    return Problem(
-        key=dotted(path), message=message, origin=_origin(name, again), fix=fix, code="duplicate-key"
-    )
 
 
 # ------------------------------------------------------------------------------------------- names and paths
@@ -252,20 +243,17 @@ def unknown_key(
         document: Where it stands.
         path: Of the key.
         known: The keys that are read there.
-        elsewhere: Key -> dotted name of where it would be read; or, in several words, the fix.
+        elsewhere: Key that is read in another place -> the fix.
     """
     known, word = sorted(known), str(path[-1])
-    fix = (elsewhere or {}).get(word, "")
-    if fix and " " not in fix:
-        fix = f"did you mean {fix}?"
-    elif not fix:
-        guess = nearest(word, known)
-        fix = f"did you mean {guess!r}?" if guess else known_here(known)
+    fix = (elsewhere or {}).get(word) or meant_or_known(nearest(word, known), known)
     return document.problem(path, "unknown key", fix, "unknown-key", value=NOT_GIVEN)
 
 
-def known_here(known: list[str]) -> str:
-    """The fix of a key that is near to none of those that are known in its place."""
+def meant_or_known(guess: str | None, known: Sequence[str]) -> str:
+    """The fix of an unknown key: the one that was probably meant, or those that are known in its place."""
+    if guess:
+        return f"did you mean {guess!r}?"
     few = len(known) <= 16
     return f"known here: {', '.join(known)}" if few else "remove it, or look the name up in the documentation"
 

@@ -50,11 +50,9 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, message, "check that it is the intended file")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        fix = "save the configuration in a file: stdin is not read"
-        raise refusal(name, "no such file", fix if name == "-" else _configurations_at(path.parent)) from None
+        raise refusal(name, "no such file", _configurations_at(path.parent)) from None
     except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        place = (before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+        place = (error.object.count(b"\n", 0, error.start) + 1, 1)
         raise refusal(name, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8", place) from None
     except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
         reason = getattr(error, "strerror", None) or error
@@ -66,13 +64,11 @@ def _configurations_at(folder: Path) -> str:
     """A fix for a missing file: the YAMLs and JSONs in the nearest folder that exists, and in two levels below it."""
     folder = next((each for each in (folder, *folder.parents) if each.is_dir()), Path())
     names: list[str] = []
-    for pattern in ("*", "*/*", "*/*/*"):
+    for pattern in ("[!.]*", "[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*"):
         with contextlib.suppress(OSError):  # a folder that cannot be read
-            below = [
-                each.relative_to(folder) for each in itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
-            ]
-            shown = (each for each in below if not any(part.startswith(".") for part in each.parts))
-            names += sorted(str(each) for each in shown if each.suffix in (".yaml", ".yml", ".json"))
+            files = itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
+            known = (each for each in files if each.suffix in (".yaml", ".yml", ".json"))
+            names += sorted(str(each.relative_to(folder)) for each in known)
     return f"in {folder} there is: {', '.join(names[:12])}" if names else "check the path"
 
 

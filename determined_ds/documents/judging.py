@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,6 @@ from determined_ds.errors import NOT_GIVEN, Problem
 
 Json = Any
 MAX_UNKNOWN = 20  # of a mapping: a vocabulary, given by mistake, has thousands
-MAX_EXACT = 2**53  # floats beyond it are no longer every integer
 JSON_TYPES: dict[str, type] = {
     "string": str,
     "integer": int,
@@ -31,12 +31,25 @@ JSON_TYPES: dict[str, type] = {
     "object": dict,
     "null": type(None),
 }
-# Keyword -> whether a number holds it, and what is said of one that does not.
-_BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
-    "minimum": (lambda value, bound: value >= bound, "{} or more"),
-    "exclusiveMinimum": (lambda value, bound: value > bound, "more than {}"),
-    "maximum": (lambda value, bound: value <= bound, "at most {}"),
-    "exclusiveMaximum": (lambda value, bound: value < bound, "less than {}"),
+# Keyword of values of one type -> that type, and whether such a value holds it.
+_OF_TYPE: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("number", operator.ge),
+    "exclusiveMinimum": ("number", operator.gt),
+    "maximum": ("number", operator.le),
+    "exclusiveMaximum": ("number", operator.lt),
+    "exact": ("number", lambda number, _: isinstance(number, int)),
+    "minLength": ("string", lambda text, least: len(text) >= least),
+    # Go's ``$`` is the end; Python's also stands before a last newline.
+    "pattern": ("string", lambda text, form: re.search(form.replace("$", r"\Z"), text) is not None),
+    "minItems": ("array", lambda items, least: len(items) >= least),
+    "minProperties": ("object", lambda fields, least: len(fields) >= least),
+    "maxProperties": ("object", lambda fields, most: len(fields) <= most),
+}
+_BOUNDS = {
+    "minimum": "{} or more",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
 }
 
 
@@ -51,9 +64,7 @@ class Fault(NamedTuple):
     keyword: str
     value: Json  # None where nothing stands there
     schema: Json  # the one that has the keyword; of a key, that of its mapping
-    detail: Any = (
-        None  # the keyword's value, message of a check, other side of a comparison, or what to choose from
-    )
+    detail: Any = None  # the keyword's value, message of a check, other side of a comparison, or the choices
     meant: str = ""  # the key beside it that an unknown one was probably meant for
 
 
@@ -63,12 +74,8 @@ class Fault(NamedTuple):
 def is_of(value: Json, kind: str) -> bool:
     """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return kind == "number" or (kind == "integer" and value == int(value))
+        return kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer()))
     return kind not in ("number", "integer") and isinstance(value, JSON_TYPES[kind])
-
-
-def _equal(one: Json, other: Json) -> bool:
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _listed(names: str | list[str]) -> list[str]:
@@ -102,28 +109,9 @@ def faults(
             holds = True
             if keyword == "type":
                 holds = is_auto or any(is_of(value, kind) for kind in _listed(wanted))
-            elif keyword in ("enum", "const"):
-                choices = wanted if keyword == "enum" else [wanted]
-                folds = schema.get("ignoreCase") and isinstance(value, str)
-                holds = is_auto or any(
-                    _equal(each, value) or (folds and value.lower() == str(each).lower()) for each in choices
-                )
-            elif keyword in _BOUNDS:
-                holds = not is_of(value, "number") or _BOUNDS[keyword][0](value, wanted)
-            elif keyword == "exact":  # an integer, and not 1.0
-                holds = not isinstance(value, float)
-            elif keyword == "minLength":
-                holds = not isinstance(value, str) or len(value) >= wanted
-            elif keyword == "minItems":
-                holds = not isinstance(value, list) or len(value) >= wanted
-            elif keyword in ("minProperties", "maxProperties"):
-                holds = not isinstance(value, dict) or (
-                    len(value) >= wanted if keyword == "minProperties" else len(value) <= wanted
-                )
-            elif keyword == "pattern":  # Go's ``$`` is the end; Python's also stands before a last newline
-                holds = not isinstance(value, str) or bool(re.search(wanted.replace("$", r"\Z"), value))
-            elif keyword in ("removed", "deprecated"):
-                holds = False
+            elif keyword in _OF_TYPE:
+                kind, is_held = _OF_TYPE[keyword]
+                holds = not is_of(value, kind) or is_held(value, wanted)
             elif keyword == "properties":
                 for key, item in fields.items():
                     if key in wanted:
@@ -136,6 +124,15 @@ def faults(
                 else:
                     for key, item in others:
                         yield from judge(wanted, item, (*path, key))
+            elif keyword in ("enum", "const"):
+                choices = wanted if keyword == "enum" else [wanted]
+                if schema.get("ignoreCase") and isinstance(value, str):
+                    choices = [value if str(each).lower() == value.lower() else each for each in choices]
+                holds = is_auto or any(
+                    each == value and isinstance(each, bool) == isinstance(value, bool) for each in choices
+                )
+            elif keyword in ("removed", "deprecated"):
+                holds = False
             elif keyword == "items":
                 for index, item in enumerate(value if isinstance(value, list) else ()):
                     yield from judge(wanted, item, (*path, index))
@@ -192,14 +189,13 @@ def _of_union(
         known = item.get("properties", {}).items()
         return {key: sub["const"] for key, sub in known if isinstance(sub, dict) and "const" in sub}
 
-    def is_meant(item: Json) -> bool:
-        """By its type, and by the keys that it must have, and must not."""
-        needed = () if constants(item) else item.get("required", ())
-        forbidden = (key for key, sub in item.get("properties", {}).items() if sub is False)
-        of_type = not {"not", "const"} & item.keys()
-        if "type" in item:
-            of_type = any(is_of(value, kind) for kind in _listed(item["type"]))
-        return of_type and fields.keys() >= {*needed} and not fields.keys() & {*forbidden}
+    def is_meant(item: Json, found: list[Fault]) -> bool:
+        """By its constants, or else by its type and the keys that it must have, and must not."""
+        here = {fault.keyword for fault in found if fault.path == path}
+        keys = {fault.keyword for fault in found if len(fault.path) == len(path) + 1}
+        return not here & {"type", "const", "not"} and bool(
+            constants(item) or not keys & {"missing", "false"}
+        )
 
     meant: list[Fault] | None = None
     for item in items:
@@ -208,7 +204,8 @@ def _of_union(
         found = [*judge(item, value, path)]
         if not found:
             return
-        meant = found if meant is None and is_meant(item) else meant
+        if meant is None and is_meant(item, found):
+            meant = found
     if meant is not None:  # if it is not what it is read as, what is in it need not be either
         yield from [each for each in meant if each.keyword == "checks" and each.path == path] or meant
         return
@@ -268,12 +265,13 @@ def problem_of(
         document: What was judged.
         fault: By an ordinary keyword: of types, values, bounds, or a key that is unknown or missing.
         fix: What to write instead; the schema's own ``fix`` or the usual one if "".
-        elsewhere: Key -> dotted name of where it is read; or, in several words, the fix.
+        elsewhere: Key that is read in another place -> the fix.
     """
     path, keyword, schema, detail = fault.path, fault.keyword, fault.schema, fault.detail
     value = document.get(path, NOT_GIVEN)
     if keyword == "unknown":
-        known = (key for key, each in schema["properties"].items() if not _is_gone(each))
+        gone = {"removed", "deprecated"}
+        known = (key for key, each in schema["properties"].items() if not gone & each.keys())
         return unknown_key(document, path, known, elsewhere)
     if keyword == "missing":
         code, usual = "missing-key", f"write {path[-1]}: ..."
@@ -284,38 +282,34 @@ def problem_of(
         code, message = "out-of-range" if is_text else "wrong-type", "is not one of the allowed values"
         usual = one_of(map(str, choices), value)
     elif keyword in _BOUNDS:
-        bound = _BOUNDS[keyword][1].format(f"{detail:g}" if detail < 1e6 else detail)
+        bound = _BOUNDS[keyword].format(f"{detail:g}" if detail < 1e6 else detail)
         code, message, usual = "out-of-range", f"must be {bound}", f"write {bound}"
-    elif keyword in ("minItems", "minProperties", "maxProperties"):
-        code, usual = "invalid", "write something into it"
-        message = (
-            "is empty" if keyword == "minItems" else f"must have one of {', '.join(schema['properties'])}"
-        )
+    elif keyword == "minItems":
+        code, message, usual = "invalid", "is empty", "write something into it"
+    elif keyword in ("minProperties", "maxProperties"):
+        code, usual = "invalid", "write one of them"
+        message = f"must have one of {', '.join(schema['properties'])}"
     else:
         kinds = [JSON_TYPES[name] for name in _listed(schema["type"]) if name != "null"]
-        if int in kinds and float in kinds:
+        if float in kinds and int in kinds:
             kinds.remove(int)
-        code = "wrong-type"
-        message = (
-            f"must be {' or '.join(KINDS[kind] for kind in kinds) or 'null'}, not {kind_of(fault.value)}"
-        )
-        usual = type_fix(kinds[0], fault.value) if kinds and fault.value is not None else "remove it"
+        code, wanted = "wrong-type", " or ".join(KINDS[kind] for kind in kinds) or "null"
+        message = f"must be {wanted}, not {kind_of(fault.value)}"
+        usual = _type_fix(kinds[0], fault.value) if kinds and fault.value is not None else "remove it"
     return document.problem(path, message, fix or schema.get("fix", usual), code, value=value)
 
 
-def _is_gone(schema: Json) -> bool:
-    return isinstance(schema, dict) and bool({"removed", "deprecated"} & schema.keys())
-
-
-def type_fix(kind: type, value: Any) -> str:
-    """How to write a value of the right type; unquotes numbers where that is all it takes."""
-    if kind in (int, float) and isinstance(value, str):
+def _type_fix(kind: type, value: Json) -> str:
+    """How to write a value of the right type; a number that is one but for quotes or a point, as it is."""
+    if kind in (int, float) and isinstance(value, (str, float)):
         try:
             number = float(value)
         except ValueError:
             return f"write {KINDS[kind]}"
-        if math.isfinite(number) and (kind is float or number.is_integer()):
-            return f"remove the quotes: {int(number) if number.is_integer() else number}"
-    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
-        return f"write {int(value)}"
+        is_whole = (
+            number.is_integer() and abs(number) <= 2**53
+        )  # floats beyond it are no longer every integer
+        if is_whole or (kind is float and math.isfinite(number)):
+            plain = int(number) if is_whole else number
+            return f"remove the quotes: {plain}" if isinstance(value, str) else f"write {plain}"
     return f"write {KINDS[kind]}"

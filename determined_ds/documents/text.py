@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated
+from determined_ds.documents.document import Document, KeyPath, Place, dotted, origin_at, refusal
 from determined_ds.errors import ConfigError, Problem
 
 MAX_DEPTH = 100
@@ -95,17 +95,13 @@ def _node_of(text: str, name: str) -> yaml.Node | None:
         raise refusal(name, message, fix, _place_of(text, unprintable.start()))
     try:
         return _composed(text, name)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-    if mark is None:
-        raise refusal(name, f"is not YAML: {problem}", "fix the YAML")
-    lines, fix = text.split("\n"), "fix the YAML there"
-    if "\t" in "".join(lines[mark.line : mark.line + 1])[: mark.column + 1]:
-        fix = "indent with spaces, not tabs"
-    elif "undefined alias" in problem or "mapping values are not allowed" in problem:
-        fix = "put a value that begins with `*` or holds `: ` in quotes, or define the anchor (&name) first"
-    place = (min(mark.line + 1, len(lines)), mark.column + 1)  # the end may be behind the last line
-    raise refusal(name, f"is not YAML: {problem}", fix, place)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        fix = (
+            "fix the YAML there: indent with spaces, not tabs; quote a value that begins with * or holds `: `"
+        )
+        place = (min(mark.line, text.count("\n")) + 1, mark.column + 1)  # the end may be behind the last line
+        raise refusal(name, f"is not YAML: {error.problem}", fix, place) from None
 
 
 def _composed(text: str, name: str) -> yaml.Node | None:
@@ -176,21 +172,19 @@ class _NodeReader:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._refused(key, "a key must be a plain word", "write `key: value`")
             if key.value in first:
-                again = repeated(self.name, (*path, key.value), first[key.value], _place(key))
-                self._repeated.append(again)
+                message = f"given twice, on lines {first[key.value][0]} and {_place(key)[0]}"
+                at, name = origin_at(self.name, _place(key)), dotted((*path, key.value))
+                fix, code = "keep one of them", "duplicate-key"
+                self._repeated.append(Problem(key=name, message=message, origin=at, fix=fix, code=code))
             first.setdefault(key.value, _place(key))
             if key.tag != _MERGE:
                 own[key.value] = (key, value)
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode):
-                    raise self._refused(
-                        source, "<< merges mappings only", "write <<: *anchor, or <<: [*one, *other]"
-                    )
-                merged = {
-                    **self._merged(source, path, depth + 1),
-                    **merged,
-                }  # the first that gives a key wins
+                    fix = "write <<: *anchor, or <<: [*one, *other]"
+                    raise self._refused(source, "<< merges mappings only", fix)
+                merged = self._merged(source, path, depth + 1) | merged  # the first that gives a key wins
         self._grow(len(merged), node, depth)
         self._pairs[id(node)] = pairs = {**merged, **own}
         return pairs
@@ -202,40 +196,26 @@ class _NodeReader:
         if kind == "null":
             return None
         if kind not in ("bool", "int", "float"):
-            raise self._refused(
-                node, f"the tag {node.tag!r} means nothing here", "write a plain value, without !"
-            )
+            message = f"the tag {node.tag!r} means nothing here"
+            raise self._refused(node, message, "write a plain value, without !")
         plain = text.replace("_", "").lower()
-        digits = plain.lstrip("+-")
         try:
             if kind == "bool":
-                return yaml.constructor.SafeConstructor.bool_values[text.lower()]
+                return yaml.constructor.SafeConstructor.bool_values[plain]
             if kind == "float":
-                number: float = float(plain.replace(".inf", "inf").replace(".nan", "nan"))
-            else:
-                base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 10)
-                if base == 10 and self.octal and re.fullmatch("0[0-7]+", digits):
-                    base = 8
-                number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
-                number = -number if plain.startswith("-") else number
+                real = float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+                if not math.isfinite(real):
+                    raise self._refused(node, f"{text} is not a finite number", "write a finite number")
+                return real
+            base = 0 if plain.lstrip("+-")[:2] in ("0b", "0o", "0x") else 10
+            if self.octal and re.fullmatch("[-+]?0[0-7]+", plain):
+                base = 8
+            number = int(plain, base) if len(plain) < 2 * MAX_BITS else 2**MAX_BITS
         except (KeyError, ValueError):
             raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
-        if fault := _too_large(number, text):
-            raise self._refused(node, *fault)
+        if number.bit_length() > MAX_BITS:
+            raise self._refused(node, f"an integer of more than {MAX_BITS} bits", "write a smaller number")
         return number
-
-
-def _too_large(number: Any, text: str) -> tuple[str, str] | None:
-    """Message and fix of a number that no configuration holds."""
-    if isinstance(number, float) and not math.isfinite(number):
-        return _not_finite(text)
-    if isinstance(number, int) and number.bit_length() > MAX_BITS:
-        return f"an integer of more than {MAX_BITS} bits", "write a smaller number"
-    return None
-
-
-def _not_finite(text: str) -> tuple[str, str]:
-    return f"{text} is not a finite number", "write a finite number"
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -255,20 +235,17 @@ def parse_json(text: str, name: str) -> Document:
         raise refusal(name, "is empty", "write a JSON object into it, at least {}")
 
     def refuse(word: str) -> None:
-        raise refusal(name, *_not_finite(word), _place_of(text, text.index(word)))
+        message, place = f"{word} is not a finite number", _place_of(text, text.index(word))
+        raise refusal(name, message, "write a finite number", place)
 
     try:  # judges validity, so that messages for broken text are the usual ones
         data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        at, fix = error.pos, "fix the JSON there"
-        before = text[:at].rstrip()
-        if text.startswith(("//", "#", "/*"), at):
-            fix = "JSON has no comments: remove it"
-        elif literal := re.match("True|False|None", text[at:]):
-            fix = f"write {literal[0].lower().replace('none', 'null')}"
-        elif re.match(r",?\s*[}\]]", text[at:]) and (before.endswith(",") or text[at] == ","):
-            # Python 3.13 points at the comma itself, older ones behind it.
-            fix, at = "remove the comma before the bracket", at if text[at] == "," else len(before) - 1
+        at, fix = error.pos, "fix the JSON there; it has no comments, and writes true, false, null"
+        # Python 3.13 points at the comma itself, older ones behind it.
+        comma = re.compile(r"\s*,\s*[}\]]").match(text, len(text[:at].rstrip(", \r\n\t")))
+        if comma:
+            at, fix = comma.start(), "remove the comma before the bracket"
         raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, at)) from None
     except RecursionError:
         raise refusal(name, TOO_DEEP, IS_IT) from None

@@ -7,21 +7,27 @@ beyond them. A null counts as absent wherever a key may be absent.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
-from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
-from determined_ds.documents.judging import Fault, faults, one_each, problem_of
+from determined_ds.documents.document import (
+    Document,
+    KeyPath,
+    dotted,
+    get_path,
+    meant_or_known,
+    nearest,
+    one_of,
+)
+from determined_ds.documents.judging import Fault, Json, faults, one_each, problem_of
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import AXES
 
-Json = Any
 FOLDER = Path(__file__).with_name("schema_files")
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 STORAGES = ("shared_fs", "directory", "s3", "gcs", "azure")
@@ -78,9 +84,10 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
 
     A misspelt key counts as the one that was meant, unless that is given too, so that this is not missing.
     """
-    known: tuple[dict[KeyPath, Fault], Document] | None = document.worked_out.get(FOLDER)
-    if known is not None:
-        return known
+    return document.once(FOLDER, lambda: _as_meant(document))
+
+
+def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
     found, changes = _judged(document.data), []
     for path, fault in [item for item in found.items() if item[1].keyword == "unknown"]:
         guess = nearest(str(path[-1]), sorted(fault.schema["properties"].keys() - _NOT_ADVISED)) or ""
@@ -91,9 +98,7 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
                 changes += [(path, NOT_GIVEN, ""), (right, document.get(path), document.origin(path))]
                 if found.get(right, fault).keyword == "missing":
                     del found[right]
-    result = found, document.overwritten_all(changes) if changes else document
-    document.worked_out[FOLDER] = result
-    return result
+    return found, document.overwritten_all(changes) if changes else document
 
 
 def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
@@ -125,12 +130,7 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
     Returns:
         The errors in the order of the file, at most twenty, of which the last then counts the rest; the warnings.
     """
-    try:
-        faults, _ = faults_of(document)
-    except RecursionError:  # beyond what a reader lets pass
-        message = "is nested too deep to be judged"
-        return [document.problem((), message, "write it more plainly", "invalid")], []
-    found: dict[KeyPath, Fault | Problem] = {**faults}
+    found: dict[KeyPath, Fault | Problem] = {**faults_of(document)[0]}
     for path, message, fix, code in _between_sections(document.data):
         if not any(path[:end] in found for end in range(len(path) + 1)):
             found[path] = document.problem(path, message, fix, code)
@@ -179,9 +179,9 @@ _EXAMPLES = {
     "metric": "validation_loss",
     "min_validation_period": "{batches: N}",
     "searcher": "{name: single, metric: validation_loss}",
+    "shm_size": "8589934592",
     "time_metric": "batches",
 }
-_SIZE = re.compile(r"(\d+\.?\d*) ?([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
 
 
@@ -203,24 +203,23 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
     kinds = [detail] if isinstance(detail, str) else detail
     fix = ""
     if keyword == "unknown":
-        whole = isinstance(value, (dict, list))
-        shown_value = NOT_GIVEN if whole else document.get(path, NOT_GIVEN)
-        return document.problem(path, "unknown key", _instead(fault), "unknown-key", value=shown_value)
+        shown = NOT_GIVEN if isinstance(value, (dict, list)) else document.get(path, NOT_GIVEN)
+        return document.problem(path, "unknown key", _instead(fault), "unknown-key", value=shown)
     if keyword == "compared":
         relation, other, limit = detail
-        message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
-        if relation == "a<=b":
-            message, fix = f"must not be before {other}, which is {limit:g}", f"write {limit:g} or more"
-        elif relation == "a<b":
-            message = f"must be more than {other}, which is {limit:g}"
-            fix = f"write a number above {limit:g}, or a smaller {other}"
+        if relation == "a_is_subdir_of_b":
+            message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
+        else:
+            least = f"a number above {limit:g}" if relation == "a<b" else f"{limit:g} or more"
+            message, fix = f"must be {least}, as {other} is {limit:g}", f"write {least}"
         return document.problem(path, message, fix, "out-of-range")
-    if keyword == "checks" and isinstance(value, dict) and ("grid search" in detail or "type" in value):
-        message, fix = detail, "write count: N, the number of values to try"
-        if "grid search" not in detail:
-            message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
-            fix = one_of((*AXES, "const"), value["type"])
-            fix += "; or wrap the whole hyperparameter: {type: const, val: {...}}"
+    if keyword == "checks" and isinstance(value, dict) and "grid search" in detail:
+        fix = "write count: N, the number of values to try"
+        return document.problem(path, detail, fix, "hyperparameter-spec")
+    if keyword == "checks" and isinstance(value, dict) and "type" in value:
+        message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
+        fix = one_of((*AXES, "const"), value["type"])
+        fix += "; or wrap the whole hyperparameter: {type: const, val: {...}}"
         return document.problem(path, message, fix, "hyperparameter-spec")
     if keyword == "checks":
         fix = "set environment.image" if "Image" in detail else "write another value, or remove it"
@@ -229,31 +228,17 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
         given = " and ".join(sorted(map(str, value))) or "none" if isinstance(value, dict) else kind_of(value)
         return document.problem(path, f"cannot be {given}", example, "wrong-type")
     if keyword == "type" and kinds == ["null"]:
-        message, fix, code = "has been removed from Determined", "remove it", "removed-key"
-        if key == "slots":
-            message, fix, code = (
-                "unknown key in an experiment",
-                "did you mean resources.slots_per_trial?",
-                "unknown-key",
-            )
-        return document.problem(path, message, fix, code)
+        fix = "write slots_per_trial instead" if key == "slots" else "remove it"
+        return document.problem(path, "is no longer a key of an experiment", fix, "removed-key")
     if keyword == "missing":
         fit = document.get(("hyperparameters", "fit", "max_length"))
-        is_length = key == "max_time" and isinstance(fit, dict) and fit
-        first = detail[0] if isinstance(detail, list) else _EXAMPLES.get(key, "...")
-        fix = f"write {key}: {next(iter(fit.values())) if is_length else first}"
-    elif keyword == "minimum" and key == "slots_per_trial":
-        fix = "write 1 or more"  # the master takes 0 slots; nothing is trained on them
-    elif keyword == "type":
-        size = _SIZE.fullmatch(value) if key == "shm_size" and isinstance(value, str) else None
-        if {*kinds} <= {"string", "null"} and isinstance(value, (int, float)):
-            fix = f'put it in quotes: "{str(value).lower()}"'
-        elif key in _EXAMPLES and not isinstance(value, str):
-            fix = example
-        elif size is not None:
-            fix = f"write {int(float(size[1]) * 1024 ** ' kmgt'.index(size[2].lower() or ' '))}"
-        elif "array" in kinds and isinstance(value, (int, float, str)):
-            fix = f"write {key}: [{value}]"
+        fix = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
+        if key == "max_time" and isinstance(fit, dict) and fit:
+            fix = f"write max_time: {next(iter(fit.values()))}"
+    elif keyword == "type" and {*kinds} <= {"string", "null"} and isinstance(value, (int, float)):
+        fix = f'put it in quotes: "{str(value).lower()}"'
+    elif keyword == "type" and key in _EXAMPLES:
+        fix = example
     return problem_of(document, fault, fix)
 
 
@@ -264,7 +249,6 @@ def _elsewhere() -> dict[str, str]:
         "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
     )
     in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
-    as_hyperparameters = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
     return {
         **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},
         **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
@@ -273,7 +257,7 @@ def _elsewhere() -> dict[str, str]:
         "slots": "resources.slots_per_trial",
         "deepspeed": "hyperparameters.deepspeed_config",
         **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), in_json),
-        **dict.fromkeys(("training", "model"), as_hyperparameters),
+        "training": "write its values as hyperparameters, lengths and periods below hyperparameters.fit",
         **{key: key for key in keys_of("experiment") if key != "name"},
     }
 
@@ -281,17 +265,11 @@ def _elsewhere() -> dict[str, str]:
 def _instead(fault: Fault) -> str:
     """What to write instead of an unknown key."""
     *above, word = map(str, fault.path)
-    section, place = dotted(above), _elsewhere().get(word, "")
-    kinds = {"searcher": SEARCHERS, "checkpoint_storage": STORAGES}.get(section, ())
-    keys = {kind: keys_of(f"searcher-{kind}" if section == "searcher" else kind) for kind in kinds}
-    guess = fault.meant or nearest(word, sorted(frozenset().union(*keys.values())))
-    if having := [kind for kind, known in keys.items() if word in known]:
-        return f"remove it: it is for {section} {' or '.join(having)}"
+    place = _elsewhere().get(word, "")
     if " " in place:
         return place
-    if place and place.rpartition(".")[0] != section:
-        top = f"write {word} at the top level, beside {above[0]}" if above else ""
-        return f"did you mean {place}?" if "." in place else top
-    if guess:
-        return f"did you mean {guess!r}?"
-    return known_here(sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
+    if "." in place and place != dotted((*above, word)):
+        return f"did you mean {place}?"
+    if place and above:
+        return f"write {word} at the top level, beside {above[0]}"
+    return meant_or_known(fault.meant, sorted(fault.schema["properties"].keys() - _NOT_ADVISED))

@@ -52,11 +52,7 @@ def test_a_secret_is_refused_and_shown_nowhere(tool: str, option: str, secret: s
     assert variable in problem.fix
     assert "in the environment" in problem.fix
     assert secret not in str(problem)
-
-
-def test_a_group_may_be_named_by_a_commit() -> None:
-    """40 hexadecimal digits, as a key of W&B of before."""
-    assert decided({"wandb": {"group": "a1b2c3d4" * 5}})
+    assert decided({"wandb": {"group": "a1b2c3d4" * 5}})  # a commit; a key of W&B of before looks alike
 
 
 def test_mlflow_without_a_server_is_warned_of_on_a_cluster() -> None:
