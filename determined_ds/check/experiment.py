@@ -17,6 +17,7 @@ from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import (
     LOGGING,
+    limit_problem,
     lost_on_cluster,
     read_hyperparameters,
     read_loggers,
@@ -207,6 +208,7 @@ def check_experiment(
         wrong += [] if experiment.script else no_length(experiment.hyperparameters)
         odd += odd_exponents(experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
+        odd += filter(None, [limit_problem(document, fit.save_total_limit)])
         add(findings_of(wrong, odd))
     return Report(
         file=file,

@@ -560,3 +560,17 @@ def _is_misspelt(key: str) -> bool:
         return True
     close = difflib.get_close_matches(key, OWN_KEYS, n=1, cutoff=0.85)
     return bool(close) and close[0] != "fit" and abs(len(close[0]) - len(key)) <= 2
+
+
+def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
+    """A warning where ``fit.save_total_limit`` deletes, while training, what the experiment says is to be kept."""
+    most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
+    for name, limit in most.items() if total_limit is not None else ():
+        value = document.get(("checkpoint_storage", name))
+        if type(value) is int and limit is not None and value > limit:
+            message = (
+                f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
+            )
+            fix = "leave save_total_limit out, or raise it"
+            return document.problem(("checkpoint_storage", name), message, fix, "save-limit")
+    return None

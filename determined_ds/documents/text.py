@@ -96,7 +96,7 @@ def _node_of(text: str, name: str) -> yaml.Node | None:
     try:
         return _composed(text, name)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
+        mark: Any = error.problem_mark
         fix = (
             "fix the YAML there: indent with spaces, not tabs; quote a value that begins with * or holds `: `"
         )

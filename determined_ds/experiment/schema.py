@@ -268,8 +268,8 @@ def _instead(fault: Fault) -> str:
     place = _elsewhere().get(word, "")
     if " " in place:
         return place
-    if "." in place and place != dotted((*above, word)):
-        return f"did you mean {place}?"
-    if place and above:
-        return f"write {word} at the top level, beside {above[0]}"
+    if place and place != dotted(fault.path):
+        return (
+            f"did you mean {place}?" if "." in place else f"write {word} at the top level, beside {above[0]}"
+        )
     return meant_or_known(fault.meant, sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
