@@ -112,7 +112,8 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
     else:
         _refuse(f"must be a command, not {kind_of(entrypoint)}")
     if TRAIN in words:
-        trial, *options = words[words.index(TRAIN) + 1 :] or [""]
+        trial, *stated = words[words.index(TRAIN) + 1 :] or [""]
+        options = [part for word in stated for part in (word.split("=", 1) if word[:2] == "--" else [word])]
         if not CLASS.fullmatch(trial):
             _refuse(f"{trial!r} is not MODULE:CLASS, which comes right after {TRAIN}")
         return TrialEntrypoint(trial=trial, options=tuple(options))

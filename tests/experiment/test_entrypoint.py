@@ -20,6 +20,11 @@ FORM = "python3 -m determined_ds.train"
         (ENTRYPOINT.replace("torch_distributed", "deepspeed"), (), False),
         (f"{LAUNCH}deepspeed --trial x -- python3 -m determined_ds.train 'trial:Trial'", (), False),
         ("python -m determined_ds.train trial:Trial --more $N", ("--more", "$N"), False),
+        (
+            "python3 -m determined_ds.train trial:Trial --pipeline-trial=a:B",
+            ("--pipeline-trial", "a:B"),
+            False,
+        ),
         # Determined's own forms
         ("trial:Trial", (), True),
         (f"{LAUNCH}deepspeed --trial trial:Trial", (), True),
