@@ -215,7 +215,7 @@ class FitOptions:
     step_zero_validation: bool = option(False, "Validate once before the first step.")
     profiling_enabled: bool = option(False, "Report the use of the machine to Determined's profiler.")
     stop_on_nan: bool = option(True, "Stop the run at a loss that is not finite.")
-    save_total_limit: Size | None = derived("Checkpoints to keep; always the best and the newest.")
+    save_total_limit: Size | None = derived("Checkpoints to keep; the best and the newest always stay.")
     warm_start: Literal["weights", "all"] = option(
         "weights", "What is taken of the searcher's checkpoint: the weights, or all that the engine holds."
     )
@@ -359,7 +359,9 @@ class Hyperparameters:
     """What the library reads of the hyperparameters; None or "auto" there is None here (derived)."""
 
     global_batch_size: Size | None = derived("Samples of an optimizer step, all replicas (train_batch_size).")
-    data_parallel_world_size: Size | None = derived("Replicas of the model; by default slots / other sizes.")
+    data_parallel_world_size: Size | None = derived(
+        "Replicas of the model; by default the slots over the other sizes."
+    )
     pipe_parallel_size: Size = derived("Stages of a pipeline that the model's layers are cut into.", 1)
     model_parallel_size: Size = derived("Ranks that share each layer by tensor parallelism.", 1)
     sequence_parallel_size: Size = derived("Ranks that share each sequence by Ulysses.", 1)
