@@ -17,7 +17,7 @@ from pathlib import Path
 
 from determined_ds.check.trial import without_library
 from determined_ds.errors import ConfigError
-from determined_ds.experiment.entrypoint import ScriptEntrypoint
+from determined_ds.experiment.entrypoint import Entrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.rundir.handed_on import LAUNCHED_BY
 from determined_ds.rundir.links import relink
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         run.resume = run.resume_from = None
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
-    script = ScriptEntrypoint(words=tuple(options.script))
+    script = Entrypoint(words=tuple(options.script), is_script=True)
     code = rank.run(lambda: _run(script, run), exit_of=lambda error: exit_message(script, error))
     if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
         atexit._run_exitfuncs()
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
+def _run(script: Entrypoint, run: ScriptRun) -> None:
     from determined_ds.devices import detect_accelerator
     from determined_ds.train.as_on_cluster import surrounded
     from determined_ds.train.group.watch import leave_watch
@@ -113,9 +113,9 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
         relink(run.there)
 
 
-def _execute(script: ScriptEntrypoint) -> None:
+def _execute(script: Entrypoint) -> None:
     """Run it as Python would: as ``__main__``, its folder first on the path."""
-    sys.argv = [script.name, *script.arguments]
+    sys.argv = [*script.words[script.is_module :]]
     if script.is_module:
         sys.path[0] = os.getcwd()
         runpy.run_module(script.name, run_name="__main__", alter_sys=True)
@@ -124,7 +124,7 @@ def _execute(script: ScriptEntrypoint) -> None:
         runpy.run_path(script.name, run_name="__main__")
 
 
-def exit_message(script: ScriptEntrypoint, error: SystemExit) -> str:
+def exit_message(script: Entrypoint, error: SystemExit) -> str:
     """The message about a script that has ended with a code other than 0."""
     if isinstance(error.code, int):
         return f"{script.name} ended with exit code {error.code}"

@@ -15,7 +15,7 @@ from determined_ds.config.params import by_real_names
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import Problem
-from determined_ds.experiment.entrypoint import ScriptEntrypoint
+from determined_ds.experiment.entrypoint import Entrypoint
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.source import (
     BY_HAND,
@@ -80,7 +80,7 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
     return [experiment.document.problem(("entrypoint",), message, fix, "entrypoint", value=stated)]
 
 
-def without_library(script: ScriptEntrypoint, option: str) -> Problem:
+def without_library(script: Entrypoint, option: str) -> Problem:
     """The problem of ``--test`` or ``--measure`` for a script of which nothing of this library sees a step."""
     message = f"{script.name} trains without determined_ds.session(), so no step is measured or left out"
     fix = "train by determined_ds.session() or determined_ds.deepspeed.Trainer in it, or leave the option out"

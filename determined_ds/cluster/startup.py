@@ -25,7 +25,7 @@ from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_r
 from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, no_length
-from determined_ds.experiment.entrypoint import TrialEntrypoint, launcher_problem, read_entrypoint
+from determined_ds.experiment.entrypoint import launcher_problem, read_entrypoint
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
@@ -91,9 +91,7 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         entrypoint = read_entrypoint(config.get("entrypoint"))
     except EntrypointError:  # the user's own command, which may do anything
         return None
-    if (
-        not isinstance(entrypoint, TrialEntrypoint) or entrypoint.legacy
-    ):  # its code may state what it trains with
+    if entrypoint.is_script or entrypoint.is_legacy:  # its code may state what it trains with
         return None
     ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
     machines = -(-ranks // slots)

@@ -33,56 +33,42 @@ SHELL = frozenset("&|;<>()`$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEntrypoint:
-    """A trial, which ``determined_ds.train`` trains.
+class Entrypoint:
+    """A trial, which ``determined_ds.train`` trains, or a script, which trains by itself.
 
     Args:
-        trial: ``MODULE:CLASS``.
-        options: Options of ``determined_ds.train`` after it.
-        legacy: Whether it is written in Determined's own form, where the experiment says how long to train.
-    """
-
-    trial: str
-    options: tuple[str, ...] = ()
-    legacy: bool = False
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What is run, without Python and launcher."""
-        return (self.trial, *self.options)
-
-    def __str__(self) -> str:
-        return self.trial
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptEntrypoint:
-    """A script, which trains by itself.
-
-    Args:
-        words: ``train.py`` or ``-m package.module``, and its arguments.
+        words: What is run, without Python and launcher: ``MODULE:CLASS`` and options of ``determined_ds.train``; or a
+            script, ``train.py`` or ``-m package.module``, and its arguments.
+        is_script: Which of the two it is.
+        is_legacy: Whether a trial is in Determined's own form, where the experiment says how long to train.
     """
 
     words: tuple[str, ...]
+    is_script: bool = False
+    is_legacy: bool = False
+
+    @property
+    def trial(self) -> str:
+        """``MODULE:CLASS`` of the trial; "" of a script."""
+        return "" if self.is_script else self.words[0]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The words after the trial; none of a script."""
+        return () if self.is_script else self.words[1:]
 
     @property
     def is_module(self) -> bool:
+        """Whether the script is run by ``-m``."""
         return self.words[0] == "-m"
 
     @property
     def name(self) -> str:
-        """The file, or the module, as it is written."""
-        return self.words[1] if self.is_module else self.words[0]
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return self.words[2:] if self.is_module else self.words[1:]
+        """The file, or the module, of the script as it is written."""
+        return self.words[self.is_module]
 
     def __str__(self) -> str:
-        return shlex.join(["python3", *self.words])
-
-
-Entrypoint = TrialEntrypoint | ScriptEntrypoint
+        return shlex.join(["python3", *self.words]) if self.is_script else self.trial
 
 
 def read_entrypoint(entrypoint: Any) -> Entrypoint:
@@ -116,11 +102,9 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
         options = [part for word in stated for part in (word.split("=", 1) if word[:2] == "--" else [word])]
         if not CLASS.fullmatch(trial):
             _refuse(f"{trial!r} is not MODULE:CLASS, which comes right after {TRAIN}")
-        return TrialEntrypoint(trial=trial, options=tuple(options))
-    if len(words) == 1 and CLASS.fullmatch(words[0]):
-        if isinstance(entrypoint, list):
-            _refuse("a list names a program and its arguments", f"write it as a string: {words[0]}")
-        return TrialEntrypoint(trial=words[0], legacy=True)
+        return Entrypoint(words=(trial, *options))
+    if isinstance(entrypoint, str) and CLASS.fullmatch(" ".join(words)):
+        return Entrypoint(words=tuple(words), is_legacy=True)
     return _of_command(words)
 
 
@@ -137,7 +121,7 @@ def _of_command(words: list[str]) -> Entrypoint:
     if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
         _refuse("names no file or module for Python to run")
     if module.split(".")[0] not in ("determined", "determined_ds"):
-        return ScriptEntrypoint(words=tuple(rest))
+        return Entrypoint(words=tuple(rest), is_script=True)
     if module in (TORCH, DEEPSPEED):
         if "--" in arguments and (module == TORCH or arguments[0] == "--"):
             arguments = arguments[arguments.index("--") + 1 :]
@@ -155,7 +139,7 @@ def _of_command(words: list[str]) -> Entrypoint:
     if len(arguments) != 1 or not CLASS.fullmatch(arguments[0]):
         said = shlex.join(arguments) or "nothing"
         _refuse(f"has {said!r} after --trial, not MODULE:CLASS alone", "write: --trial model_def:MyTrial")
-    return TrialEntrypoint(trial=arguments[0], legacy=True)
+    return Entrypoint(words=tuple(arguments), is_legacy=True)
 
 
 def _refuse(message: str, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
@@ -174,9 +158,9 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
     """
     if DEEPSPEED not in str(entrypoint):
         return None
-    changes = (
-        "logs all environment variables, tokens included, and changes those with quotes, $ or parentheses"
+    message = (
+        f"on several machines {DEEPSPEED} logs all environment variables, tokens included, and changes those with"
+        " quotes, $ or parentheses"
     )
-    message = f"on several machines {DEEPSPEED} {changes}"
     fix = f"use {TORCH} in its place"
     return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

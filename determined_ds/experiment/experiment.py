@@ -23,8 +23,6 @@ from determined_ds.experiment.entrypoint import (
     MEASURE,
     PIPELINE_TRIAL,
     Entrypoint,
-    ScriptEntrypoint,
-    TrialEntrypoint,
     read_entrypoint,
 )
 from determined_ds.experiment.schema import faults_of, in_words, keys_of
@@ -89,29 +87,19 @@ class Experiment:
         return tuple(self.document.key(("hyperparameters", *axis.path)) for axis in self.space.axes)
 
     @property
-    def script(self) -> ScriptEntrypoint | None:
+    def script(self) -> Entrypoint | None:
         """The script that it runs; None where it trains a trial."""
-        return self.entrypoint if isinstance(self.entrypoint, ScriptEntrypoint) else None
+        return self.entrypoint if self.entrypoint.is_script else None
 
     @property
     def trial(self) -> str:
         """``MODULE:CLASS`` of its trial; "" where it runs a script."""
-        return self.entrypoint.trial if isinstance(self.entrypoint, TrialEntrypoint) else ""
-
-    @property
-    def train_options(self) -> tuple[str, ...]:
-        """The words after the trial in the entrypoint: options of ``determined_ds.train``."""
-        return self.entrypoint.options if isinstance(self.entrypoint, TrialEntrypoint) else ()
+        return self.entrypoint.trial
 
     @property
     def measures(self) -> bool:
         """Whether its trials are measured for some steps, instead of trained to the end."""
-        return MEASURE in self.train_options
-
-    @property
-    def is_legacy(self) -> bool:
-        """Whether it trains a trial in Determined's own form."""
-        return isinstance(self.entrypoint, TrialEntrypoint) and self.entrypoint.legacy
+        return MEASURE in self.entrypoint.options
 
     @property
     def states_all(self) -> bool:
@@ -119,11 +107,11 @@ class Experiment:
 
         A script, or a trial in Determined's own form, may state sizes in its code.
         """
-        return self.script is None and not self.is_legacy
+        return not (self.entrypoint.is_script or self.entrypoint.is_legacy)
 
     def trained(self, pipe_parallel_size: int) -> str:
         """``MODULE:CLASS`` of the trial for a number of pipeline stages, 1 without a pipeline."""
-        options = self.train_options
+        options = self.entrypoint.options
         if pipe_parallel_size > 1 and PIPELINE_TRIAL in options[:-1]:
             return options[options.index(PIPELINE_TRIAL) + 1]
         return self.trial
@@ -218,14 +206,13 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     except EntrypointError as error:
         wrong = error.problems[0]
         problems.append(document.problem(("entrypoint",), wrong.message, wrong.fix, "entrypoint"))
-        entrypoint = TrialEntrypoint(trial="")
+        entrypoint = Entrypoint(words=("",))
     slots = value(SLOTS, 1)
-    if slots == 0 and isinstance(entrypoint, TrialEntrypoint):  # of a script one process runs all the same
+    if slots == 0 and not entrypoint.is_script:  # of a script one process runs all the same
         fix = "write the number of devices a trial trains on"
         problems.append(document.problem(SLOTS, "must be 1 or more", fix, "out-of-range"))
-    is_legacy = isinstance(entrypoint, TrialEntrypoint) and entrypoint.legacy
     space, of_space = read_space(
-        _with_fit(document, problems) if is_legacy else document,
+        _with_fit(document, problems) if entrypoint.is_legacy else document,
         searcher=value(("searcher", "name"), "single"),
         seed=value(("reproducibility", "experiment_seed"), 0),
         refused=faults_of(document)[0],
@@ -273,7 +260,7 @@ def _with_fit(document: Document, problems: list[Problem]) -> Document:
 
 def ignored_keys_of(experiment: Experiment, place: int) -> list[Problem]:
     """A warning for each key of an experiment that is ignored in ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``."""
-    read = {*map(dotted, FIT_KEYS), "records_per_epoch"} if experiment.is_legacy else set[str]()
+    read = {*map(dotted, FIT_KEYS), "records_per_epoch"} if experiment.entrypoint.is_legacy else set[str]()
     if experiment.script is not None:
         read = {"searcher.max_length"}  # the Core API hands it on
     return [warning for warning in ignored_keys(experiment.document, place) if warning.key not in read]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.errors import Origin, Problem
-from determined_ds.experiment.entrypoint import Entrypoint, TrialEntrypoint
+from determined_ds.experiment.entrypoint import Entrypoint
 
 LIBRARY = "determined_ds"
 THEIRS = "determined.pytorch.deepspeed"
@@ -189,7 +189,7 @@ def source_of(module: str, context_dir: Path) -> Path | None:
 
 def find_code(entrypoint: Entrypoint, context_dir: Path) -> Path | None:
     """The file of a script, or of a trial's module, in the context directory; None where it is not there."""
-    if isinstance(entrypoint, TrialEntrypoint):
+    if not entrypoint.is_script:
         return source_of(entrypoint.trial.partition(":")[0], context_dir)
     name = entrypoint.name
     if entrypoint.is_module:

@@ -156,7 +156,7 @@ class LocalRun:
     def rank_words(self) -> list[str]:
         """What each rank runs, after ``python3 -m``."""
         start, script = self.start, self.experiment.script
-        own = [*self.experiment.train_options, *self.options.train_arguments]
+        own = [*self.experiment.entrypoint.options, *self.options.train_arguments]
         if start.weights and self.options.predict is not None:
             own += [
                 "--predict",

@@ -111,7 +111,9 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         is_chief = context.distributed.rank == 0
         if info is not None and is_chief:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
-        is_open = experiment is not None and experiment.is_legacy  # its engine may decide all but the length
+        is_open = (
+            experiment is not None and experiment.entrypoint.is_legacy
+        )  # its engine may decide all but the length
         # The peak is measured before engines take the GPU, where the precision is known by then.
         if not is_open and (options.profile or context.resolved.fit.profile is not None):
             from determined_ds.profile.mfu import peak_flops

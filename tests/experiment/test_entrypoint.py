@@ -10,6 +10,7 @@ from tests.package import ENTRYPOINT, experiment, refusal
 
 LAUNCH = "python3 -m determined.launch."
 FORM = "python3 -m determined_ds.train"
+SCRIPT = "python3 train.py"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ FORM = "python3 -m determined_ds.train"
 def test_an_entrypoint_names_its_trial(entrypoint: Any, options: tuple[str, ...], is_legacy: bool) -> None:
     found = experiment({"entrypoint": entrypoint})
     assert (found.trial, found.script) == ("trial:Trial", None)
-    assert (found.train_options, found.is_legacy) == (options, is_legacy)
+    assert (found.entrypoint.options, found.entrypoint.is_legacy) == (options, is_legacy)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_an_entrypoint_names_its_script(entrypoint: str, words: str) -> None:
         (None, "missing", FORM),
         ("python3 -m determined_ds.train trial.py", "'trial.py' is not MODULE:CLASS", FORM),
         ("python3 -m determined_ds.trian a:B", "neither a trial nor", "did you mean determined_ds.train"),
-        (["trial:Trial"], "a list names a program", "trial:Trial"),
+        (["trial:Trial"], "runs 'trial:Trial'", SCRIPT),
         ("A=1 python3 train.py", "runs 'A=1'", "environment.environment_variables"),
         ("pip install x && python3 train.py", "'&&', which only a shell", "startup-hook.sh"),
         ("torchrun --nproc_per_node 2 train.py", "runs 'torchrun'", "slots_per_trial"),
