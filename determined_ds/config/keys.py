@@ -108,6 +108,7 @@ EXPERIMENT = _table(
     ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
     ("N", "optimizations", "I", "only a PyTorchTrial reads it", IN_JSON),  # determined/exec/harness.py
     ("N", "resources.native_parallel tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
+    ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", UNUSED, "write storage_path"),
 )
 
 # ------------------------------------------------------------------------------------------- the DeepSpeed JSON
@@ -163,8 +164,8 @@ DEEPSPEED = _table(
 
 # ------------------------------------------------------------------------------------------- a document by a table
 
-# Those of which a key has a row of its own.
-SECTIONS = {path[:-1] for table in (EXPERIMENT, DEEPSPEED) for path in table}
+# Those of which a key has a row of its own, and is honoured somewhere.
+SECTIONS = {path[:-1] for table in (EXPERIMENT, DEEPSPEED) for path, fate in table.items() if "H" in fate.at}
 
 
 def meaning_of(table: Table, path: KeyPath, otherwise: Meaning) -> Meaning:

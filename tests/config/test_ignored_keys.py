@@ -26,7 +26,7 @@ ASKING = """
 searcher: {name: single, metric: validation_loss, smaller_is_better: true, source_checkpoint_uuid: abc}
 resources: {slots_per_trial: 2, resource_pool: a100, max_slots: 4}
 environment: {image: an/image, environment_variables: [A=1]}
-checkpoint_storage: {type: s3, bucket: mine, save_trial_best: 2}
+checkpoint_storage: {type: shared_fs, host_path: /a, checkpoint_path: b, save_trial_best: 2}
 min_validation_period: {batches: 10}
 scheduling_unit: 10
 records_per_epoch: 1000
@@ -48,6 +48,7 @@ NOWHERE = {
     "scheduling_unit": "reporting_period",
     "records_per_epoch": "",
     "optimizations": "DeepSpeed JSON",
+    "checkpoint_storage.checkpoint_path": "storage_path",
     "profiling.begin_on_batch": "remove it",
 }
 CLUSTER_ONLY = {
