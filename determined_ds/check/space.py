@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document
-from determined_ds.documents.points import Axes, Point
+from determined_ds.documents.points import Point
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
@@ -39,32 +40,29 @@ def judge_points(
         mistake. How many can run. What the first of these is resolved to; None where code decides that.
     """
     axes, total = experiment.space.axes, len(points.values)
-    searched = Axes(str(axis.path[0]) for axis in axes)
+    searched, known = frozenset(str(axis.path[0]) for axis in axes), dict[Hashable, Any]()
     judged: list[tuple[list[int], list[Problem], list[Problem]]] = []  # points, why they do not run, warnings
-    # The axes that were read -> values there -> the points that have them.
-    known: dict[tuple[int, ...], dict[tuple[str, ...], list[int]]] = {}
     first: ResolvedConfig | None = None
-    for index, values in enumerate(points.values):
-        codes = [*map(repr, values)]  # 1, 1.0 and true are equal, and not the same
-        hits = (table.get(tuple([codes[axis] for axis in read])) for read, table in known.items())
-        alike = next(filter(None, hits), None)
-        if alike is not None:
-            alike.append(index)
-            continue
-        recorder, resolved = Point(experiment.space.at(values), searched), None
-        hyperparameters = experiment.hyperparameters.holding(recorder)
+
+    def judge(point: Document) -> list[int]:
+        """Judge a point; the points that have its judgement are put into the list that is returned."""
+        nonlocal first
+        resolved = None
         try:
-            resolved = resolve_stated(experiment, hyperparameters, where)
+            resolved = resolve_stated(experiment, point, where)
             problems, warnings = list[Problem](), [*resolved.warnings] if resolved else []
         except ConfigError as error:
             problems, warnings = [*error.problems], [*error.warnings]
-        more, odd = check(hyperparameters, resolved)
+        more, odd = check(point, resolved)
         problems += more
-        warnings += odd
         first = first or (None if problems else resolved)
-        judged.append(([index], problems, warnings))
-        read = tuple(number for number, axis in enumerate(axes) if axis.path[0] in recorder.read)
-        known.setdefault(read, {})[tuple([codes[axis] for axis in read])] = judged[-1][0]
+        judged.append(([], problems, [*warnings, *odd]))
+        return judged[-1][0]
+
+    for index, values in enumerate(points.values):
+        point = Point(experiment.space.at(values), searched, known)
+        alike = point.once("judgement", partial(judge, experiment.hyperparameters.holding(point)))
+        alike.append(index)
 
     num_runnable = sum(len(alike) for alike, problems, _ in judged if not problems)
     found: dict[tuple[bool, str, str], tuple[Problem, set[int]]] = {}

@@ -234,8 +234,8 @@ def reconcile(
 
     judged = resolved.batch if layout.pipe_parallel_size > 1 else assumed  # no rule reads another one's batch
     if isinstance(point := hyperparameters.data, Point):
-        given = (layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
-        filled = point.once(stated, given, fill)
+        given = (stated, layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
+        filled = point.once(given, fill)
     else:
         filled = fill()
     blamed = {problem.key for problem in problems}

@@ -17,9 +17,9 @@ Place = tuple[int, int]  # line and column in a file, both counted from 1
 AS_WRITTEN: Any = object()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Document:
-    """A mapping and the origin of every value in it.
+    """A mapping and the origin of every value in it. Two documents are never equal.
 
     Args:
         name: What to call it in messages: the file as the user wrote it, or ``hyperparameters``.
