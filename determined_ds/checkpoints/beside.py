@@ -38,13 +38,13 @@ def is_beside(
     part_bytes: int,
 ) -> bool:
     """Whether checkpoints are written while training continues, decided before it; a collective."""
-    if not asynchronous and overrides(trial, "save"):
-        return False
     lack = engines.own_layouts[0] if all(engines.own_layouts) else ""
+    if not asynchronous and (lack or overrides(trial, "save")):
+        return False
     if not lack:
-        own = (distributed.cross_rank, engines.copy_bytes() + part_bytes, available_bytes())
+        own = (distributed.cross_rank, engines.copy_bytes() + part_bytes, _available_bytes())
         ranks: list[tuple[int, int, int]] = distributed.allgather(own)
-        if asynchronous is None and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
+        if not asynchronous and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
             return False
         for machine in {machine for machine, _, _ in ranks}:
             copies, left = zip(*(each[1:] for each in ranks if each[0] == machine), strict=True)
@@ -58,19 +58,17 @@ def is_beside(
                 "leave it out, and checkpoints are written while training waits; or use fewer slots a machine"
             )
             raise ConfigError(Problem(key=key, value=True, message=lack, fix=fix, code="host-memory"))
-    elif not asynchronous:
-        return False
     if lack:
         note(f"note        checkpoints are written while training waits: {lack}")
     return not lack
 
 
-def available_bytes(cgroup: Path = CGROUP) -> int:
+def _available_bytes() -> int:
     """Memory that this machine, or this container, has left; what the system caches of files counts as left."""
     available = int(psutil.virtual_memory().available)
     try:
-        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        numbers = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        numbers = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         return min(available, limit - used + int(numbers["file"]))
     except (OSError, ValueError, KeyError):  # no limit, or cgroups of version 1
         return available
@@ -89,22 +87,21 @@ class WriterThread:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None]
         self._jobs = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
         self._is_abandoned = False
 
     def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
         """Have work done; it gets a function to call now and then, which ends it where the run ends."""
         result: Future[T] = Future()
         self._jobs.put((work, result))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
         return result
 
     def abandon(self) -> None:
         """End what is being done, do nothing more, and wait for the thread: the interpreter must not end under it."""
         self._is_abandoned = True
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._jobs.put(None)
             self._thread.join(ENDS_WITHIN_S)
 
@@ -116,13 +113,12 @@ class WriterThread:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while (job := self._jobs.get()) is not None:
             work, result = job
-            del job
             try:
                 self._beat()
                 result.set_result(work(self._beat))
             except BaseException as error:  # raised where the result is taken
                 result.set_exception(error)
-            del work, result  # with the copies that they hold
+            del job, work, result  # with the copies that they hold
 
     def _beat(self) -> None:
         if self._is_abandoned:

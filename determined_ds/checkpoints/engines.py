@@ -35,7 +35,7 @@ from determined_ds.checkpoints.index import (
 )
 from determined_ds.checkpoints.reader import DTYPES, StoredEngine, layout_of, stored_engine
 from determined_ds.checkpoints.safe_load import another_model, only_data, read_data, serialized
-from determined_ds.checkpoints.settings import Record, built_then, put_settings, settings_of, some_of
+from determined_ds.checkpoints.settings import Record, put_settings, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.rundir.heartbeat import HEART
@@ -220,7 +220,7 @@ class Engines:
             for number, engine in enumerate(self._context.models):
                 _load_by_deepspeed(self._context, engine, path, number)
             return
-        with_optimizer, then = not self.reset_optimizer, list[Record | None](self._built)
+        with_optimizer, then = not self.reset_optimizer, list(self._built)
         fillings = []
         for number, stored in enumerate(
             self._stored(path, settings=True)
@@ -237,7 +237,7 @@ class Engines:
                 _load_by_deepspeed(self._context, self._context.models[number], path, number)
         for number, own, settings, filling, exact in fillings:
             filling.fill(exact=exact, optimizer=with_optimizer)
-            put_settings(own, settings, optimizer=with_optimizer)
+            then[number] = put_settings(own, settings, self._built[number], optimizer=with_optimizer)
             file = path / f"model{number}" / f"own_states_rank{self._context.distributed.rank}.pt"
             if exact and with_optimizer and file.is_file():
                 state = base_optimizer(own.engine).state
@@ -246,12 +246,7 @@ class Engines:
                     for key, value in states.items():
                         moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
                         state.setdefault(tensor, {})[key] = moved
-            if settings["built"] is None:
-                then[number] = None
-            elif with_optimizer:
-                then[number] = built_then(own, settings, self._built[number])
-        known = [each for each in then if each is not None]
-        self.then = known if len(known) == len(then) else None
+        self.then = then
 
     def load_weights(self, path: Path) -> None:
         """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.files import PARTIAL, damages_of, is_sealed, sync_to_disk, unverified
+from determined_ds.checkpoints.files import PARTIAL, damage_of, sync_to_disk, warn_if_unverified
 from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
 from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.memory.units import format_bytes
@@ -102,10 +102,9 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
     if request.merge_lora and request.to != HUGGINGFACE:
         raise refused("--merge-lora", None, f"is for --to {HUGGINGFACE}", "leave it out")
     with stage("verify", sum(each.stat().st_size for each in path.rglob("*") if each.is_file())) as read:
-        if damage := next(damages_of(path, read=read), None):
+        if damage := damage_of(path, read=read):
             raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: export another checkpoint")
-    if not is_sealed(path):
-        logger.warning("warning: %s", unverified(str(path)))
+    warn_if_unverified(path)
     with contextlib.ExitStack() as of_trial:
         engine = open_engine(path, request.engine)
         dtype = None if request.dtype is None else TYPES[request.dtype]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,39 +20,32 @@ from typing import Any
 
 from determined_ds.checkpoints.index import ENGINES, INDEX_NAME
 
+logger = logging.getLogger("determined_ds")
+
 METADATA, MANIFEST, LOAD_DATA = "metadata.json", "manifest.json", "load_data.json"
-STATE, THEIR_STATE = (
-    "trial_state.json",
-    "trial_state.pkl",
-)  # where training stood: ours, and Determined's own loop's
+# Where training stood: ours, and Determined's own loop's.
+STATE, THEIR_STATE = "trial_state.json", "trial_state.pkl"
 PART = "det_state_dict_rank{}.pth"
 PARTIAL = ".partial"  # suffix of one that is being written
-METADATA_KEYS = (
-    "determined_version",
-    "steps_completed",
-    "framework",
-    "format",
-)  # others were added by a user
-VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has just read whole
-STAYS_VERIFIED_S = 600.0
+# Others were added by a user.
+METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
+VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has read whole
 CHUNK_BYTES = 2**20
 READERS = 8  # threads that read files to verify them
-_VERIFIED_AT: dict[str, float] = {}  # checkpoints that this process has read whole -> when
+_READ_WHOLE: deque[str] = deque(maxlen=16)  # the last ones that this process has
+DATA_FIX = (
+    "resume with the replicas and the micro-batch that wrote it, or start anew with data that is one stream for all "
+    "replicas: self.training_loader(dataset), without sharded=True"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint on disk.
-
-    Args:
-        uuid: Its name.
-        steps_completed: Batches trained when it was written; -1 if unknown.
-        path: Its folder.
-    """
+    """A checkpoint on disk."""
 
     uuid: str
-    steps_completed: int
-    path: Path
+    steps_completed: int  # batches trained when it was written; -1 if unknown
+    path: Path  # its folder
 
 
 def checkpoint_at(path: Path) -> Checkpoint:
@@ -69,12 +63,9 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     One that is incomplete has another name, see :class:`~determined_ds.train.local_core.AtomicStorage`.
     """
     found = []
-    for path in folder.glob("*"):
-        if path.is_dir() and not path.name.startswith("."):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # a run that keeps only some has deleted it meanwhile
-                found.append((checkpoint_at(path), path.stat().st_mtime))
+    for path in filter(Path.is_dir, folder.glob("[!.]*")):
+        with contextlib.suppress(FileNotFoundError):  # a run that keeps only some has deleted it meanwhile
+            found.append((checkpoint_at(path), path.stat().st_mtime))
     found.sort(key=lambda each: (each[0].steps_completed, each[1], each[0].uuid), reverse=True)
     return [checkpoint for checkpoint, _ in found]
 
@@ -104,15 +95,14 @@ def files_of(path: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------- written
 
 
-def fingerprint(file: Path, *, read: Callable[[int], object] | None = None) -> dict[str, Any]:
+def fingerprint(file: Path, *, read: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
     """Size and checksum of a file; ``read`` is called with the bytes of each part that was read."""
     digest, size = hashlib.sha256(), 0
     with file.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
-            if read is not None:
-                read(len(chunk))
+            read(len(chunk))
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
@@ -149,17 +139,23 @@ def _metadata_digest(metadata: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(written, indent=2).encode()).hexdigest()
 
 
-def sync_to_disk(path: Path) -> None:
-    """Have the system put a folder's files on the disk, so that a rename after it can be trusted."""
-    for file in [*path.rglob("*"), path]:
-        descriptor = os.open(file, os.O_RDONLY)
+def put_on_disk(path: Path) -> None:
+    """Have the system put a file or the names in a folder on the disk, before anything that relies on it."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-# ------------------------------------------------------------------------------------------- what was written
+def sync_to_disk(path: Path) -> None:
+    """Put a folder and all in it on the disk, so that a rename after it can be trusted."""
+    for file in [*path.rglob("*"), path]:
+        put_on_disk(file)
+
+
+# ------------------------------------------------------------------------------------------- whether it can be read
 
 
 def is_sealed(path: Path) -> bool:
@@ -167,25 +163,25 @@ def is_sealed(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def unverified(name: str) -> str:
-    """The warning about a checkpoint without a manifest."""
-    return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
+def warn_if_unverified(path: Path, name: str = "") -> None:
+    """Warn of a checkpoint without a manifest, as Determined's own loop writes it."""
+    if not is_sealed(path):
+        words = "warning: checkpoint %s has no %s: its files are unverified, and may not be what was written"
+        logger.warning(words, name or path, MANIFEST)
 
 
-def damage_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is what was written.
-
-    One without a manifest, as Determined's own loop writes it, is trusted; ours have one.
-    """
-    return next(damages_of(path), None)
+def damage_of(path: Path, **how: Any) -> str | None:
+    """What is wrong with a checkpoint, or None; arguments as of :func:`damages_of`."""
+    return next(damages_of(path, **how), None)
 
 
 def damages_of(
-    path: Path, *, share: tuple[int, int] = (0, 1), read: Callable[[int], object] | None = None
+    path: Path, *, share: tuple[int, int] = (0, 1), read: Callable[[int], object] = lambda count: None
 ) -> Iterator[str]:
-    """Everything that is wrong with a checkpoint.
+    """Everything that is wrong with a checkpoint: files that are missing, or not what was written.
 
-    What this process has read whole is not read again by the ranks that it starts: they look at names and sizes.
+    One without a manifest, as Determined's own loop writes it, is trusted; ours have one. What this process has read
+    whole is not read again by the ranks that it starts: they look at names and sizes.
 
     Args:
         path: Its folder.
@@ -201,37 +197,35 @@ def damages_of(
     try:
         text = (path / MANIFEST).read_bytes()
         content = json.loads(text)
-        files: dict[str, Any] = content["files"]
         is_whole = content["sha256"] == _digest(content)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         yield f"{MANIFEST} is not what was written"
         return
-    # metadata.json may be missing: in object storage an earlier version left it out, and the manifest has all of it.
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            is_whole = (
-                _metadata_digest(json.loads((path / METADATA).read_bytes())) == content["metadata_sha256"]
-            )
-        except (ValueError, TypeError):
-            is_whole = False
-        if not is_whole:
-            yield f"{METADATA} is not what was written"
-    identity = hashlib.sha256(text).hexdigest()
+    try:
+        metadata = json.loads((path / METADATA).read_bytes())
+        is_whole = _metadata_digest(metadata) == content["metadata_sha256"]
+    except (
+        FileNotFoundError
+    ):  # in object storage an earlier version left it out, and the manifest has all of it
+        pass
+    except (OSError, ValueError, TypeError):
+        is_whole = False
+    if not is_whole:
+        yield f"{METADATA} is not what was written"
+    files, identity = content["files"], hashlib.sha256(text).hexdigest()
     was_read = identity in os.environ.get(VERIFIED, "").split(",")
 
     def damage(name: str) -> str | None:
-        expected = files[name]
         try:
-            size = (path / name).stat().st_size
-        except OSError:
-            return f"{name} is missing"
-        if size != expected["bytes"]:
-            return f"{name} has {size} bytes, {expected['bytes']} were written"
-        try:
-            if was_read or fingerprint(path / name, read=read) == expected:
+            size, written = (path / name).stat().st_size, files[name]["bytes"]
+            if size != written:
+                return f"{name} has {size} bytes, {written} were written"
+            if was_read or fingerprint(path / name, read=read) == files[name]:
                 return None
+        except FileNotFoundError:
+            return f"{name} is missing"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         return f"{name} is not what was written (its checksum differs)"
@@ -242,21 +236,15 @@ def damages_of(
             is_whole = False
             yield found
     if is_whole and count == 1:
-        _VERIFIED_AT[identity] = time.monotonic()
+        _READ_WHOLE.append(identity)
 
 
 def verified_here() -> str:
     """What :data:`VERIFIED` is for the ranks that this process starts."""
-    since = time.monotonic() - STAYS_VERIFIED_S
-    return ",".join(identity for identity, at in _VERIFIED_AT.items() if at >= since)
+    return ",".join(_READ_WHOLE)
 
 
 # ------------------------------------------------------------------------------------------- which ranks can read it
-
-DATA_FIX = (
-    "resume with the replicas and the micro-batch that wrote it, or start anew with data that is one stream for all "
-    "replicas: self.training_loader(dataset), without sharded=True"
-)
 
 
 def num_writers(path: Path) -> int:
@@ -270,8 +258,8 @@ def written_by(path: Path) -> Mapping[str, Any]:
 
     Returns:
         ``ranks``, ``replicas``, ``micro_batch_size``, ``engine`` (``deepspeed`` or ``ddp``); ``own_layout``: why only
-        the same layout can read it, or None; ``data_apart``: data that gives each replica samples of its own and has
-        a position in them, or None.
+        the same layout can read it, or None; ``data_apart``: of data that gives each replica samples of its own and has
+        a position in them, its name, and whether the position depends on the size of micro-batches too; or None.
     """
     try:
         found = json.loads((path / LOAD_DATA).read_bytes()).get("written_by")
@@ -293,26 +281,19 @@ def elastic_refusal(path: Path) -> str | None:
     return None if indexed else "DeepSpeed wrote it in its own layout"
 
 
-def data_refusal(path: Path, *, replicas: int, micro_batch_size: int) -> str | None:
-    """Why so many replicas cannot take over a checkpoint's position in the training data; None where they can."""
-    before = written_by(path)
-    then = (before.get("replicas", replicas), before.get("micro_batch_size", micro_batch_size))
-    return apart_refusal(before.get("data_apart"), then=then, now=(replicas, micro_batch_size))
-
-
-def apart_refusal(data: Sequence[Any] | None, *, then: tuple[int, int], now: tuple[int, int]) -> str | None:
-    """Why data that has a position on each replica cannot continue from it; None where it can.
+def data_refusal(written: Mapping[str, Any], *, replicas: int, micro_batch_size: int) -> str | None:
+    """Why ranks cannot take over a position in the training data; None where they can.
 
     Args:
-        data: Its name, and whether the position depends on the size of micro-batches too; None for data whose
-            position is the same on all replicas.
-        then: Replicas and samples in a micro-batch, when the position was written.
-        now: The same now.
+        written: By whom, as of :func:`written_by`.
+        replicas: Now.
+        micro_batch_size: Now.
     """
+    data, now = written.get("data_apart"), (replicas, micro_batch_size)
+    then = (written.get("replicas", replicas), written.get("micro_batch_size", micro_batch_size))
     if data is None or then == now or (then[0] == now[0] and not data[1]):
         return None
     was, by = (
-        f"{replicas} replica{'s' * (replicas != 1)} with micro-batches of {size}"
-        for replicas, size in (then, now)
+        f"{number} replica{'s' * (number != 1)} with micro-batches of {size}" for number, size in (then, now)
     )
     return f"{data[0]} gives each replica its own samples: its position is that of {was}, and now it is {by}"

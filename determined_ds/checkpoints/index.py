@@ -12,7 +12,6 @@ parameter, are one entry, so the index does not grow with the ranks. Loads no to
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -45,17 +44,9 @@ def is_average(state: str) -> bool:
     return state.partition(".")[0] == AVERAGE
 
 
-@functools.lru_cache(2**12)
-def _own_file(name: str) -> str:
-    if Path(name).name != name or name == "..":  # nothing outside the folder is read
-        raise ValueError(f"{name!r} is not the name of a file in this folder")
-    return name
-
-
-def _known_type(dtype: str) -> str:
-    if dtype not in ITEM_BYTES:
-        raise ValueError(f"type {dtype!r} is none of {', '.join(ITEM_BYTES)}")
-    return dtype
+def _rank_of(file: str) -> int:
+    found = _RANK.fullmatch(file)
+    return int(found[1]) if found else -1
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
@@ -65,55 +56,39 @@ class Piece(NamedTuple):
     """A slice of a tensor's state, in a file; or equal slices of consecutive ranks, one in the file of each."""
 
     # Its name, in the folder of the index; with several ranks that of the first.
-    file: Annotated[str, AfterValidator(_own_file)]
+    file: str
     offset: Count  # of the first byte in the file; with several ranks in each of their files
     start: Count  # of the first element, in the flattened tensor
     length: Count  # elements in a file
     run: Count = 0  # elements between two gaps, a divisor of ``length``; 0: it has no gaps
-    stride: Count = (
-        0  # from the first element of a run to that of the next, in the flattened tensor; 0 without gaps
-    )
+    stride: Count = 0  # from the beginning of a run to that of the next, in the flattened tensor
     ranks: Count = 1  # files; the elements of each follow those of the one before. 1 for a piece with gaps
 
     def overlap(self, start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
-        """What it has of the elements from ``start`` to ``stop`` of the flattened tensor."""
-        if self.run:
-            low = max(0, (start - self.start - self.run) // self.stride + 1)
-            high = min(self.length // self.run, -(-(stop - self.start) // self.stride))
-            for row in range(low, high):
-                begin = self.start + row * self.stride
-                first, last = max(start, begin), min(stop, begin + self.run)
-                if first < last:
-                    yield self.file, row * self.run + first - begin, first, last - first
-        elif start < self.start + self.length * self.ranks and stop > self.start:
-            low = max(0, start - self.start) // self.length
-            for number in range(low, min(self.ranks, -(-(stop - self.start) // self.length))):
-                file = self.file if self.ranks == 1 else f"rank{_rank_of(self.file) + number}.safetensors"
-                begin = self.start + number * self.length
-                first, last = max(start, begin), min(stop, begin + self.length)
-                yield file, first - begin, first, last - first
+        """What it has of the elements from ``start`` to ``stop`` of the flattened tensor.
 
-
-def _rank_of(file: str) -> int:
-    found = _RANK.fullmatch(file)
-    return int(found[1]) if found else -1
-
-
-def _sound(piece: Piece) -> Piece:
-    if piece.run and (piece.length % piece.run or piece.stride < piece.run):
-        raise ValueError(f"runs of {piece.run} elements, {piece.stride} apart, are not {piece.length}")
-    if piece.ranks != 1 and (piece.run or not piece.ranks or _rank_of(piece.file) < 0):
-        raise ValueError(f"{piece.file} is not the first file of {piece.ranks} ranks")
-    return piece
+        Yields:
+            File, the first element in the file, the first one in the tensor, how many.
+        """
+        # Stretches of one size at equal distances: the runs in a file, or what is in the file of each rank.
+        size, distance = self.run or self.length, self.stride or self.length or 1
+        count = self.length // self.run if self.run else self.ranks
+        low = max(0, (start - self.start - size) // distance + 1)
+        for number in range(low, min(count, -(-(stop - self.start) // distance))):
+            begin, file = self.start + number * distance, self.file
+            if number and not self.run:
+                file = f"rank{_rank_of(file) + number}.safetensors"
+            first, last = max(start, begin), min(stop, begin + size)
+            if first < last:
+                yield file, first - begin + number * self.run, first, last - first
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredState:
     """One state of a tensor."""
 
-    dtype: Annotated[str, AfterValidator(_known_type)]  # by safetensors' name, e.g. ``BF16``
-    # In order of ``start``; together they have each element once.
-    pieces: tuple[Annotated[Piece, AfterValidator(_sound)], ...]
+    dtype: str  # by safetensors' name, e.g. ``BF16``
+    pieces: tuple[Piece, ...]  # in order of ``start``; together they have each element once
 
     @property
     def num_bytes(self) -> int:
@@ -127,16 +102,28 @@ class StoredState:
                 yield file, piece.offset + at * ITEM_BYTES[self.dtype], first, count
 
 
+def _checked(state: StoredState) -> StoredState:
+    """A state that was read, or ``ValueError``."""
+    if state.dtype not in ITEM_BYTES:
+        raise ValueError(f"type {state.dtype!r} is none of {', '.join(ITEM_BYTES)}")
+    for file, _, _, length, run, stride, ranks in state.pieces:
+        if "/" in file or file in (".", ".."):  # nothing outside the folder is read
+            raise ValueError(f"{file!r} is not the name of a file in this folder")
+        if run and (length % run or stride < run):
+            raise ValueError(f"runs of {run} elements, {stride} apart, are not {length}")
+        if ranks != 1 and (run or not ranks or _rank_of(file) < 0):
+            raise ValueError(f"{file} is not the first file of {ranks} ranks")
+    return state
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
     """A parameter or a buffer."""
 
     shape: tuple[Count, ...]  # of the whole
     kind: str  # ``trained``, ``frozen``, ``buffer`` or ``imported``
-    states: Mapping[str, StoredState]  # name -> state
-    scalars: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the optimizer's numbers of it, such as ``step``
+    states: Mapping[str, Annotated[StoredState, AfterValidator(_checked)]]  # name -> state
+    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers of the optimizer, such as ``step``
 
     @property
     def count(self) -> int:
@@ -181,13 +168,13 @@ class EngineIndex:
             for state, stored in tensor.states.items():
                 # Rectangles of columns lie between each other: their count tells, and that no two begin alike.
                 has_gaps = any(piece.run for piece in stored.pieces)
+                is_double = has_gaps and len({each.start for each in stored.pieces}) < len(stored.pieces)
                 end, following = 0, tensor.count
                 for piece in stored.pieces:
                     if piece.start != end and not has_gaps:
                         following = piece.start
                         break
                     end += piece.length * piece.ranks
-                is_double = has_gaps and len({each.start for each in stored.pieces}) < len(stored.pieces)
                 if end != following or is_double:
                     return f"elements {min(end, following)} to {max(end, following)} of {name} ({state})"
         return None
@@ -218,50 +205,42 @@ class Described:
 
 def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineIndex:
     """The index over what all ranks wrote."""
-    kinds = {name: kind for rank in ranks for name, kind in rank.kinds.items()}
-    names = list(kinds)
-    if all(
-        name.partition(".")[0].isdigit() for name in names
-    ):  # of a pipeline: by layers, whoever holds them
-        names.sort(key=lambda name: int(name.partition(".")[0]))
-    scalars = {name: numbers for rank in ranks for name, numbers in rank.scalars.items()}
-    pieces: dict[str, dict[str, tuple[str, list[Piece]]]] = {name: {} for name in names}
+
+    def of_all(table: str) -> dict[str, Any]:
+        return {name: value for rank in ranks for name, value in getattr(rank, table).items()}
+
+    def layer(name: str) -> int:  # of a pipeline; whoever holds it
+        number = name.partition(".")[0]
+        return int(number) if number.isdecimal() else 0
+
+    written: dict[str, dict[str, list[Entry]]] = {}
     for entry in entries:
-        pieces[entry.name].setdefault(entry.state, (entry.dtype, []))[1].append(entry.piece)
-    tensors = {}
-    for name in names:
+        written.setdefault(entry.name, {}).setdefault(entry.state, []).append(entry)
+    kinds, scalars, tensors = of_all("kinds"), of_all("scalars"), {}
+    for name in sorted(kinds, key=layer):
         states = {
-            state: StoredState(dtype=dtype, pieces=joined(found))
-            for state, (dtype, found) in pieces[name].items()
+            state: StoredState(dtype=found[0].dtype, pieces=_joined(each.piece for each in found))
+            for state, found in written.get(name, {}).items()
         }
         shape, kind = kinds[name]
         tensors[name] = StoredTensor(shape=shape, kind=kind, states=states, scalars=scalars.get(name, {}))
         if tensors[name].count and not states:
             raise CheckpointError(f"no rank has written {name} ({WEIGHT})")
     index = EngineIndex(
-        tensors=tensors,
-        aliases={alias: name for rank in ranks for alias, name in rank.aliases.items()},
-        common={alias: name for rank in ranks for alias, name in rank.common.items()},
-        optimizer=ranks[0].optimizer,
+        tensors=tensors, aliases=of_all("aliases"), common=of_all("common"), optimizer=ranks[0].optimizer
     )
     if missing := index.missing():
         raise CheckpointError(f"{missing} were written twice or not at all: ranks disagree on who holds them")
     return index
 
 
-def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Pieces in their order, equal ones of consecutive ranks as one."""
     found: list[Piece] = []
     for piece in sorted(pieces, key=lambda each: each.start):
-        before, rank = found[-1] if found else None, _rank_of(piece.file)
-        if (
-            before
-            and rank > 0
-            and not (before.run or piece.run)
-            and _rank_of(before.file) + before.ranks == rank
-            and (before.start + before.ranks * before.length, before.length, before.offset)
-            == (piece.start, piece.length, piece.offset)
-        ):
+        rank, before = _rank_of(piece.file), found[-1] if found else piece
+        follows = before._replace(file=piece.file, start=before.start + before.ranks * before.length, ranks=1)
+        if rank > 0 and not piece.run and follows == piece and _rank_of(before.file) + before.ranks == rank:
             found[-1] = before._replace(ranks=before.ranks + 1)
         else:
             found.append(piece)
@@ -292,29 +271,25 @@ def write_index(folder: Path, index: EngineIndex) -> None:
 
 
 def read_index(folder: Path) -> EngineIndex | None:
-    """The index in an engine's folder; None where there is none."""
-    place = folder / INDEX_NAME
+    """The index in an engine's folder; None where there is none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another version.
+    """
+    place, fix = folder / INDEX_NAME, "use another checkpoint, or copy the file again"
     try:
         content = json.loads(place.read_bytes())
-        if (version := content["version"]) != VERSION:
-            raise CheckpointError(
-                f"{place} is of version {version}, and this determined_ds reads version {VERSION}\n"
-                "  fix: use the determined_ds that wrote it"
-            )
-        return _INDEX.validate_python(content)
+        if (version := content["version"]) == VERSION:
+            return _INDEX.validate_python(content)
+        why = f"is of version {version}, and this determined_ds reads version {VERSION}"
+        fix = "use the determined_ds that wrote it"
     except FileNotFoundError:
         return None
-    except OSError as error:
-        why = str(error.strerror)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except UnicodeDecodeError:
-        why = "it is not JSON"
+        why = f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except ValueError as error:
-        why = f"it is not JSON: {error}"
-    except (KeyError, TypeError):
-        why = "it has no version"
-    raise CheckpointError(
-        f"{place} cannot be read: {why}\n  fix: use another checkpoint, or copy the file again"
-    )
+        why = f"cannot be read: it is not JSON: {error}"
+    except (OSError, KeyError, TypeError) as error:
+        why = f"cannot be read: {error!r}"
+    raise CheckpointError(f"{place} {why}\n  fix: {fix}")

@@ -32,7 +32,7 @@ from determined_ds.checkpoints.files import (
     PART,
     STATE,
     THEIR_STATE,
-    apart_refusal,
+    data_refusal,
     elastic_refusal,
     written_by,
 )
@@ -343,8 +343,8 @@ class RankParts:
         if not found:
             return {}
         state = found.get(here.replica) or found[min(found)]
-        then, now = (places[0].replicas, places[0].micro_batch_size), (here.replicas, here.micro_batch_size)
-        if reason := apart_refusal(state.get(APART), then=then, now=now):
+        written = {**vars(places[0]), "data_apart": state.get(APART)}
+        if reason := data_refusal(written, replicas=here.replicas, micro_batch_size=here.micro_batch_size):
             raise CheckpointError(f"{reason}\n  fix: {DATA_FIX}")
         return dict(state)
 

@@ -43,8 +43,7 @@ def is_better(value: Any, best: Any, *, smaller_is_better: bool) -> bool:
 
 def not_finite(metrics: Mapping[str, Any]) -> list[str]:
     """The names of the metrics that are numbers and not finite."""
-    numbers = {name: as_number(value) for name, value in metrics.items()}
-    return [name for name, number in numbers.items() if number is not None and not math.isfinite(number)]
+    return [name for name, value in metrics.items() if as_number(value) is not None and finite(value) is None]
 
 
 def best_of(
@@ -57,11 +56,12 @@ def best_of(
         values: Batch -> ``searcher.metric`` of the validation after it.
         smaller_is_better: Of that metric.
     """
-    rated = []
-    for each in checkpoints:
-        if (value := finite(values.get(each.steps_completed))) is not None:
-            rated.append((value if smaller_is_better else -value, each.steps_completed, each))
-    return min(rated, key=lambda each: each[:2])[2] if rated else None
+    best = None
+    for each in sorted(checkpoints, key=lambda each: each.steps_completed):
+        before = best and values[best.steps_completed]
+        if is_better(values.get(each.steps_completed), before, smaller_is_better=smaller_is_better):
+            best = each
+    return best
 
 
 def over_limit(kept: Sequence[T], limit: int | None, best: T | None) -> list[T]:

@@ -7,7 +7,8 @@ during training is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -26,46 +27,38 @@ COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _ABSENT = object()
 
-# ------------------------------------------------------------------------------------------- what it was built with
+
+def some_of(reasons: Sequence[str]) -> str:
+    """The first reasons, and how many more there are."""
+    more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
+    return "; ".join([*reasons[:MOST_NAMED], *more])
 
 
 def records_of(engines: Sequence[Any]) -> list[Record]:
     """What each engine was built with; call it before anything is loaded or trained."""
     found = []
     for engine in engines:
-        optimizer = getattr(engine, "optimizer", None)
-        clip_grad = _plain(getattr(optimizer, "clip_grad", None))
-        found.append(
-            {
-                "groups": [_plain_items(group) for group in getattr(optimizer, "param_groups", None) or []],
-                "clip_grad": None if clip_grad is _ABSENT else clip_grad,
-                "scheduler": _plain_items(getattr(getattr(engine, "lr_scheduler", None), "__dict__", {})),
-            }
-        )
+        optimizer, scheduler = (getattr(engine, name, None) for name in ("optimizer", "lr_scheduler"))
+        record = {
+            "groups": list(getattr(optimizer, "param_groups", None) or []),
+            "clip_grad": getattr(optimizer, "clip_grad", None),
+            "scheduler": getattr(scheduler, "__dict__", {}),
+        }
+        found.append({"clip_grad": None, **_plain(record)})
     return found
 
 
-def _plain_items(items: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: _plain(value) for key, value in items.items() if key != "params"}
-    return {key: value for key, value in found.items() if value is not _ABSENT}
-
-
 def _plain(value: Any) -> Any:
-    """A value that a checkpoint can hold as it is; any other is absent."""
+    """A value that a checkpoint can hold as it is, without what it cannot hold; parameters are not settings."""
     if hasattr(value, "last_epoch"):  # a scheduler inside another one
-        return _plain_items(vars(value))
+        value = vars(value)
     if isinstance(value, Mapping):
-        return _plain_items(value)
+        items = {key: _plain(item) for key, item in value.items() if key != "params"}
+        return {key: item for key, item in items.items() if item is not _ABSENT}
     if isinstance(value, (list, tuple)):
-        items = [_plain(item) for item in value]
-        return _ABSENT if any(item is _ABSENT for item in items) else items
+        values = [_plain(item) for item in value]
+        return _ABSENT if any(item is _ABSENT for item in values) else values
     return value if isinstance(value, (bool, int, float, str, type(None))) else _ABSENT
-
-
-def some_of(reasons: Sequence[str]) -> str:
-    """The first reasons, and how many more there are."""
-    more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
-    return "; ".join([*reasons[:MOST_NAMED], *more])
 
 
 # ------------------------------------------------------------------------------------------- written and put back
@@ -92,43 +85,47 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
     }
 
 
-def put_settings(own: EngineSlices, stored: Mapping[str, Any], *, optimizer: bool) -> None:
-    """Give an engine the settings of a checkpoint."""
-    engine = own.engine
+def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, optimizer: bool) -> Record:
+    """Give an engine the settings of a checkpoint.
+
+    Args:
+        own: The engine.
+        stored: What :func:`settings_of` returned.
+        now: What this engine was built with.
+        optimizer: Whether the optimizer's state is loaded too.
+
+    Returns:
+        What the engine in the checkpoint was built with, its groups in the order of this engine's; ``now`` where the
+        optimizer begins anew.
+    """
+    engine, owners = own.engine, [(own.engine, stored["counters"])]
+    then: list[Mapping[str, Any]] = []
+    for number, group in enumerate(
+        now["groups"]
+    ):  # the one with the same parameters; else of the same number
+        names, groups = set(_names_in_group(own, number)), stored["groups"]
+        found = [each for each in groups if names & set(each["names"])] + groups[number : number + 1]
+        then.append(found[0] if found else {"settings": {}, "built": group})
     if optimizer:
-        for number, group in enumerate(base_optimizer(engine).param_groups if own.held else ()):
-            if (found := _stored_group(own, stored, number)) is not None:
-                group.update({key: value for key, value in found["settings"].items() if key != "params"})
-        _put_loss_scale(engine, stored["loss_scale"])
+        for group, was in zip(base_optimizer(engine).param_groups if own.held else (), then, strict=False):
+            group.update(was["settings"])
+        owners.append((_loss_scaler(engine), stored["loss_scale"]))
     if getattr(engine, "lr_scheduler", None) is not None and stored["lr_scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(stored["lr_scheduler"])
-    for name, value in stored["counters"].items():
-        if hasattr(engine, name):
-            setattr(engine, name, value)
+    for owner, values in owners:
+        for name, value in values.items():
+            if hasattr(owner, name):
+                setattr(owner, name, value)
     if not isinstance(engine, PipelineEngine):  # a checkpoint is between steps
         engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
-
-
-def built_then(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Record:
-    """What the engine in a checkpoint was built with, its groups in the order of this engine's."""
-    found = [_stored_group(own, stored, number) for number in range(len(now["groups"]))]
-    groups = [
-        group if then is None else then["built"] for group, then in zip(now["groups"], found, strict=True)
-    ]
-    return {"groups": groups, **stored["built"]}
+    if not optimizer:
+        return now
+    return {"groups": [was["built"] for was in then], **stored["built"]}
 
 
 def _names_in_group(own: EngineSlices, number: int) -> list[str]:
     """The parameters in a group of the optimizer, of those that this rank holds a part of."""
     return [own.name_of(lies.parameter) for held in own.held if held.group == number for lies in held.lies]
-
-
-def _stored_group(own: EngineSlices, stored: Mapping[str, Any], number: int) -> dict[str, Any] | None:
-    """The group of a checkpoint that holds the parameters of a group here; by its number where none is known."""
-    names, groups = set(_names_in_group(own, number)), stored["groups"]
-    by_number = groups[number] if number < len(groups) else None
-    found: dict[str, Any] | None = next((each for each in groups if names & set(each["names"])), by_number)
-    return found
 
 
 def _loss_scaler(engine: Any) -> Any:
@@ -139,35 +136,35 @@ def _loss_scaler(engine: Any) -> Any:
     return getattr(engine.optimizer, "loss_scaler", None)
 
 
-def _put_loss_scale(engine: Any, stored: Mapping[str, Any]) -> None:
-    if "cur_scale" not in stored:
-        return
-    scaler = _loss_scaler(engine)
-    for key in SCALE:
-        if key in stored and hasattr(scaler, key):
-            setattr(scaler, key, stored[key])
-
-
 # ------------------------------------------------------------------------------------------- what changed since
 
 
 def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Apply settings that have changed since a loaded checkpoint was written."""
+    """Apply settings that have changed since a loaded checkpoint was written.
+
+    Args:
+        engines: Those that it was loaded into.
+        then: What each was built with when it was written.
+        now: What each was built with here.
+
+    Returns:
+        Lines about schedules that go on in another way.
+    """
     said = []
     for engine, before, wanted in zip(engines, then, now, strict=True):
         changed = {key for key in ("groups", "clip_grad", "scheduler") if before[key] != wanted[key]}
-        if not changed:
-            continue
         optimizer, scheduler = engine.optimizer, getattr(engine, "lr_scheduler", None)
         if "clip_grad" in changed:
             optimizer.clip_grad = wanted["clip_grad"]
-        for group, old, new in zip(optimizer.param_groups, before["groups"], wanted["groups"], strict=True):
+        for group, old, new in zip(
+            getattr(optimizer, "param_groups", ()), before["groups"], wanted["groups"], strict=True
+        ):
             for key, value in new.items():
                 if old.get(key, _ABSENT) != value and (key != "lr" or scheduler is None):
                     group[key] = _as_it_is(value, group.get(key))
         if scheduler is not None and changed & {"groups", "scheduler"}:
             rates = [group["lr"] for group in optimizer.param_groups]
-            _reschedule(scheduler, before["scheduler"], wanted["scheduler"], wanted["groups"])
+            _reschedule(scheduler, before["scheduler"], wanted)
             pairs = zip(rates, (group["lr"] for group in optimizer.param_groups), strict=True)
             if moved := [f"{was:.6g} -> {now:.6g}" for was, now in pairs if was != now]:
                 kind = type(scheduler).__name__
@@ -175,7 +172,7 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
     return said
 
 
-def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence[Record]) -> None:
+def _reschedule(scheduler: Any, before: Record, wanted: Record) -> None:
     """Give a loaded scheduler its new settings, and set the rates of its current step by them.
 
     Source: DeepSpeed's schedulers (0.19.8, ``runtime/lr_schedules.py``) keep only their position in a checkpoint;
@@ -184,57 +181,41 @@ def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence
     if hasattr(scheduler, "last_batch_iteration"):
         if scheduler.last_batch_iteration >= 0:
             scheduler.step(scheduler.last_batch_iteration)
+            return
+        rates = [group["lr"] for group in wanted["groups"]]
+    else:
+        changed = {
+            key: _as_it_is(value, getattr(scheduler, key, None))
+            for key, value in wanted["scheduler"].items()
+            if key not in POSITION and before.get(key, _ABSENT) != value
+        }
+        vars(scheduler).update(changed)
+        if hasattr(scheduler, "_get_closed_form_lr"):
+            rates = scheduler._get_closed_form_lr()
+        elif hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):
+            pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            rates = [base * rate(scheduler.last_epoch) for base, rate in pairs]
+        # Source: get_lr of both in torch 2.13.0 reads last_epoch, the settings and no rate of a group.
+        elif isinstance(scheduler, (OneCycleLR, CyclicLR)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it is not called within a step
+                rates = [float(rate) for rate in scheduler.get_lr()]
         else:
-            _set_rates(scheduler, [group["lr"] for group in groups])
-        return
-    changed = {
-        key: _as_it_is(value, getattr(scheduler, key, None))
-        for key, value in wanted.items()
-        if key not in POSITION and before.get(key, _ABSENT) != value
-    }
-    vars(scheduler).update(changed)
-    closed = _closed_form(scheduler)
-    if closed is None:
-        message = (
-            "computes each rate from the one before: its settings, and the learning rate, must stay what they were "
-            f"(these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})"
-        )
-        fix = "restore the old settings, or start a new run from the weights: "
-        fix += "--set searcher.source_checkpoint_uuid=CHECKPOINT"
-        kind = type(scheduler).__name__
-        raise ConfigError(
-            Problem(key="scheduler", value=kind, message=message, fix=fix, code="resume-changed")
-        )
-    _set_rates(scheduler, closed())
-
-
-def _closed_form(scheduler: Any) -> Callable[[], list[float]] | None:
-    """Computes a scheduler's rates from its position alone; None where each is computed from the one before."""
-    if hasattr(scheduler, "_get_closed_form_lr"):
-        return scheduler._get_closed_form_lr  # type: ignore[no-any-return]
-    if hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):
-        pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        return lambda: [base * rate(scheduler.last_epoch) for base, rate in pairs]
-    # Source: get_lr of both in torch 2.13.0 reads last_epoch, the settings and no rate of a group.
-    if isinstance(scheduler, (OneCycleLR, CyclicLR)):
-
-        def rates() -> list[float]:
-            scheduler._get_lr_called_within_step = True  # it warns otherwise
-            try:
-                return [float(rate) for rate in scheduler.get_lr()]
-            finally:
-                scheduler._get_lr_called_within_step = False
-
-        return rates
-    return None
+            message = (
+                "computes each rate from the one before: its settings, and the learning rate, must stay what they "
+                f"were (these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})"
+            )
+            fix = "restore the old settings, or start a new run from the weights: "
+            fix += "--set searcher.source_checkpoint_uuid=CHECKPOINT"
+            kind = type(scheduler).__name__
+            raise ConfigError(
+                Problem(key="scheduler", value=kind, message=message, fix=fix, code="resume-changed")
+            )
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = list(rates)
 
 
 def _as_it_is(value: Any, current: Any) -> Any:
     """A recorded value in the type that its owner has: a tuple of betas, a ``Counter`` of milestones."""
     return type(current)(value) if isinstance(current, (tuple, dict)) else value
-
-
-def _set_rates(scheduler: Any, rates: Sequence[float]) -> None:
-    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    scheduler._last_lr = list(rates)

@@ -33,9 +33,7 @@ from determined_ds.train.local_core import AtomicStorage
 from determined_ds.train.memory import walk
 
 CODE = "code"
-# Of a context directory: a larger file is data. If the rest is too much to be code, only Python files are kept.
-MAX_FILE_BYTES = 2**20
-MAX_FILES, MAX_BYTES = 2000, 16 * 2**20
+MAX_FILE_BYTES = 2**20  # of a context directory: a larger file is data
 
 
 # ------------------------------------------------------------------------------------------- which one
@@ -63,12 +61,13 @@ def find_checkpoint(context: Any, given: str | os.PathLike[str]) -> str:
     if not isinstance(storage, AtomicStorage):
         return name
     places = [storage.folder / name, determineds_folder() / name] if os.sep not in name else []
-    for place in (*places, Path(name)):
-        if place.is_dir():
-            place = place.absolute()
-            return place.name if place.parent == storage.folder.absolute() else str(place)
-    folders = ", ".join(dict.fromkeys(str(place.parent) for place in (*places, Path(name))))
-    message, fix = f"there is no such checkpoint in {folders}", "give its uuid, or the path of its folder"
+    places.append(Path(name))
+    if found := next((place.absolute() for place in places if place.is_dir()), None):
+        return found.name if found.parent == storage.folder.absolute() else str(found)
+    message = (
+        f"there is no such checkpoint in {', '.join(dict.fromkeys(str(place.parent) for place in places))}"
+    )
+    fix = "give its uuid, or the path of its folder"
     raise ConfigError(
         Problem(key="latest_checkpoint", value=name, message=message, fix=fix, code="no-checkpoint")
     )
@@ -104,24 +103,22 @@ def check_room(context: Any, folder: Path) -> None:
 
     Its expected size is that of the last checkpoint; without one, that of the engines' states, the least it can be.
     """
-    distributed, resolved = context.distributed, context.resolved
-    last = checkpoints_in(folder) if distributed.rank == 0 else []
-    needed = 0
-    if distributed.broadcast(bool(last)):
-        # In whole blocks, as on the disk.
-        files = (file for file in last[0].path.rglob("*") if file.is_file()) if last else ()
-        needed = sum(512 * file.stat().st_blocks for file in files)
-    else:  # what replicas hold alike is written once
-        replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
-        own = [walk(model) for model in context.models]
-        kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
-        parameters, states = (sum(column) for column in zip(*distributed.allgather(kinds), strict=True))
-        needed = int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
+    resolved = context.resolved
+    replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
+    own = [walk(model) for model in context.models]
+    kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
+    ranks = context.distributed.gather(kinds)
     refusal = ""
-    if distributed.rank == 0 and needed > shutil.disk_usage(folder).free:
-        message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
-        refusal = message.removeprefix("error: ")
-    if refusal := distributed.broadcast(refusal):
+    if ranks is not None:
+        parameters, states = (sum(column) for column in zip(*ranks, strict=True))
+        # What replicas hold alike is written once.
+        needed = int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
+        if last := checkpoints_in(folder)[:1]:  # in whole blocks, as on the disk
+            needed = sum(512 * file.stat().st_blocks for file in last[0].path.rglob("*") if file.is_file())
+        if needed > shutil.disk_usage(folder).free:
+            message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
+            refusal = message.removeprefix("error: ")
+    if refusal := context.distributed.broadcast(refusal):
         raise CheckpointError(refusal)
 
 
@@ -132,6 +129,14 @@ def share_of(path: Path, distributed: Any, name: str = MANIFEST) -> tuple[int, i
     """How the ranks that see one folder divide the reading of it; a collective.
 
     Two files that were written separately differ in inode or time of change, to the nanosecond.
+
+    Args:
+        path: The folder.
+        distributed: The ranks.
+        name: Of a file in it.
+
+    Returns:
+        Which share is this rank's, of how many, and whether all ranks see one folder.
     """
     shared = True
     if distributed.cross_size > 1:
@@ -147,7 +152,14 @@ def share_of(path: Path, distributed: Any, name: str = MANIFEST) -> tuple[int, i
 
 
 def seal_folder(path: Path, metadata: Mapping[str, Any], known: Mapping[str, Any], distributed: Any) -> None:
-    """Write the manifest, once all ranks have written; those that see one folder share the reading; a collective."""
+    """Write the manifest, once all ranks have written; those that see one folder share the reading; a collective.
+
+    Args:
+        path: The checkpoint's folder.
+        metadata: What ``metadata.json`` holds.
+        known: Name -> fingerprint of the files that this rank has written.
+        distributed: The ranks.
+    """
     fingerprints = {name: mark for marks in distributed.allgather(known) for name, mark in marks.items()}
     index, count, shared = share_of(path, distributed, PART.format(0))
     names = files_of(path)
@@ -161,10 +173,10 @@ def seal_folder(path: Path, metadata: Mapping[str, Any], known: Mapping[str, Any
     if index == 0:
         write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
     if not shared:
-        keep_apart(path, distributed)
+        _keep_apart(path, distributed)
 
 
-def keep_apart(folder: Path, distributed: Any) -> None:
+def _keep_apart(folder: Path, distributed: Any) -> None:
     """Have no two machines hold folders of the same device and inode; a collective.
 
     Determined takes such folders for one, and uploads only the first. Machines that were set up alike may number them
@@ -173,10 +185,10 @@ def keep_apart(folder: Path, distributed: Any) -> None:
     Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
     """
     while True:
-        first: dict[Any, int] = {}  # identity -> the machine that keeps it
-        for machine, identity in sorted(distributed.allgather((distributed.cross_rank, _identity(folder)))):
-            first.setdefault(identity, machine)
-        clashes = first[_identity(folder)] != distributed.cross_rank
+        found = folder.stat()
+        everyone = distributed.allgather((found.st_dev, found.st_ino, distributed.cross_rank))
+        first = min(each for each in everyone if each[:2] == (found.st_dev, found.st_ino))
+        clashes = first[2] != distributed.cross_rank
         if not any(distributed.allgather(clashes)):
             return
         if clashes and distributed.local_rank == 0:
@@ -189,11 +201,6 @@ def keep_apart(folder: Path, distributed: Any) -> None:
         distributed.allgather(None)
 
 
-def _identity(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
-
-
 # ------------------------------------------------------------------------------------------- code
 
 
@@ -202,15 +209,11 @@ def write_code(checkpoint: Path, context: Path = Path(constants.MANAGED_TRAINING
 
     So a checkpoint in the model registry can be loaded without the checkout that wrote it.
 
-    Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies all of it, whatever its size.
+    Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies all of it, whatever the size.
     """
-    sizes = {path.relative_to(context): path.stat().st_size for path in context.rglob("*") if path.is_file()}
-    names = [
-        name for name, size in sizes.items() if size <= MAX_FILE_BYTES and "__pycache__" not in name.parts
-    ]
-    if len(names) > MAX_FILES or sum(sizes[name] for name in names) > MAX_BYTES:
-        names = [name for name in names if name.suffix == ".py"]
-    for name in names:
-        target = checkpoint / CODE / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(context / name, target)
+    for file in context.rglob("*"):
+        name = file.relative_to(context)
+        if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES and "__pycache__" not in name.parts:
+            target = checkpoint / CODE / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)

@@ -45,7 +45,7 @@ from determined_ds.checkpoints.engines import (
     write_engines,
     write_files,
 )
-from determined_ds.checkpoints.files import PART, damages_of, is_sealed, unverified
+from determined_ds.checkpoints.files import PART, damage_of, put_on_disk, warn_if_unverified
 from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state, state_files
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
@@ -55,7 +55,6 @@ from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import exhausted
-from determined_ds.rundir.metrics_file import put_on_disk
 from determined_ds.train.data.seeds import rng_state
 from determined_ds.train.ending import exit_code_of
 from determined_ds.train.here import cluster_info
@@ -456,12 +455,12 @@ class Checkpoints:
 
     def _verify(self, path: Path, uuid: str) -> None:
         index, count, _ = share_of(path, self._distributed)
-        damages = self._distributed.allgather(next(damages_of(path, share=(index, count)), None))
+        damages = self._distributed.allgather(damage_of(path, share=(index, count)))
         if found := [damage for damage in damages if damage]:
             fix = "resume from another checkpoint, or copy its files again"
             raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}\n  fix: {fix}")
-        if self._distributed.rank == 0 and not is_sealed(path):
-            logger.warning("warning: %s", unverified(uuid))
+        if self._distributed.rank == 0:
+            warn_if_unverified(path, uuid)
 
     def _load(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
         self._verify(path, uuid)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
+from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
+from determined_ds.checkpoints.named import FORM, NotFound, best_checkpoint, find
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import AUTO
@@ -21,9 +24,8 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
-from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.rundir.handed_on import BEST, LAST, count
-from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
+from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import check_run_dir
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
@@ -47,7 +49,7 @@ def prepare_run(
     experiment, configured_slots = _stated(options, placed, found)
     experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
-    found.problems += check_options(options, experiment, resolved)
+    found.problems += _problems_of_reading(options, experiment, resolved)
     if options.reset_optimizer and not options.resume:
         fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
         found.problems.append(
@@ -60,8 +62,9 @@ def prepare_run(
 
     def started() -> tuple[Start, Path]:
         if options.only_reads:
-            weights = weights_to_read(options)
-            there = folder_of_results(run_dir, options, weights)
+            weights, there = _weights_to_read(options), run_dir
+            if checkpoints_in(RunDir(run_dir).checkpoints):  # of a training, which stays as it is
+                there = run_dir / ("evaluated" if options.predict is None else "predicted") / weights.uuid
             check_run_dir(there)
             return Start(weights=weights), there
         start = start_in(
@@ -169,3 +172,61 @@ def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, li
         fix = f"use a machine with {experiment.slots} devices, or --accelerator cpu"
         return fewer, [experiment.document.problem(SLOTS, message, fix, "fewer-slots")]
     return experiment, []
+
+
+# ------------------------------------------------------------------------------------------- weights that are only read
+
+
+def _problems_of_reading(
+    options: RunOptions, experiment: Experiment, resolved: ResolvedConfig | None
+) -> Iterator[Problem]:
+    """What is wrong with ``--evaluate``, ``--predict`` and what stands beside them."""
+    if options.checkpoint is not None and options.predict is None:
+        fix = "add --predict FILE"
+        yield Problem(key="--checkpoint", message="is for --predict", fix=fix, code="predict")
+    if not options.only_reads:
+        return
+    file = options.predict
+    key = "--evaluate" if file is None else "--predict"
+    names = ("test", "resume", "report_to_master", "is_measured")
+    beside = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    beside += ["--predict"] if options.evaluate is not None and file is not None else []
+    if beside:
+        message, fix = f"cannot be given together with {', '.join(beside)}", "leave one of them out"
+        yield Problem(key=key, message=message, fix=fix, code="evaluate")
+    if experiment.script is not None:
+        message, fix = "runs trials, and this experiment runs a script", "have the script load its checkpoint"
+        yield Problem(key=key, message=message, fix=fix, code="evaluate")
+    if file is None:
+        return
+    if file.suffix != ".jsonl":
+        fix = f"write e.g. {file.stem or 'predictions'}.jsonl"
+        yield Problem(key=key, value=str(file), message="must end in .jsonl", fix=fix, code="predict")
+    elif not file.absolute().parent.is_dir():
+        fix = f"make it: mkdir -p {short(file.absolute().parent)}"
+        yield Problem(key=key, value=str(file), message="its folder does not exist", fix=fix, code="predict")
+    if resolved is not None and resolved.topology.pipe_parallel_size > 1:
+        message = "the stages of a pipeline compute a loss, and hand no outputs on"
+        fix = (
+            "set pipe_parallel_size to 1, with a trial without stages; or use load_model_from_checkpoint_path"
+        )
+        yield Problem(key=key, message=message, fix=fix, code="predict")
+
+
+def _weights_to_read(options: RunOptions) -> Checkpoint:
+    """The checkpoint that ``--evaluate`` or ``--checkpoint`` names; without either, the best of the run directory."""
+    run = None if options.run_dir is None else RunDir(options.run_dir)
+    key, given = "--evaluate", options.evaluate
+    if given is None:
+        key, given = "--checkpoint", options.checkpoint
+    if given is None:
+        if run is None or not checkpoints_in(run.checkpoints):
+            message = "needs the weights of a checkpoint"
+            fix = "add --checkpoint PATH, or --run-dir of a run that has checkpoints: its best is taken"
+            raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
+        given = LAST if best_checkpoint(run) is None else BEST
+    try:
+        return find(given, run).checkpoint
+    except NotFound as error:
+        problem = Problem(key=key, value=given, message=str(error), fix=FORM, code="evaluate")
+        raise ConfigError(problem) from None

@@ -16,6 +16,7 @@ from determined_ds.checkpoints.files import (
     elastic_refusal,
     newest_good_checkpoint,
     num_writers,
+    written_by,
 )
 from determined_ds.checkpoints.named import FORM, NotFound, candidates, find, intact
 from determined_ds.config.params import TRIAL_SEED
@@ -326,8 +327,8 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
     # _check_writers checks the number of ranks.
     problems = [problem for problem in changes.problems if problem.key != dotted(SLOTS)]
     if start.checkpoint is not None:  # training data whose position other replicas cannot take over
-        batch = resolved.batch
-        reason = data_refusal(origin.path, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
+        batch, written = resolved.batch, written_by(origin.path)
+        reason = data_refusal(written, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
         if reason is not None:
             apart = Problem(
                 key="--resume", value=origin.uuid, message=reason, fix=DATA_FIX, code="data-apart"

@@ -42,16 +42,6 @@ def jsonable(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) or value is None else str(value)
 
 
-def put_on_disk(path: Path) -> None:
-    """Have the system put on the disk what was appended, before anything that relies on it."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def read_records(path: Path, group: str | None = None) -> list[Record]:
     """The records of a file, without torn lines; none if there is no file.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from determined_ds.checkpoints.files import damage_of, is_sealed, unverified
+from determined_ds.checkpoints.files import damage_of, warn_if_unverified
 from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
@@ -46,11 +46,10 @@ def load_state_dict_from_checkpoint_path(
         CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
     """
     path = Path(path)
-    damage = damage_of(path) if verify else None
-    if damage:
+    if verify and (damage := damage_of(path)):
         raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
-    if verify and not is_sealed(path):
-        logger.warning("warning: %s", unverified(str(path)))
+    if verify:
+        warn_if_unverified(path)
     stored = open_engine(path, engine)
     weights = weights_of(path, stored, dtype=torch.float32, average=average)
     found = {name: each.whole().float() for name, each in weights.items()}

@@ -26,6 +26,7 @@ from determined_ds.checkpoints.files import (
     damage_of,
     files_of,
     fingerprint,
+    put_on_disk,
     remove_partial,
     sync_to_disk,
     write_manifest,
@@ -35,7 +36,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.tensorboard import write_scalars
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import Links
-from determined_ds.rundir.metrics_file import append_record, jsonable, put_on_disk, read_records
+from determined_ds.rundir.metrics_file import append_record, jsonable, read_records
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.here import ScriptRun
