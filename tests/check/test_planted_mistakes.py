@@ -14,11 +14,10 @@ import pytest
 
 from tests.harness.checked import findings
 
-CONST = "experiments/gpt2/const.yaml"
-SEARCH = "experiments/gpt2/search.yaml"
-PIPELINE = "experiments/gpt2/pipeline.yaml"
-ZERO1 = "experiments/deepspeed/zero1.json"  # of const.yaml, which is checked then
-ZERO2 = "experiments/deepspeed/zero2.json"
+CONST, SEARCH, PIPELINE = (f"experiments/gpt2/{name}.yaml" for name in ("const", "search", "pipeline"))
+# The first is that of const.yaml, which is checked then.
+ZERO1, ZERO2 = "experiments/deepspeed/zero1.json", "experiments/deepspeed/zero2.json"
+Edit = tuple[str, str, str]  # file, old text, new text
 
 
 class Mistake(NamedTuple):
@@ -27,219 +26,154 @@ class Mistake(NamedTuple):
     file: str
     right: str  # text of it that is right
     wrong: str  # what somebody wrote there instead
-    says: str  # what the fix must say
-    fixed: str | None = None  # what the fix has written instead of ``wrong``; None: ``right``
-    edits: tuple[tuple[str, str, str], ...] = ()  # or in other places: file, old, new
+    fixed: str = ""  # what the fix has written instead of ``wrong``, where that is not ``right``
+    edits: tuple[Edit, ...] = ()  # or in other places
+    fix: str = ""  # what the fix says, where it brings no word that is new
     chosen: str = ""  # words that the fix leaves open, as ``N`` or ``NAME``
     at: str = ""  # text of the line that has to be named; by default the first of ``wrong``
     named_in: str = ""  # the file whose line is named, where that is another
-    also: tuple[str, ...] = ()  # codes of what is found besides by right
+    also: str = ""  # code of what is found besides by right
 
 
 MODULE = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
 SLOTS = "  slots_per_trial: 2\n"
+TOP = "hyperparameters:"
 LENGTH = "max_length: {batches: 200}"
 REPLICAS = "data_parallel_world_size: auto"
-JSON_FILE = "deepspeed_config: experiments/deepspeed/zero1.json"
-INLINE = "optimizer: {type: AdamW, params: {lr: auto}}"
+NOT_PIPED = "pipe_parallel_size: 1"
 STAGES = "pipe_parallel_size: 2\n"
-BOUNDS = "minval: -3.5, maxval: -2.0"
-OPTIMIZER = """"AdamW",
+MISNAMED = f"{STAGES}  pipeline_schedule: gpipe\n"
+JSON_FILE = "deepspeed_config: experiments/deepspeed/zero1.json"
+INLINE = "{optimizer: {type: AdamW, params: {lr: auto}}}"
+RATE, BOUNDS, SPAN = "learning_rate:", "minval: -3.5, maxval: -2.0", "  max_time: 200   # == fit.max_length\n"
+ADAMW = """"AdamW",
     "params": {
       "lr": "auto",
       "betas": "auto",
       "eps": "auto",
       "weight_decay": "auto"
 """
-ASHA = """  name: adaptive_asha
+SGD = '"SGD",\n    "params": {\n      "lr": "auto"\n'
+ASHA = f"""  name: adaptive_asha
   metric: validation_loss
   smaller_is_better: true
   max_trials: 16
   time_metric: batches
-  max_time: 200   # == fit.max_length
-  max_rungs: 2    # judged after 50 and after 200 batches, where it validates
+{SPAN}  max_rungs: 2    # judged after 50 and after 200 batches, where it validates
 """
 GRID = "  name: grid\n  metric: validation_loss\n  smaller_is_better: true\n"
 COUNTS = ((SEARCH, "base: 10}", "base: 10, count: 3}"), (SEARCH, "maxval: 3}", "maxval: 3, count: 4}"))
 TRAINING = "training: {epochs: 3}\n"
-PIPELINE_OF_1 = '"pipeline": {"stages": 1},'
-UNTESTED = '"zero_allow_untested_optimizer": true,'
+EPOCHS = ((CONST, TRAINING, ""), (CONST, LENGTH, "max_length: {epochs: 3}"))
+CLIPPING, PIPELINE_OF_1 = '"gradient_clipping"', '"pipeline": {"stages": 1},'
+UNTESTED = ((ZERO1, CLIPPING, f'"zero_allow_untested_optimizer": true,\n  {CLIPPING}'),)
+UNSTAGED = ((ZERO1, PIPELINE_OF_1, ""), (CONST, REPLICAS, NOT_PIPED))
+STAGE, OFFLOAD = '"stage": 1', ',\n    "offload_param": {"device": "cpu"}'
 
 PLANTED = {
     # Keys
-    "a section misspelt": Mistake(CONST, "hyperparameters:", "hyperparamters:", "'hyperparameters'"),
-    "a key of a section misspelt": Mistake(CONST, SLOTS, "  slot_per_trial: 2\n", "'slots_per_trial'"),
-    "the number of slots by another name": Mistake(CONST, SLOTS, "  slots: 2\n", "slots_per_trial"),
-    "a key one level too high": Mistake(
-        CONST, "reproducibility:\n  experiment_seed", "experiment_seed", "reproducibility.experiment_seed"
-    ),
+    "a section misspelt": Mistake(CONST, TOP, "hyperparamters:"),
+    "a key of a section misspelt": Mistake(CONST, SLOTS, "  slot_per_trial: 2\n"),
+    "the number of slots by another name": Mistake(CONST, SLOTS, "  slots: 2\n"),
+    "a key one level too high": Mistake(CONST, "reproducibility:\n  experiment_seed", "experiment_seed"),
     "a hyperparameter at the top level": Mistake(
-        CONST,
-        "hyperparameters:",
-        "pipe_parallel_size: 1\nhyperparameters:",
-        "hyperparameters.pipe_parallel_size",
-        "hyperparameters:\n  pipe_parallel_size: 1",
+        CONST, TOP, f"{NOT_PIPED}\n{TOP}", f"{TOP}\n  {NOT_PIPED}", fix="hyperparameters.pipe_parallel_size"
     ),
     "a key given twice": Mistake(
-        CONST, SLOTS, f"{SLOTS}  slots_per_trial: 4\n", "keep one", at="slots_per_trial: 4"
+        CONST, SLOTS, f"{SLOTS}  slots_per_trial: 4\n", fix="keep one", at="slots_per_trial: 4"
     ),
-    "indented by a tab": Mistake(CONST, SLOTS, "\tslots_per_trial: 2\n", "spaces, not tabs"),
+    "indented by a tab": Mistake(CONST, SLOTS, "\tslots_per_trial: 2\n", fix="spaces, not tabs"),
     # Values
-    "a number in quotes": Mistake(CONST, SLOTS, '  slots_per_trial: "2"\n', "remove the quotes: 2"),
-    "a length without its unit": Mistake(CONST, LENGTH, "max_length: 200", "{batches: N}"),
-    "no length": Mistake(CONST, f"fit:\n    {LENGTH}", "fit:", "fit: {max_length: {batches: 200}}"),
+    "a number in quotes": Mistake(CONST, SLOTS, '  slots_per_trial: "2"\n', fix="remove the quotes: 2"),
+    "a length without its unit": Mistake(CONST, LENGTH, "max_length: 200", fix="{batches: N}"),
+    "no length": Mistake(CONST, f"fit:\n    {LENGTH}", "fit:"),
     # The batch and the ranks
     "a batch that the replicas do not divide": Mistake(
-        CONST, "global_batch_size: 32", "global_batch_size: 33", "32 or 34", "global_batch_size: 34"
+        CONST, "global_batch_size: 32", "global_batch_size: 33", "global_batch_size: 34"
     ),
-    "stages that do not divide the slots": Mistake(
-        PIPELINE, STAGES, "pipe_parallel_size: 3\n", "use 3 slots, or pipe_parallel_size 2", at=SLOTS
-    ),
+    "stages that do not divide the slots": Mistake(PIPELINE, STAGES, "pipe_parallel_size: 3\n", at=SLOTS),
     "stages for a trial that has none": Mistake(  # the bubble stays where a PipelineTrial is named instead
-        CONST,
-        REPLICAS,
-        "pipe_parallel_size: 2",
-        "pipe_parallel_size to 1",
-        "pipe_parallel_size: 1",
-        also=("pipeline-bubble",),
+        CONST, REPLICAS, "pipe_parallel_size: 2", NOT_PIPED, also="pipeline-bubble"
     ),
     "a batch stated twice": Mistake(
         ZERO1,
         '"train_batch_size": "auto"',
         '"train_batch_size": 64',
-        '"auto" for train_batch_size',
         at="global_batch_size: 32",
         named_in=CONST,
     ),
     # The trial
-    "the form of old": Mistake(CONST, MODULE, MODULE.split()[-1], "determined_ds.train"),
-    "a module that is not there": Mistake(
-        CONST, MODULE, MODULE.replace("gpt2.trial", "gpt.trial"), "model_defs.gpt2.trial"
-    ),
-    "a metric that is not reported": Mistake(
-        CONST, "metric: validation_loss", "metric: val_loss", "validation_loss"
-    ),
-    "a JSON that is not there": Mistake(
-        CONST, JSON_FILE, JSON_FILE.replace("zero1", "zero-1"), "experiments/deepspeed/zero1.json"
-    ),
+    "the form of old": Mistake(CONST, MODULE, MODULE.split()[-1]),
+    "a module that is not there": Mistake(CONST, MODULE, MODULE.replace("gpt2.trial", "gpt.trial")),
+    "a metric that is not reported": Mistake(CONST, "metric: validation_loss", "metric: val_loss"),
+    "a JSON that is not there": Mistake(CONST, JSON_FILE, JSON_FILE.replace("zero1", "zero-1")),
     "a JSON in the YAML": Mistake(
-        CONST,
-        JSON_FILE,
-        f"deepspeed_config: {{{INLINE}}}",
-        "{type: const, val: {...}}",
-        f"deepspeed_config: {{type: const, val: {{{INLINE}}}}}",
+        CONST, JSON_FILE, f"deepspeed_config: {INLINE}", f"deepspeed_config: {{type: const, val: {INLINE}}}"
     ),
     # The search
-    "a searcher that is gone": Mistake(
-        SEARCH, "name: adaptive_asha", "name: adaptive_simple", "adaptive_asha"
-    ),
+    "a searcher that is gone": Mistake(SEARCH, "name: adaptive_asha", "name: adaptive_simple"),
     "a search without its length": Mistake(
-        SEARCH,
-        "  max_time: 200   # == fit.max_length\n",
-        "",
-        "write max_time: 200",
-        edits=((SEARCH, "  max_rungs:", "  max_time: 200\n  max_rungs:"),),
-        at="searcher:",
+        SEARCH, SPAN, "", edits=((SEARCH, "  max_rungs:", "  max_time: 200\n  max_rungs:"),), at="searcher:"
     ),
-    "a search longer than the training": Mistake(SEARCH, "max_time: 200 ", "max_time: 400 ", "200"),
+    "a search longer than the training": Mistake(SEARCH, "max_time: 200 ", "max_time: 400 "),
     "a range the wrong way round": Mistake(
         SEARCH,
         BOUNDS,
         "minval: -2.0, maxval: -3.5",
-        "a number above -2",
         "minval: -2.0, maxval: -1.5",
+        fix="a number above -2",
         chosen="1 5",
-        at="learning_rate:",
+        at=RATE,
     ),
     "a grid without counts": Mistake(  # zero_stage has none either
-        SEARCH,
-        ASHA,
-        GRID,
-        "count: N",
-        edits=COUNTS,
-        chosen="3 4",
-        at="learning_rate:",
-        also=("hyperparameter-spec",),
+        SEARCH, ASHA, GRID, edits=COUNTS, chosen="3 4", at=RATE, also="hyperparameter-spec"
     ),
     "values for exponents": Mistake(
-        SEARCH,
-        BOUNDS,
-        "minval: 0.0001, maxval: 0.01",
-        "minval: -4, maxval: -2",
-        "minval: -4, maxval: -2",
-        at="learning_rate:",
+        SEARCH, BOUNDS, "minval: 0.0001, maxval: 0.01", "minval: -4, maxval: -2", at=RATE
     ),
     # The pipeline
     "a schedule's key misspelt": Mistake(
-        PIPELINE,
-        STAGES,
-        f"{STAGES}  pipeline_schedule: gpipe\n",
-        "'pipe_schedule'",
-        f"{STAGES}  pipe_schedule: gpipe\n",
-        at="pipeline_schedule",
-    ),
-    # Names from other documents
-    "a micro-batch by another name": Mistake(
-        CONST, REPLICAS, "micro_batch_size_per_gpu: 4", "write micro_batch_size", "micro_batch_size: 4"
-    ),
-    "two names with two values": Mistake(
-        CONST,
-        REPLICAS,
-        "pipe_parallel_size: 1\n  pp_size: 2",
-        "keep pipe_parallel_size only",
-        "pipe_parallel_size: 1",
-        at="pp_size",
-    ),
-    "a block for the training": Mistake(
-        CONST,
-        "max_restarts: 2\n",
-        TRAINING,
-        "lengths and periods below hyperparameters.fit",
-        edits=((CONST, TRAINING, ""), (CONST, LENGTH, "max_length: {epochs: 3}")),
-    ),
-    "stages in the JSON": Mistake(
-        ZERO1,
-        '"gradient_clipping"',
-        f'{PIPELINE_OF_1}\n  "gradient_clipping"',
-        "hyperparameters.pipe_parallel_size",
-        edits=((ZERO1, PIPELINE_OF_1, ""), (CONST, REPLICAS, "pipe_parallel_size: 1")),
-    ),
-    # The DeepSpeed JSON
-    "an optimizer that ZeRO refuses": Mistake(
-        ZERO1,
-        OPTIMIZER,
-        '"SGD",\n    "params": {\n      "lr": "auto"\n',
-        '"zero_allow_untested_optimizer": true',
-        edits=((ZERO1, '"gradient_clipping"', f'{UNTESTED}\n  "gradient_clipping"'),),
-    ),
-    "a section of the JSON misspelt": Mistake(ZERO1, '"optimizer"', '"optimzer"', "'optimizer'"),
-    "a comma too many": Mistake(ZERO1, '"stage": 1', '"stage": 1,', "remove the comma"),
-    "parameters offloaded that are not split": Mistake(
-        ZERO1,
-        '"stage": 1',
-        '"stage": 1,\n    "offload_param": {"device": "cpu"}',
-        "stage to 3",
-        '"stage": 3,\n    "offload_param": {"device": "cpu"}',
-        at="offload_param",
-    ),
-    "nothing says the learning rate": Mistake(  # warmup_max_lr is left open, too
-        CONST,
-        "learning_rate: 0.003",
-        "# learning_rate: 0.003",
-        "learning_rate",
-        chosen="0 003",
-        at='"lr": "auto"',
-        named_in=ZERO1,
-        also=("auto-undetermined",),
+        PIPELINE, STAGES, MISNAMED, MISNAMED.replace("pipeline_s", "pipe_s"), at="pipeline_schedule"
     ),
     "a pipeline under ZeRO 2": Mistake(
         PIPELINE,
         "deepspeed/pipeline.json",
         "deepspeed/zero2.json",
-        "stage to 1",
-        edits=((ZERO2, '"stage": 2', '"stage": 1'),),
+        edits=((ZERO2, '"stage": 2', STAGE),),
         at='"stage": 2',
         named_in=ZERO2,
+    ),
+    # Names from other documents
+    "a micro-batch by another name": Mistake(
+        CONST, REPLICAS, "micro_batch_size_per_gpu: 4", "micro_batch_size: 4"
+    ),
+    "two names with two values": Mistake(
+        CONST, REPLICAS, f"{NOT_PIPED}\n  pp_size: 2", NOT_PIPED, fix="pipe_parallel_size only", at="pp_size"
+    ),
+    "a block for the training": Mistake(
+        CONST,
+        "max_restarts: 2\n",
+        TRAINING,
+        edits=EPOCHS,
+        fix="lengths and periods below hyperparameters.fit",
+    ),
+    "stages in the JSON": Mistake(ZERO1, CLIPPING, f"{PIPELINE_OF_1}\n  {CLIPPING}", edits=UNSTAGED),
+    # The DeepSpeed JSON
+    "an optimizer that ZeRO refuses": Mistake(ZERO1, ADAMW, SGD, edits=UNTESTED),
+    "a section of the JSON misspelt": Mistake(ZERO1, '"optimizer"', '"optimzer"'),
+    "a comma too many": Mistake(ZERO1, STAGE, f"{STAGE},", fix="remove the comma"),
+    "parameters offloaded that are not split": Mistake(
+        ZERO1, STAGE, STAGE + OFFLOAD, f'"stage": 3{OFFLOAD}', at="offload_param"
+    ),
+    "nothing says the learning rate": Mistake(  # warmup_max_lr is left open, too
+        CONST,
+        f"{RATE} 0.003",
+        f"# {RATE} 0.003",
+        fix="learning_rate",
+        chosen="0 003",
+        at='"lr": "auto"',
+        named_in=ZERO1,
+        also="auto-undetermined",
     ),
 }
 
@@ -268,10 +202,9 @@ def test_it_is_found_once_on_its_line_and_its_fix_works(project: Path, mistake: 
     found = findings(checked)
 
     (there,) = [each for each in found if (each.file, each.line) == (named_in, line)]
-    assert sorted(each.code for each in found if each is not there) == sorted(mistake.also)
-    assert mistake.says in there.fix
-    fixed = mistake.right if mistake.fixed is None else mistake.fixed
-    for file, old, new in mistake.edits or ((mistake.file, mistake.wrong, fixed),):
+    assert [each.code for each in found if each is not there] == [mistake.also] * bool(mistake.also)
+    assert mistake.fix in there.fix
+    for file, old, new in mistake.edits or ((mistake.file, mistake.wrong, mistake.fixed or mistake.right),):
         unknown = words(new) - words(old) - words(mistake.wrong) - words(mistake.chosen)
         assert unknown <= words(there.fix), f"a user cannot know {unknown} from: {there.fix}"
         write_over(project / file, old, new)
