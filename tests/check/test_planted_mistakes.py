@@ -151,11 +151,7 @@ PLANTED = {
         CONST, REPLICAS, f"{NOT_PIPED}\n  pp_size: 2", NOT_PIPED, fix="pipe_parallel_size only", at="pp_size"
     ),
     "a block for the training": Mistake(
-        CONST,
-        "max_restarts: 2\n",
-        TRAINING,
-        edits=EPOCHS,
-        fix="lengths and periods below hyperparameters.fit",
+        CONST, "max_restarts: 2\n", TRAINING, edits=EPOCHS, fix="periods below hyperparameters.fit"
     ),
     "stages in the JSON": Mistake(ZERO1, CLIPPING, f"{PIPELINE_OF_1}\n  {CLIPPING}", edits=UNSTAGED),
     # The DeepSpeed JSON

@@ -1,9 +1,10 @@
-"""Experiment configs made from the master's own schemas: mostly valid, and then made nearly so."""
+"""Experiment configs made from the master's own schemas, mostly valid; and damage to any configuration."""
 
 from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from tests.harness.master_schemas import BASE_URL, SCHEMAS
@@ -83,138 +84,123 @@ class Maker:
     def one_section(self) -> dict[str, Json]:
         """A config with one section of its own, so that each is looked into closely."""
         fields = SCHEMAS[BASE_URL + "experiment.json"]["properties"]
-        large = [
-            "environment",
-            "resources",
-            "searcher",
-            "hyperparameters",
-            "checkpoint_storage",
-            "integrations",
-        ]
+        large = "environment resources searcher hyperparameters checkpoint_storage integrations".split()  # noqa: SIM905
         key = self.choices.choice([*fields, *large, *large])
-        config = {
-            "entrypoint": "a",
-            "searcher": {"name": self.choices.choice(["single", "grid"]), "metric": "a"},
-        }
-        return config | {key: self.value(fields[key], "ExperimentConfig", key)}
+        searcher = {"name": self.choices.choice(["single", "grid"]), "metric": "a"}
+        made = self.value(fields[key], "ExperimentConfig", key)
+        return {"entrypoint": "a", "searcher": searcher, key: made}
 
-    def value(self, schema: Json, title: str = "", key: str = "") -> Json:
-        """An instance of a schema."""
+    def value(self, schema: Json, title: str = "", key: str = "", *, needed: bool = False) -> Json:
+        """An instance of a schema, which stands below a key of a mapping; null only where that is not needed."""
+        choose = self.choices.choice
         if (title, key) in PASSING:
-            return copy.deepcopy(self.choices.choice(PASSING[title, key]))
+            return copy.deepcopy(choose(PASSING[title, key]))
         if schema is True:
-            return copy.deepcopy(self.choices.choice(ANYTHING))
+            return copy.deepcopy(choose(ANYTHING))
         if "$ref" in schema:
             return self.value(SCHEMAS[schema["$ref"]])
-        if schema.get("title") == "CheckPositiveLength":
-            return {self.choices.choice(["batches", "records", "epochs"]): self.choices.choice([1, 50, 2.0])}
+        title = schema.get("title", title)
+        if title == "CheckPositiveLength":
+            return {choose(["batches", "records", "epochs"]): choose([1, 50, 2.0])}
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return self.choices.choice(schema["enum"])
+            return choose(schema["enum"])
         kinds = schema.get("type", "object")
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        if "null" in kinds and self.chance(15):
+        if "null" in kinds and not needed and self.chance(15):
             return None
         if "optionalRef" in schema:
             return self.value(SCHEMAS[schema["optionalRef"]])
-        union = schema.get("union") or schema.get("then", {}).get("union")
-        if union:
-            item = self.choices.choice(union["items"])
-            return self.value(item if "not" not in item else {"type": SCALARS}, schema.get("title", title))
-        return self.of_kind(
-            self.choices.choice([kind for kind in kinds if kind != "null"] or ["null"]), schema
-        )
-
-    def of_kind(self, kind: str, schema: Json) -> Json:
-        if kind == "object":
-            return self.fields(schema)
-        if kind == "array":
-            title = schema.get("title", "")
-            items = schema.get("items", True)
-            return [self.value(items, title) for _ in range(self.choices.randrange(3))]
-        if kind == "string":
-            return self.choices.choice(TEXTS) if "pattern" not in schema else "/dev/a:/dev/b"
-        if kind in ("integer", "number"):
-            low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-            number = self.choices.choice([low, low + 1, min(low + 40, schema.get("maximum", 1e9)), low + 2.0])
-            return number + 0.5 if kind == "number" and self.chance(30) else number
-        return {"boolean": self.chance(50), "null": None}[kind]
+        if union := schema.get("union") or schema.get("then", {}).get("union"):
+            item = choose(union["items"])
+            return self.value(item if "not" not in item else {"type": SCALARS}, title)
+        match choose([kind for kind in kinds if kind != "null"] or ["null"]):
+            case "object":
+                return self.fields(schema)
+            case "array":
+                items = schema.get("items", True)
+                return [self.value(items, schema.get("title", "")) for _ in range(self.choices.randrange(3))]
+            case "string":
+                return choose(TEXTS) if "pattern" not in schema else "/dev/a:/dev/b"
+            case "boolean":
+                return self.chance(50)
+            case "integer" | "number" as kind:
+                low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+                number = choose([low, low + 1, min(low + 40, schema.get("maximum", 1e9)), low + 2.0])
+                return number + 0.5 if kind == "number" and self.chance(30) else number
+        return None
 
     def fields(self, schema: Json) -> dict[str, Json]:
         title = schema.get("title", "")
         needed = {*schema.get("required", []), *schema.get("eventuallyRequired", []), *DEMANDED}
         some = 12 if title == "ExperimentConfig" else 40
-        made = {}
-        for key, sub in schema.get("properties", {}).items():
-            if key not in needed and not self.chance(some):
-                continue
-            value = self.value(sub, title, key)
-            if key in needed and value is None and isinstance(sub, dict):
-                kinds = [kind for kind in sub.get("type", []) if kind != "null"]
-                value = self.value(sub | {"type": kinds} if kinds else sub, title)
-            made[key] = value
+        made = {
+            key: self.value(sub, title, key, needed=key in needed)
+            for key, sub in schema.get("properties", {}).items()
+            if key in needed or self.chance(some)
+        }
         others = schema.get("additionalProperties")
         if isinstance(others, dict):
-            for key in ("x", "y", "z")[: self.choices.randrange(4)]:
-                made[key] = self.value(others)
+            made |= {key: self.value(others) for key in "xyz"[: self.choices.randrange(4)]}
         return made
 
     def chance(self, percent: int) -> bool:
         return self.choices.randrange(100) < percent
 
-    # --- What goes wrong ---
 
-    def damaged(self, config: dict[str, Json]) -> dict[str, Json]:
-        """A config with one thing about it changed; that may leave it valid."""
-        config = copy.deepcopy(config)
-        path = self.choices.choice(list(_paths(config)) or [None])
-        if path is None:
-            return config
-        parent = config
-        for step in path[:-1]:
-            parent = parent[step]
-        key, value = path[-1], parent[path[-1]]
-        how = self.choices.choice("drop misspell retype null bound unknown swap nest move".split())  # noqa: SIM905
-        if how == "unknown" and isinstance(value, dict):
-            value[self.choices.choice(["unknown", "type", "name", "metric", "bucket", "save_trial_best"])] = (
-                copy.deepcopy(self.choices.choice(ANYTHING))
-            )
-        elif how == "swap" and isinstance(value, dict) and {"type", "name"} & value.keys():
-            tag = "type" if "type" in value else "name"
-            value[tag] = self.choices.choice(KINDS)
-        elif how == "misspell" and isinstance(key, str):
-            parent[self.choices.choice([key + "s", key[1:], key.upper()])] = parent.pop(key)
-        elif how == "move":
-            target = self.choices.choice([config, *(v for v in config.values() if isinstance(v, dict))])
-            target[str(key)] = copy.deepcopy(value)
-        elif how in ("drop", "move"):
-            del parent[key]
-        elif how == "nest":
-            parent[key] = self.choices.choice([[value], {"type": value}, {str(key): value}])
-        else:
-            parent[key] = self.replacement(how, value)
-        return config
-
-    def replacement(self, how: str, value: Json) -> Json:
-        if how == "null":
-            return None
-        if how == "bound" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return self.choices.choice([-value, value + 0.5, 0, -1, -2, 1.0, 100, 2**32, 2**15, value * 1.0])
-        if how == "bound" and isinstance(value, str):
-            return self.choices.choice(
-                ["../a", "a/..", "a/../b", "..", ".", "/a:/b\n", "8g\n", value + " ", KINDS[0]]
-            )
-        return copy.deepcopy(self.choices.choice(ANYTHING))
-
+# --- What goes wrong ---
 
 KINDS = """single random grid adaptive_asha async_halving custom adaptive sync_halving adaptive_simple s3 gcs azure
     shared_fs directory hdfs const categorical int double log cancel_retries exclude_node AdamW""".split()  # noqa: SIM905
+NEW_KEYS = ["unknown", "type", "name", "metric", "bucket", "save_trial_best"]
+ODD_TEXTS = ["../a", "a/..", "a/../b", "..", ".", "/a:/b\n", "8g\n", "single"]
+DAMAGES = ["drop", "misspell", "move", "null", "replace", "bound", "wrap", "add", "swap"]
 
 
-def _paths(value: Json, path: Path = ()) -> Any:
-    """Every path within a value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+def paths_in(data: Json, path: Path = ()) -> Iterator[Path]:
+    """The path of every value below the top."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, item in inner:
         yield (*path, key)
-        yield from _paths(item, (*path, key))
+        yield from paths_in(item, (*path, key))
+
+
+def damaged(config: dict[str, Json], choices: random.Random) -> dict[str, Json]:
+    """A copy with one thing about it changed; that may leave it valid."""
+    config = copy.deepcopy(config)
+    paths = [*paths_in(config)]
+    if not paths:
+        return config
+    *above, key = choices.choice(paths)
+    parent: Json = config
+    for step in above:
+        parent = parent[step]
+    how, value, word = choices.choice(DAMAGES), parent[key], str(key)
+    if how in ("drop", "misspell", "move"):
+        del parent[key]
+    if how == "misspell" and isinstance(parent, dict):
+        at = choices.randrange(len(word) + 1)
+        slips = [word[:at] + word[at + 1 :], word[:at] + "x" + word[at:], word[1:], word[::-1], word.upper()]
+        parent[choices.choice([*slips, f"{word}s"])] = value
+    elif how == "move":
+        choices.choice([config, *(each for each in config.values() if isinstance(each, dict))])[word] = value
+    elif how == "null":
+        parent[key] = None
+    elif how == "wrap":
+        const = {"type": "const", "val": value}
+        parent[key] = choices.choice(
+            [[value], [value, value], {"type": value}, {word: value}, const, str(value)]
+        )
+    elif how == "add" and isinstance(value, dict):
+        value[choices.choice(NEW_KEYS)] = copy.deepcopy(choices.choice(ANYTHING))
+    elif how == "swap" and isinstance(value, dict) and {"type", "name"} & value.keys():
+        value["type" if "type" in value else "name"] = choices.choice(KINDS)
+    elif how == "bound" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        near = [-value, value + 1, value + 0.5, value * 1.0, value * 10**6]
+        parent[key] = choices.choice([*near, 0, -1, -2, 1.0, 100, 2**15, 2**32])
+    elif how == "bound" and isinstance(value, str):
+        parent[key] = choices.choice([*ODD_TEXTS, f"{value} "])
+    elif how in ("replace", "bound", "add", "swap"):
+        parent[key] = copy.deepcopy(choices.choice(ANYTHING))
+    return config
