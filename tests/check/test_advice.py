@@ -47,18 +47,15 @@ with determined_ds.session() as s:
 """
 TRAINER = """
 from determined.pytorch import deepspeed as det_ds, Batch
-import trial
-
-with det_ds.init() as context:  # determined-own
-    trainer = det_ds.Trainer(trial.Mine(context), context)  # determined-own
-    trainer.fit(max_length=Batch(10))  # latest-checkpoint
-"""
-OWN_TRIAL = """
-from determined.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
+from determined.pytorch.deepspeed import DeepSpeedTrial
 
 class Mine(DeepSpeedTrial):
     def train_batch(self, batches):
         return self.engine(next(batches).cuda())  # device
+
+with det_ds.init() as context:  # determined-own
+    trainer = det_ds.Trainer(Mine(context), context)  # determined-own
+    trainer.fit(max_length=Batch(10))  # latest-checkpoint
 """
 HF = """
 from transformers import HfArgumentParser, Trainer, TrainingArguments  # arguments
@@ -75,13 +72,8 @@ from determined.transformers import DetCallback  # det-callback
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments  # arguments
 trainer = Seq2SeqTrainer(callbacks=[DetCallback(core_context, args)])
 """
-NOTHING = """pass  # unknown-script
-from determined.pytorch import PyTorchTrial
-"""
-BROKEN = """
-import x y  # syntax
-"""
-FILES = [PLAIN, PORTED, TRAINER, OWN_TRIAL, HF, HF_OF_DETERMINED, NOTHING, BROKEN]
+NOTHING = "pass  # unknown-script\nfrom determined.pytorch import PyTorchTrial\n"
+FILES = [PLAIN, PORTED, TRAINER, HF, HF_OF_DETERMINED, NOTHING, "import x y  # syntax\n"]
 
 
 @pytest.mark.parametrize("text", FILES)

@@ -7,12 +7,14 @@ fix says: words of the file that come new with it stand in the fix, but for thos
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.harness.checked import findings
+from tests.harness.command import ROOT
 
 CONST, SEARCH, PIPELINE = (f"experiments/gpt2/{name}.yaml" for name in ("const", "search", "pipeline"))
 # The first is that of const.yaml, which is checked then.
@@ -36,7 +38,7 @@ class Mistake(NamedTuple):
 
 
 MODULE = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
-SLOTS = "  slots_per_trial: 2\n"
+SLOTS, TOTAL = "  slots_per_trial: 2\n", "global_batch_size: 32"
 TOP = "hyperparameters:"
 LENGTH = "max_length: {batches: 200}"
 REPLICAS = "data_parallel_world_size: auto"
@@ -45,7 +47,8 @@ STAGES = "pipe_parallel_size: 2\n"
 MISNAMED = f"{STAGES}  pipeline_schedule: gpipe\n"
 JSON_FILE = "deepspeed_config: experiments/deepspeed/zero1.json"
 INLINE = "{optimizer: {type: AdamW, params: {lr: auto}}}"
-RATE, BOUNDS, SPAN = "learning_rate:", "minval: -3.5, maxval: -2.0", "  max_time: 200   # == fit.max_length\n"
+LR, RATE = "learning_rate: 0.003", "learning_rate:"
+BOUNDS, SPAN = "minval: -3.5, maxval: -2.0", "  max_time: 200   # == fit.max_length\n"
 ADAMW = """"AdamW",
     "params": {
       "lr": "auto",
@@ -68,7 +71,8 @@ EPOCHS = ((CONST, TRAINING, ""), (CONST, LENGTH, "max_length: {epochs: 3}"))
 CLIPPING, PIPELINE_OF_1 = '"gradient_clipping"', '"pipeline": {"stages": 1},'
 UNTESTED = ((ZERO1, CLIPPING, f'"zero_allow_untested_optimizer": true,\n  {CLIPPING}'),)
 UNSTAGED = ((ZERO1, PIPELINE_OF_1, ""), (CONST, REPLICAS, NOT_PIPED))
-STAGE, OFFLOAD = '"stage": 1', ',\n    "offload_param": {"device": "cpu"}'
+STAGE_2, STAGE, OFFLOAD = '"stage": 2', '"stage": 1', ',\n    "offload_param": {"device": "cpu"}'
+TO_1 = ((ZERO2, STAGE_2, STAGE),)
 
 PLANTED = {
     # Keys
@@ -89,18 +93,14 @@ PLANTED = {
     "no length": Mistake(CONST, f"fit:\n    {LENGTH}", "fit:"),
     # The batch and the ranks
     "a batch that the replicas do not divide": Mistake(
-        CONST, "global_batch_size: 32", "global_batch_size: 33", "global_batch_size: 34"
+        CONST, TOTAL, "global_batch_size: 33", "global_batch_size: 34"
     ),
     "stages that do not divide the slots": Mistake(PIPELINE, STAGES, "pipe_parallel_size: 3\n", at=SLOTS),
     "stages for a trial that has none": Mistake(  # the bubble stays where a PipelineTrial is named instead
         CONST, REPLICAS, "pipe_parallel_size: 2", NOT_PIPED, also="pipeline-bubble"
     ),
     "a batch stated twice": Mistake(
-        ZERO1,
-        '"train_batch_size": "auto"',
-        '"train_batch_size": 64',
-        at="global_batch_size: 32",
-        named_in=CONST,
+        ZERO1, '"train_batch_size": "auto"', '"train_batch_size": 64', at=TOTAL, named_in=CONST
     ),
     # The trial
     "the form of old": Mistake(CONST, MODULE, MODULE.split()[-1]),
@@ -119,10 +119,10 @@ PLANTED = {
     "a range the wrong way round": Mistake(
         SEARCH,
         BOUNDS,
-        "minval: -2.0, maxval: -3.5",
-        "minval: -2.0, maxval: -1.5",
-        fix="a number above -2",
-        chosen="1 5",
+        "minval: -3, maxval: -5",
+        "minval: -3, maxval: -2",
+        fix="above -3",
+        chosen="2",
         at=RATE,
     ),
     "a grid without counts": Mistake(  # zero_stage has none either
@@ -136,12 +136,7 @@ PLANTED = {
         PIPELINE, STAGES, MISNAMED, MISNAMED.replace("pipeline_s", "pipe_s"), at="pipeline_schedule"
     ),
     "a pipeline under ZeRO 2": Mistake(
-        PIPELINE,
-        "deepspeed/pipeline.json",
-        "deepspeed/zero2.json",
-        edits=((ZERO2, '"stage": 2', STAGE),),
-        at='"stage": 2',
-        named_in=ZERO2,
+        PIPELINE, "deepspeed/pipeline.json", "deepspeed/zero2.json", edits=TO_1, at=STAGE_2, named_in=ZERO2
     ),
     # Names from other documents
     "a micro-batch by another name": Mistake(
@@ -162,16 +157,19 @@ PLANTED = {
         ZERO1, STAGE, STAGE + OFFLOAD, f'"stage": 3{OFFLOAD}', at="offload_param"
     ),
     "nothing says the learning rate": Mistake(  # warmup_max_lr is left open, too
-        CONST,
-        f"{RATE} 0.003",
-        f"# {RATE} 0.003",
-        fix="learning_rate",
-        chosen="0 003",
-        at='"lr": "auto"',
-        named_in=ZERO1,
-        also="auto-undetermined",
+        CONST, LR, "# no rate", chosen="0 003", at='"lr": "auto"', named_in=ZERO1, also="auto-undetermined"
     ),
 }
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the templates and their models, which is the current folder; all in it checks clean."""
+    for name in ("experiments", "model_defs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".detignore", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def write_over(path: Path, old: str, new: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,6 @@ def choice(*values: Any) -> dict[str, Any]:
     return {"type": "categorical", "vals": list(values)}
 
 
-def wrapped(value: Any) -> Any:
-    return {"type": "const", "val": value} if isinstance(value, dict) else value
-
-
 STAGE_2 = {"zero_optimization": {"stage": 2}}
 OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
 RATE = {"optimizer": {"params": {"lr": 0.5}}}
@@ -42,45 +39,53 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "adam_beta1": [0.8, None],
         "max_grad_norm": [1, "x"],
     },
+    "none that can run": {"global_batch_size": [9, 11], "dropout": [0, 1]},
 }
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_points_judged_together_get_the_verdict_that_each_gets_alone(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("searched", SPACES.values(), ids=SPACES)
+def test_points_judged_together_get_the_verdict_that_each_gets_alone(
+    tmp_path: Path, searched: dict[str, list[Any]]
+) -> None:
+    """A search passes over those that cannot run: they are errors only where none can."""
     for file, stage in (("plain", 1), ("wrong", 7)):
         ds = {**DEEPSPEED, "zero_optimization": {"stage": stage}}
         (tmp_path / f"{file}.json").write_text(json.dumps(ds))
-    searched = SPACES[name]
     axes = {key: choice(*values) for key, values in searched.items()}
     together = report_of(tmp_path, hyperparameters=axes, searcher=GRID)
     points = [*itertools.product(*searched.values())]
     runnable, codes = 0, set()
     for values in points:
-        alone = report_of(tmp_path, hyperparameters=dict(zip(searched, map(wrapped, values), strict=True)))
-        refused = {each.code for each in alone["findings"] if each.severity == "error"}
+        fixed = {key: {"type": "const", "val": value} for key, value in zip(searched, values, strict=True)}
+        alone = report_of(tmp_path, hyperparameters=fixed)["findings"]
+        refused = {each.code for each in alone if each.severity == "error"}
         runnable += not refused
         codes |= refused
     assert together["points"] == {"checked": len(points), "runnable": runnable, "size": len(points)}
-    assert {each.code for each in together["findings"] if each.points} & codes
+    found = {each.severity for each in together["findings"] if each.code in codes}
+    assert found == {"warning" if runnable else "error"}
 
 
-PARTS = {
-    ((8, 16, 24), (1, 2, 3)): "all 2 points with global_batch_size = 8 or 16 and micro_batch_size = 3",
-    ((8, 9), (1, 8)): "3 points: every one with global_batch_size = 9; every one with micro_batch_size = 8; "
-    "e.g. global_batch_size = 8, micro_batch_size = 8",
-}
+ALL = "all 2 points with global_batch_size = 8 or 16 and micro_batch_size = 3"
+SOME = """3 points: every one with global_batch_size = 9; every one with micro_batch_size = 8; \
+e.g. global_batch_size = 8, micro_batch_size = 8"""
 
 
-@pytest.mark.parametrize(("axes", "where"), PARTS.items())
+@pytest.mark.parametrize(
+    ("batches", "micro_batches", "count", "where"),
+    [((8, 16, 24), (1, 2, 3), 2, ALL), ((8, 9), (1, 8), 3, SOME)],
+)
 def test_the_points_that_cannot_run_are_counted_and_described(
-    tmp_path: Path, axes: tuple[tuple[int, ...], ...], where: str
+    tmp_path: Path, batches: Sequence[int], micro_batches: Sequence[int], count: int, where: str
 ) -> None:
-    space = dict(zip(("global_batch_size", "micro_batch_size"), itertools.starmap(choice, axes), strict=True))
+    space = {"global_batch_size": choice(*batches), "micro_batch_size": choice(*micro_batches)}
     report = report_of(tmp_path, hyperparameters=space, searcher=GRID)
     (only,) = report["findings"]
-    count, size = int(re.findall(r"\d+", where)[0]), report["points"]["size"]
+    size = len(batches) * len(micro_batches)
     assert only.points == {"count": count, "share": count / size, "of": size, "exact": True, "where": where}
-    assert report["points"]["runnable"] == size - count
+    said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml"), str(tmp_path)])
+    assert (said.exit_code, f"    points: {where}; " in said.stdout) == (0, True)
+    assert f"{size - count} of {size} points can run\n" in said.stdout
 
 
 @pytest.mark.parametrize(
@@ -96,10 +101,10 @@ def test_a_large_space_is_sampled_and_said_to_be(
 ) -> None:
     space = {"global_batch_size": choice(8, 9), "dropout": {**dropout, "minval": 1, "maxval": 600_000}}
     report = report_of(tmp_path, hyperparameters=space, searcher=searcher)
-    (only,) = [each for each in report["findings"] if each.code == "batch"]
-    assert not only.points["exact"]
-    assert 0.3 < only.points["share"] < 0.7
-    assert only.points["where"] == f"all {only.points['count']:,} points with global_batch_size = 9"
+    (points,) = [each.points for each in report["findings"] if each.code == "batch"]
+    assert not points["exact"]
+    assert 0.3 < points["share"] < 0.7
+    assert points["where"] == f"all {points['count']:,} points with global_batch_size = 9"
     said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml")]).stdout
     assert re.search(f"points can run; sampled {sampled}\n", said)
 

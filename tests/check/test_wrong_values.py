@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.config.deciding import known_keys
-from tests.harness.checked import DEEPSPEED, TRIAL, Found, reports
+from tests.harness.checked import DEEPSPEED, TRIAL, reports
 from tests.harness.master_schemas import EXPERIMENT, SCHEMAS
 from tests.package import own_hyperparameters
 
@@ -18,20 +19,18 @@ VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 2**70, 0.5, float("nan"), float("inf"), "", "auto", "x"),
     *([], [1], {}, {"a": 1}, {"a": {"b": [{"c": None}]}}),
 ]
-LONG = pytest.mark.long("every value under every key; the short test has one value under each")
-
-# Hyperparameters, and a JSON, that each key of a DeepSpeed JSON meets.
+# Hyperparameters, and a JSON, that a value meets.
 ZERO = "zero_optimization"
 BF16 = {"bf16": {"enabled": True}}
-STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fp16": ({}, {**DEEPSPEED, "fp16": {"enabled": True}, ZERO: {"stage": 1}}),
-    "offload": ({}, {**DEEPSPEED, **BF16, ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
-    "ZeRO 3": ({"zero_stage": 3}, DEEPSPEED),
-    "pipeline": (
+STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {**DEEPSPEED, "fp16": {"enabled": True}, ZERO: {"stage": 1}}),
+    ({}, {**DEEPSPEED, **BF16, ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
+    ({"zero_stage": 3}, DEEPSPEED),
+    (
         {"pipe_parallel_size": 2, "pipe_schedule": "interleaved", "micro_batch_size": 2},
         {**DEEPSPEED, **BF16, "data_types": {"grad_accum_dtype": "fp32"}},
     ),
-}
+]
 # A key or the place in a list, and the constants that stand beside it.
 Step = tuple[str | int, Mapping[str, Any]]
 Path_ = tuple[Step, ...]
@@ -52,13 +51,15 @@ def keys_of_schema(schema: Any, above: Path_ = ()) -> Iterator[Path_]:
             yield from keys_of_schema(sub, (*above, (key, beside)))
 
 
-def plain(keys: Sequence[str]) -> list[Path_]:
+def plain(*keys: str) -> list[Path_]:
     return [tuple((step, {}) for step in key.split(".")) for key in keys]
 
 
-OF_MASTER = list({repr(path): path for path in keys_of_schema(EXPERIMENT)}.values())
-OF_DEEPSPEED = plain([key for key, _ in known_keys()])
-OWN = plain([f"hyperparameters.{key}" for key in own_hyperparameters()])
+KEYS = {
+    "DeepSpeed's": plain(*(key for key, _ in known_keys())),
+    "Determined's": [*{repr(path): path for path in keys_of_schema(EXPERIMENT)}.values()],
+    "the library's": plain(*(f"hyperparameters.{key}" for key in own_hyperparameters())),
+}
 
 
 def placed(base: Any, path: Path_, value: Any) -> Any:
@@ -74,79 +75,56 @@ def placed(base: Any, path: Path_, value: Any) -> Any:
 
 
 def experiment(**hyperparameters: Any) -> dict[str, Any]:
-    own = {"global_batch_size": 16, "learning_rate": 0.1, "fit": {"max_length": {"batches": 64}}}
+    """What is a mapping among the hyperparameters is one value."""
+    own = {"global_batch_size": 16, "learning_rate": 0.1, **hyperparameters}
+    wrapped = {
+        key: {"type": "const", "val": value} if isinstance(value, dict) else value
+        for key, value in own.items()
+    }
     return {
         "name": "a",
         "entrypoint": "python3 -m determined_ds.train trial:T",
         "resources": {"slots_per_trial": 4},
         "searcher": {"name": "single", "metric": "validation_loss"},
         "max_restarts": 0,
-        "hyperparameters": {**own, "deepspeed_config": const(DEEPSPEED), **hyperparameters},
+        "hyperparameters": {**wrapped, "fit": {"max_length": {"batches": 64}}},
     }
 
 
-def const(mapping: Any) -> dict[str, Any]:
-    """As a hyperparameter, where a key "type" would be that of an axis."""
-    return {"type": "const", "val": mapping}
-
-
-def text(data: Any) -> str:
-    """As YAML."""
-    return json.dumps(data, indent=1).replace("NaN", ".nan").replace("Infinity", ".inf")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "trial.py").write_text(TRIAL)
-    return tmp_path
-
-
-def check(folder: Path, config: Any, *, name: str = "a.yaml") -> list[Found]:
-    """What it reports of the file; with exit status 0 or 2, see ``reports``."""
-    (folder / name).write_text(text(config) if name.endswith(".yaml") else json.dumps(config))
-    report, *_ = reports(folder / name, folder)
-    assert report["file"] == str(folder / name)
-    return list(report["findings"])
-
-
-def of_deepspeed(folder: Path, strategy: str, path: Path_, value: Any, way: int) -> None:
-    """A value in the DeepSpeed JSON of an experiment, laid over it, or in the JSON by itself."""
-    hyperparameters, ds = STRATEGIES[strategy]
-    wrong = placed({} if way == 1 else ds, path, value)
-    if way == 2:
-        check(folder, wrong, name="ds.json")
+def judge(folder: Path, whose: str, path: Path_, value: Any, turn: int, way: int) -> None:
+    """Check a value under a key of an experiment; or in its DeepSpeed JSON, laid over that, or in that by itself."""
+    hyperparameters, ds = STRATEGIES[turn % len(STRATEGIES)]
+    file, config = folder / "a.yaml", experiment(**hyperparameters, deepspeed_config=ds)
+    if whose != "DeepSpeed's":
+        config = placed(config, path, value)
+    elif way == 0:
+        config = experiment(**hyperparameters, deepspeed_config=placed(ds, path, value))
     elif way == 1:
-        given = {"deepspeed_config": const(ds), "overwrite_deepspeed_args": const(wrong)}
-        check(folder, experiment(**hyperparameters, **given))
+        over = placed({}, path, value)
+        config = experiment(**hyperparameters, deepspeed_config=ds, overwrite_deepspeed_args=over)
     else:
-        check(folder, experiment(**hyperparameters, deepspeed_config=const(wrong)))
+        file, config = folder / "ds.json", placed(ds, path, value)
+    text = json.dumps(config, indent=1)
+    if file.suffix == ".yaml":
+        text = text.replace("NaN", ".nan").replace("Infinity", ".inf")
+    file.write_text(text)
+    (folder / "trial.py").write_text(TRIAL)
+    reports(file, folder)  # which ends with exit status 0 or 2
 
 
-def test_a_value_under_each_key_of_a_deepspeed_json(folder: Path) -> None:
-    """Null under each as well: it reached rules that compare numbers."""
-    for number, path in enumerate(OF_DEEPSPEED):
-        strategy = list(STRATEGIES)[number % len(STRATEGIES)]
-        of_deepspeed(folder, strategy, path, VALUES[number % len(VALUES)], number % 3)
-        of_deepspeed(folder, "fp16", path, None, 0)
+@pytest.mark.parametrize("whose", KEYS)
+def test_a_value_and_null_under_each_key(whose: str, tmp_path: Path) -> None:
+    """Null reached rules that compare numbers."""
+    for number, path in enumerate(KEYS[whose]):
+        judge(tmp_path, whose, path, VALUES[number % len(VALUES)], number, number % 3)
+        judge(tmp_path, whose, path, None, 0, 0)
 
 
-@LONG
-@pytest.mark.parametrize("turn", range(len(STRATEGIES)), ids=STRATEGIES)
+@pytest.mark.long("every value under every key; the short test has two under each")
+@pytest.mark.parametrize(
+    ("whose", "turn"), [*itertools.product(["DeepSpeed's", "the library's"], range(4)), ("Determined's", 0)]
+)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_every_value_under_every_key_of_a_deepspeed_json(turn: int, value: Any, folder: Path) -> None:
-    for number, path in enumerate(OF_DEEPSPEED):
-        of_deepspeed(folder, list(STRATEGIES)[turn], path, value, (number + turn) % 3)
-
-
-@pytest.mark.parametrize("paths", [OF_MASTER, OWN], ids=["Determined's", "the library's"])
-def test_a_value_under_each_key_of_an_experiment(paths: list[Path_], folder: Path) -> None:
-    for number, path in enumerate(paths):
-        check(folder, placed(experiment(), path, VALUES[number % len(VALUES)]))
-
-
-@LONG
-@pytest.mark.parametrize("paths", [OF_MASTER, OWN], ids=["Determined's", "the library's"])
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_every_value_under_every_key_of_an_experiment(paths: list[Path_], value: Any, folder: Path) -> None:
-    for path in paths:
-        check(folder, placed(experiment(), path, value))
+def test_every_value_under_every_key(whose: str, turn: int, value: Any, tmp_path: Path) -> None:
+    for number, path in enumerate(KEYS[whose]):
+        judge(tmp_path, whose, path, value, turn, (number + turn) % 3)
