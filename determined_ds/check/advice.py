@@ -15,7 +15,7 @@ from pathlib import Path
 from determined_ds.check.output import ERROR, NOTE, WARNING, Finding
 from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, SCRIPT_FORM
-from determined_ds.experiment.source import OWN_DRIVER, THEIRS, TRIALS, Source, SourceError, text_of, within
+from determined_ds.experiment.source import OWN_DRIVER, THEIRS, TRIALS, Source, SourceError, within
 
 TRIAL = re.compile(rf"determined.*\.({'|'.join(TRIALS)})")
 TRAINER = re.compile(r"(transformers|trl)\..*Trainer")
@@ -125,11 +125,10 @@ def _changes(source: Source, has_trial: bool) -> Iterator[Problem]:
 
 def _of_transformers(source: Source, trainers: list[ast.Call]) -> Iterator[Problem]:
     """What of a script of transformers' Trainer does not report, resume, or take its hyperparameters."""
-    for node in source.nodes:
-        for _, target in source.imported(node):
-            if target in IMPORTS:
-                (code, message), name = IMPORTS[target], target.rpartition(".")[2]
-                yield source.problem(node, f"{name} {message}", f"write from {OURS} import {name}", code)
+    for node, _, target in source.imports:
+        if target in IMPORTS:
+            (code, message), name = IMPORTS[target], target.rpartition(".")[2]
+            yield source.problem(node, f"{name} {message}", f"write from {OURS} import {name}", code)
     for call in trainers:
         if not any(name.endswith(".DetCallback") for name in source.modules):
             message = "reports no metric and no checkpoint, and is not stopped in good order"
@@ -153,7 +152,7 @@ def _of_deepspeed(source: Source) -> Iterator[Problem]:
         is_written_out = isinstance(stated.get("config"), ast.Dict)
         instead = [] if is_written_out else ["config=s.ds_config in place of its own"]
         if data := stated.get("training_data"):
-            instead.append(f"without training_data, and s.loader({text_of(data)}) in place of its loader")
+            instead.append(f"without training_data, and s.loader({ast.unparse(data)}) in place of its loader")
         message = "the engine's configuration, data and checkpoints are the script's own"
         fix = f"write {', '.join([*instead, 'and then s.checkpoint(engine), before the first batch'])}"
         yield source.problem(call, message, fix, "initialize")
@@ -161,7 +160,7 @@ def _of_deepspeed(source: Source) -> Iterator[Problem]:
     functions = [node for node in source.nodes if isinstance(node, ast.FunctionDef)]
     validating = [node for node in functions if VALIDATES.search(node.name)]
     for call in _calls(source, "DataLoader"):
-        dataset = text_of(call.args[0]) if call.args else "dataset"
+        dataset = ast.unparse(call.args[0]) if call.args else "dataset"
         message, fix = "cannot continue where a run was stopped", f"write s.loader({dataset})"
         if VALIDATES.search(lines[call.lineno - 1]) or within(call, validating):
             message, fix = "is not divided among replicas", f"write s.validation_loader({dataset})"
@@ -181,7 +180,7 @@ def _of_calls(source: Source) -> Iterator[Problem]:
     """The calls of the table."""
     for called, (code, message, fix) in CALLS.items():
         for call in _calls(source, called):
-            if NEEDED.get(called, "") in text_of(call):
+            if NEEDED.get(called, "") in ast.unparse(call):
                 yield source.problem(call, message, fix.format(_owner(call)), code)
 
 
@@ -210,4 +209,4 @@ def _without(source: Source, method: str, argument: str) -> list[ast.Call]:
 
 def _owner(call: ast.Call) -> str:
     """What a method is called on."""
-    return text_of(call.func).rpartition(".")[0]
+    return ast.unparse(call.func).rpartition(".")[0]

@@ -28,12 +28,17 @@ from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, left_open, no_length, resolve_stated
 from determined_ds.experiment.entrypoint import launcher_problem
-from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment, with_flags
+from determined_ds.experiment.experiment import (
+    Experiment,
+    ignored_keys_of,
+    read_experiment,
+    variable_problems,
+    with_flags,
+)
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.source import OWN_DRIVER, find_code, may_use_library, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
-from determined_ds.experiment.variables import variable_problems
 
 # Codes of problems that follow from a hyperparameter that is invalid or has another name, and so is not there.
 OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")

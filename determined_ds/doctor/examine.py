@@ -41,8 +41,7 @@ from determined_ds.doctor.extensions import (
 )
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import read_document, resolve_stated
-from determined_ds.experiment.experiment import parse_experiment
-from determined_ds.experiment.variables import variables_for
+from determined_ds.experiment.experiment import parse_experiment, variables_for
 from determined_ds.memory.units import GIB, MIB, format_bytes
 from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.limits import SHARED_MEMORY, num_cores, room_in

@@ -1,82 +1,73 @@
 """What a changed key means to a run that has begun: refused, in effect from now on, or without effect.
 
-Two configurations are compared: the experiment's, and the mapping that DeepSpeed is given. The tables of
-:mod:`determined_ds.config.keys` say what a change of each key means.
+What decides a training is one mapping: the experiment's configuration, and below ``deepspeed`` what DeepSpeed is given.
+Two are compared, and the tables of :mod:`determined_ds.config.keys` say what a change of each key means.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined_ds.config.keys import DEEPSPEED, EXPERIMENT, Meaning, meaning_of
 from determined_ds.config.params import PARALLEL_SIZES, TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import schedule_of
-from determined_ds.documents.document import Difference, Document, KeyPath, differences, get_path, in_words
+from determined_ds.documents.document import Difference, Document, differences, get_path, in_words
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import NOT_GIVEN, Problem
-from determined_ds.experiment.experiment import Experiment, read_experiment
+from determined_ds.errors import Problem
+from determined_ds.experiment.experiment import Experiment, names_of, read_experiment
 from determined_ds.experiment.secrets import masked
-from determined_ds.experiment.variables import names_of
 
-SCHEDULE = ("pipe_schedule", "pipe_chunks")
-# Changes of the strategy that have a name on a line for people.
-NAMED = (*PARALLEL_SIZES, "expert_parallel_size", "pipe_within_machine", *SCHEDULE)
-SHORT: dict[KeyPath, str] = {
-    **{("hyperparameters", name): name for name in NAMED},
-    ("resources", "slots_per_trial"): "slots",
-    ("zero_optimization", "stage"): "zero_stage",
-}
 NVME = [("zero_optimization", f"offload_{what}", "device") for what in ("optimizer", "param")]
 ADAMS = {"adam", "adamw"}  # types of DeepSpeed's optimizers with the same states
-WHERE = "deepspeed"  # what keys of the second comparison are shown under
-
-
-class Settings(NamedTuple):
-    """What decides a training, as plain data without secrets, so that two of them can be compared."""
-
-    experiment: Mapping[str, Any]  # of its hyperparameters one point
-    ds_config: Mapping[str, Any] | None  # what DeepSpeed is given; None where that is not known
+OF_DEEPSPEED = "deepspeed"
 
 
 def settings_of(
     experiment: Experiment, ds_config: Mapping[str, Any] | None, trial_seed: int | None = None
-) -> Settings:
-    """What an experiment asks for, ``trial_seed`` being its own if None.
+) -> dict[str, Any]:
+    """What decides a training, as plain data without secrets, so that two of them can be compared.
 
     Of environment variables only the names: values may be secrets.
+
+    Args:
+        experiment: It; of its hyperparameters one point.
+        ds_config: What DeepSpeed is given; None where that is not known.
+        trial_seed: The experiment's own if None.
     """
     config, hyperparameters = experiment.config, experiment.hyperparameters.data
     searcher = dict(config.get("searcher") or {})
     if searcher.get("source_checkpoint_uuid") is not None:
         searcher["source_checkpoint_uuid"] = True  # the path and the uuid of one checkpoint are the same
+    schedule, chunks = schedule_of(hyperparameters)
     data = {
         **config,
         "searcher": searcher,
         "max_restarts": experiment.max_restarts,
         "environment": (config.get("environment") or {})
-        | {"environment_variables": names_of(config) or None},
+        | {"environment_variables": names_of(experiment.document) or None},
         "entrypoint": list(experiment.entrypoint.words),
         "hyperparameters": {
             **dict.fromkeys(PARALLEL_SIZES, 1),
             "pipe_within_machine": False,
             **hyperparameters,
-            **dict(zip(SCHEDULE, schedule_of(hyperparameters), strict=True)),
+            "pipe_schedule": schedule,
+            "pipe_chunks": chunks,
             TRIAL_SEED: experiment.trial_seed if trial_seed is None else trial_seed,
         },
         "resources": {**(config.get("resources") or {}), "slots_per_trial": experiment.slots},
         "reproducibility": {"experiment_seed": experiment.space.seed},
+        OF_DEEPSPEED: ds_config,
     }
-    plain = json.loads(json.dumps(as_plain(data), default=str))
-    return Settings(masked(plain), ds_config and masked({WHERE: ds_config})[WHERE])
+    return masked(json.loads(json.dumps(as_plain(data), default=str)))
 
 
 def settings_before(
     config: Mapping[str, Any], ds_config: Mapping[str, Any] | None, trial_seed: int | None = None
-) -> Settings | None:
+) -> dict[str, Any] | None:
     """What the experiment asked for, as a checkpoint's ``load_data.json`` holds it; None where it cannot be read."""
     experiment, problems = read_experiment(Document(name="the checkpoint", data=dict(config)))
     return None if problems else settings_of(experiment, ds_config, trial_seed)
@@ -93,7 +84,7 @@ class Changes:
 
 
 def changes_since(
-    before: Settings,
+    before: Mapping[str, Any],
     experiment: Experiment,
     resolved: ResolvedConfig,
     *,
@@ -105,7 +96,7 @@ def changes_since(
     """Compare the settings of this run with those that wrote a checkpoint.
 
     Args:
-        before: The settings that wrote the checkpoint.
+        before: The settings that wrote the checkpoint, of :func:`settings_before`.
         experiment: The settings of this run.
         resolved: The same, resolved.
         written: Words for the checkpoint, for messages.
@@ -118,7 +109,12 @@ def changes_since(
     if refusal is None and "nvme" in (get_path(resolved.ds.data, path) for path in NVME):
         refusal = "what lies on NVMe cannot be filled from it"
     anew = "start anew, without it" if warm_start else "start anew in another --run-dir, without --resume"
-    for change, meaning, where in _compared(before, settings_of(experiment, resolved.ds_config)):
+    now = settings_of(experiment, None if before[OF_DEEPSPEED] is None else resolved.ds_config)
+    is_reseeded = before["reproducibility"] != now["reproducibility"]
+    for change in sorted(differences(before, now), key=lambda change: change.path[0] == OF_DEEPSPEED):
+        if is_reseeded and change.path == ("hyperparameters", TRIAL_SEED):
+            continue  # it follows
+        meaning = _meaning(change)
         # Why it must stay as it was, "" where that needs no reason; None where it may change.
         if warm_start == "weights":
             why = refusal if change.path in {("hyperparameters", name) for name in PARALLEL_SIZES} else None
@@ -130,63 +126,43 @@ def changes_since(
                 Meaning.LAYOUT: "",
                 Meaning.COURSE: None if warm_start else "",
             }.get(meaning)
-        line = f"{where} {change}".strip()
         if why is not None:
-            fix = f"go back to {in_words(change.was)}, or {anew}"
+            was = in_words(change.was)
+            message = f"was {was} when {written} was written, and must stay so{why and f': {why}'}"
+            reset = ""
             if meaning is Meaning.OPTIMIZER and warm_start is None:
-                reset = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew"
-                fix = f"go back to {in_words(change.was)}, or {reset}, or {anew}"
-            key, document = f"{where} {change.key}".strip(), resolved.ds if where else experiment.document
-            message = (
-                f"was {in_words(change.was)} when {written} was written, and must stay so{why and f': {why}'}"
-            )
-            problem = document.problem(change.path, message, fix, "resume-changed", value=change.now)
-            problems.append(replace(problem, key=key))
+                reset = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew, or "
+            document, path = experiment.document, change.path
+            if path[0] == OF_DEEPSPEED:
+                document, path = resolved.ds, path[1:]
+            fix = f"go back to {was}, or {reset}{anew}"
+            problem = document.problem(path, message, fix, "resume-changed", value=change.now)
+            problems.append(replace(problem, key=change.key))
         elif meaning is Meaning.NOTHING:
-            idle.append(line)
+            idle.append(str(change))
         elif meaning is Meaning.STRATEGY and warm_start != "weights":
-            strategy.append(_in_short(change) or line)
+            strategy.append(str(change))
         elif meaning is not Meaning.RESOLVED:
-            effective.append(line)
+            effective.append(str(change))
     return Changes(
         effective=tuple(effective), strategy=tuple(strategy), idle=tuple(idle), problems=tuple(problems)
     )
 
 
-def _compared(before: Settings, now: Settings) -> Iterator[tuple[Difference, Meaning, str]]:
-    """Each difference, what it means, and in which of the two configurations it is."""
-    found = list(differences(before.experiment, now.experiment))
-    reseeded = any(change.path[0] == "reproducibility" for change in found)
-    for change in found:
-        path = change.path
-        name = str(path[1]) if path[0] == "hyperparameters" and len(path) > 1 else ""
-        if name == TRIAL_SEED and reseeded:
-            continue  # it follows
-        meaning = meaning_of(EXPERIMENT, path, Meaning.COURSE)
-        if name.endswith(("_deepspeed_config", "_zero_stage")):  # of one of several engines
-            meaning = Meaning.STRATEGY
-        elif name.endswith("_overwrite_deepspeed_args"):
-            meaning = meaning_of(DEEPSPEED, path[2:], Meaning.LAYOUT)
-        elif path == ("entrypoint",):
-            # Two trials of one module are forms of one model, such as whole and as a pipeline. Whether each then finds
-            # its tensors by name in the checkpoints of the other, its ranks see before they load any.
-            was, now_in = (_trial(words).partition(":")[0] for words in (change.was, change.now))
-            meaning = Meaning.STRATEGY if was and was == now_in else meaning
-        yield change, meaning, ""
-    if before.ds_config is not None:
-        for change in differences(before.ds_config, now.ds_config):
-            yield change, meaning_of(DEEPSPEED, change.path, Meaning.LAYOUT), WHERE
-
-
-def _trial(words: Any) -> str:
-    """``module:Class``, where the words of an entrypoint name a trial; else ""."""
-    return str(words[0]) if isinstance(words, list) and len(words) == 1 and ":" in str(words[0]) else ""
-
-
-def _in_short(change: Difference) -> str:
-    """A change of the strategy under the name that it has everywhere; "" where it has none."""
-    name = SHORT.get(change.path, "")
-    was, now = (0 if value is NOT_GIVEN else value for value in (change.was, change.now))
-    if change.path == ("entrypoint",):
-        name, was, now = "trial", _trial(was).partition(":")[2], _trial(now).partition(":")[2]
-    return f"{name} {was} -> {now}" if name else ""
+def _meaning(change: Difference) -> Meaning:
+    """What a change means to a run that has begun."""
+    section, *below = change.path
+    name = str(below[0]) if section == "hyperparameters" and below else ""
+    if section == OF_DEEPSPEED:
+        return meaning_of(DEEPSPEED, tuple(below), Meaning.LAYOUT)
+    if name.endswith("_overwrite_deepspeed_args"):  # of one of several engines
+        return meaning_of(DEEPSPEED, tuple(below[1:]), Meaning.LAYOUT)
+    if name.endswith(("_deepspeed_config", "_zero_stage")):
+        return Meaning.STRATEGY
+    if section == "entrypoint" and len(change.was) == len(change.now) == 1 and ":" in change.now[0]:
+        # Two trials of one module are forms of one model, such as whole and as a pipeline. Whether each then finds
+        # its tensors by name in the checkpoints of the other, its ranks see before they load any.
+        was, now = (words[0].partition(":")[0] for words in (change.was, change.now))
+        if was == now:
+            return Meaning.STRATEGY
+    return meaning_of(EXPERIMENT, change.path, Meaning.COURSE)

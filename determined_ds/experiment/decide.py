@@ -15,8 +15,8 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, DataError, Problem, TrialError
 from determined_ds.experiment.experiment import SLOTS, Experiment, with_flags
-from determined_ds.experiment.secrets import placeholders_left, restored
-from determined_ds.experiment.space import odd_exponents, read_space
+from determined_ds.experiment.secrets import restored, secret_problems
+from determined_ds.experiment.space import odd_exponents
 
 T = TypeVar("T")
 
@@ -174,7 +174,8 @@ class Task:
 
     def __post_init__(self) -> None:
         stated = Document(name="the experiment", data=self.exp_conf or {})
-        if self.on_cluster and (left := placeholders_left(stated)):
+        left = [each for each in secret_problems(stated) if each.code == "secret-missing"]
+        if self.on_cluster and left:  # it would take them for the values
             raise ConfigError(left)
 
     @property
@@ -212,20 +213,11 @@ def decide_task(task: Task, accelerator: Accelerator, *, ranks: int, machines: i
     Raises:
         ConfigError: every reason why it cannot run.
     """
-    resolved = resolve(
-        task.hyperparameters,
-        Where(
-            context_dir=Path.cwd(),
-            accelerator=accelerator,
-            slots=ranks,
-            slots_origin="resources.slots_per_trial" if task.on_cluster else "the launched ranks",
-            machines=machines,
-        ),
+    origin = "resources.slots_per_trial" if task.on_cluster else "the launched ranks"
+    where = Where(
+        context_dir=Path.cwd(), accelerator=accelerator, slots=ranks, slots_origin=origin, machines=machines
     )
+    resolved = resolve(task.hyperparameters, where)
     if missing := missing_packages(resolved.ds, task.hyperparameters):
         raise ConfigError(missing)
-    if not task.on_cluster:  # det-ds run has reported what is odd
-        return resolved
-    stated = Document(name="the experiment", data=task.exp_conf or {})
-    odd = odd_exponents(read_space(stated, searcher="random")[0])
-    return replace(resolved, warnings=(*odd, *resolved.warnings))
+    return resolved

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from determined_ds.documents.document import nearest
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import EntrypointError, Problem
 
 TRAIN = "determined_ds.train"
 # Modules that start the ranks of a task.
 TORCH, DEEPSPEED = "determined.launch.torch_distributed", "determined.launch.deepspeed"
-HARNESS = "determined.exec.harness"  # runs a trial class
 ENTRYPOINT_FORM = f"python3 -m {TORCH} python3 -m {TRAIN} model_defs.gpt2.trial:GPT2Trial"
 SCRIPT_FORM = f"python3 -m {TORCH} python3 train.py"
 # Options of determined_ds.train that change what an experiment is.
@@ -122,20 +120,17 @@ def _of_command(words: list[str]) -> Entrypoint:
         _refuse("names no file or module for Python to run")
     if module.split(".")[0] not in ("determined", "determined_ds"):
         return Entrypoint(words=tuple(rest), is_script=True)
-    if module in (TORCH, DEEPSPEED):
-        if "--" in arguments and (module == TORCH or arguments[0] == "--"):
-            arguments = arguments[arguments.index("--") + 1 :]
-        first, equals, trial = (arguments or [""])[0].partition("=")
-        if first.startswith("-") and first != "--trial":
-            fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
-            _refuse(f"{arguments[0]!r} is not an option of {module}", fix)
-        if first != "--trial":
-            return _of_command(arguments)
-        arguments = [*([trial] if equals else []), *arguments[1:]]
-    elif module != HARNESS:
-        guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
-        hint = f"did you mean {guess}? " if guess else ""
-        _refuse(f"{module} runs neither a trial nor a script", f"{hint}write: {ENTRYPOINT_FORM}")
+    if module not in (TORCH, DEEPSPEED):
+        _refuse(f"{module} runs neither a trial nor a script")
+    if "--" in arguments and (module == TORCH or arguments[0] == "--"):
+        arguments = arguments[arguments.index("--") + 1 :]
+    first, equals, trial = (arguments or [""])[0].partition("=")
+    if first.startswith("-") and first != "--trial":
+        fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
+        _refuse(f"{arguments[0]!r} is not an option of {module}", fix)
+    if first != "--trial":
+        return _of_command(arguments)
+    arguments = [*([trial] if equals else []), *arguments[1:]]
     if len(arguments) != 1 or not CLASS.fullmatch(arguments[0]):
         said = shlex.join(arguments) or "nothing"
         _refuse(f"has {said!r} after --trial, not MODULE:CLASS alone", "write: --trial model_def:MyTrial")
@@ -148,9 +143,6 @@ def _refuse(message: str, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
 
 def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
     """A warning where ranks on other machines would be started by Determined's launcher of DeepSpeed.
-
-    It sends the environment as text through a shell: values with quotes, ``$`` or parentheses are changed or end the
-    launch, and all of them are logged.
 
     Args:
         entrypoint: Of an experiment that spans machines: a command, or a list of words.

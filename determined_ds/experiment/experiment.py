@@ -8,17 +8,17 @@ The way of a value::
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from determined_ds.config.keys import ignored_keys
 from determined_ds.config.params import stated_seed
-from determined_ds.documents.document import Document, KeyPath, dotted
+from determined_ds.documents.document import Document, KeyPath, dotted, words
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import parse_yaml_value
-from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, EntrypointError, Problem
 from determined_ds.experiment.entrypoint import (
     MEASURE,
     PIPELINE_TRIAL,
@@ -26,12 +26,11 @@ from determined_ds.experiment.entrypoint import (
     read_entrypoint,
 )
 from determined_ds.experiment.schema import faults_of, in_words, keys_of
-from determined_ds.experiment.secrets import masked_override, restored
+from determined_ds.experiment.secrets import VARIABLES, masked_override, restored
 from determined_ds.experiment.space import SearchSpace, draw_trial_seed, master_random, read_space
 
 T = TypeVar("T", str, int, bool, dict[str, Any])
 SLOTS: KeyPath = ("resources", "slots_per_trial")
-COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
 
 # Key of the experiment -> argument of fit, of a trial in Determined's own form. Source: ``_run_deepspeed_trial`` in
 # determined 0.38.1's ``exec/harness.py``; ``TrainUnit._from_values`` in its ``pytorch/_pytorch_trial.py``.
@@ -149,8 +148,7 @@ def read_override(override: str) -> tuple[KeyPath, Any]:
         raise ConfigError(Problem(key=f"--set {override}", message="is not KEY=VALUE", fix=fix))
     if "," in text and not text.startswith(("[", "{")):
         return path, [parse_yaml_value(part, f"--set {key}") for part in text.split(",")]
-    value = parse_yaml_value(text, f"--set {key}")
-    return path, [value] if key in COERCED_TO_LIST and not text.startswith("[") else value
+    return path, parse_yaml_value(text, f"--set {key}")
 
 
 def with_flags(document: Document, overrides: Iterable[str], *, slots: int | None = None) -> Document:
@@ -212,7 +210,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
         fix = "write the number of devices a trial trains on"
         problems.append(document.problem(SLOTS, "must be 1 or more", fix, "out-of-range"))
     space, of_space = read_space(
-        _with_fit(document, problems) if entrypoint.is_legacy else document,
+        _with_fit(document) if entrypoint.is_legacy else document,
         searcher=value(("searcher", "name"), "single"),
         seed=value(("reproducibility", "experiment_seed"), 0),
         refused=faults_of(document)[0],
@@ -223,7 +221,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
         name=value(("name",), "unnamed"),
         entrypoint=entrypoint,
         slots=max(slots, 1),
-        hyperparameters=space.constants.holding(space.middle),
+        hyperparameters=space.constants.holding(space.at([axis.middle for axis in space.axes])),
         metric=value(("searcher", "metric"), ""),
         smaller_is_better=value(("searcher", "smaller_is_better"), True),
         space=space,
@@ -232,29 +230,20 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     return experiment, problems
 
 
-def _with_fit(document: Document, problems: list[Problem]) -> Document:
+def _with_fit(document: Document) -> Document:
     """An experiment whose ``hyperparameters.fit`` has what it says in the keys of Determined's own trials.
 
-    What ``fit`` itself states stays. A length in records is counted in batches, rounded down, at least one.
+    What ``fit`` itself states stays.
     """
-    batch = document.get(("hyperparameters", "global_batch_size"))
     for path, name in FIT_KEYS.items():
         value, target = document.get(path), ("hyperparameters", "fit", name)
         if name == "reporting_period" and value is not None:
             value = {"batches": value}
         if isinstance(value, dict):
             value = {unit: number for unit, number in value.items() if number}  # of 0 Determined does nothing
-        if value in (None, {}) or document.get(target) is not None:
-            continue
-        if isinstance(value, dict) and "records" in value:
-            if not isinstance(value["records"], int) or not isinstance(batch, int) or batch < 1:
-                message = "records can be counted only where hyperparameters.global_batch_size is a number"
-                fix = "write {batches: N}, or state global_batch_size"
-                problems.append(document.problem(path, message, fix, "records"))
-                continue
-            value = {"batches": max(1, value["records"] // batch)}
-        origin = document.origin(path)
-        document = document.overwritten(target, value, origin.reworded(f"{dotted(path)}, {origin}"))
+        if value not in (None, {}) and document.get(target) is None:
+            origin = document.origin(path)
+            document = document.overwritten(target, value, origin.reworded(f"{dotted(path)}, {origin}"))
     return document
 
 
@@ -264,3 +253,66 @@ def ignored_keys_of(experiment: Experiment, place: int) -> list[Problem]:
     if experiment.script is not None:
         read = {"searcher.max_length"}  # the Core API hands it on
     return [warning for warning in ignored_keys(experiment.document, place) if warning.key not in read]
+
+
+# ------------------------------------------------------------------------------------------- environment variables
+
+# Of the key of a list; gpu is the old name.
+DEVICES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "rocm": "rocm"}
+# A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
+OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
+    LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
+    WORLD_SIZE""")
+PREFIXES_OF_THE_LAUNCH = ("DET_", "TORCHELASTIC_")
+
+
+def variables_for(document: Document, device: str) -> dict[str, str | None]:
+    """The environment variables that an experiment asks for; what is not a list of strings, its reader refuses.
+
+    Args:
+        document: The experiment.
+        device: What its ranks compute on: ``cpu``, ``cuda`` or ``rocm``.
+
+    Returns:
+        Name -> value; None: the variable is removed, as a name without a value is in a container.
+
+    Raises:
+        ConfigError: an entry is not NAME=VALUE; every reason at once.
+    """
+    if problems := variable_problems(document)[0]:
+        raise ConfigError(problems)
+    own = [(name, value) for _, of, name, value in _entries(document) if of in ("", device)]
+    return {name: value for name, value in own if not _by_launch(name)}
+
+
+def variable_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
+    """Entries of an experiment that are not NAME=VALUE, and warnings of those that a launch sets itself."""
+    problems, warnings, code = [], [], "environment-variables"
+    fix = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
+    for path, _, name, value in _entries(document):
+        if not name or "\0" in f"{name}{value}":
+            problems.append(document.problem(path, "is not NAME=VALUE", fix, code, value=NOT_GIVEN))
+        elif _by_launch(name):
+            message = f"{name} is set by the launch: this value is not used"
+            warnings.append(document.problem(path, message, "remove it", code, value=NOT_GIVEN))
+    return problems, warnings
+
+
+def names_of(document: Document) -> list[str]:
+    """The names, device before name where they differ by device, sorted; of what cannot be read, nothing."""
+    return sorted(f"{device} {name}".strip() for _, device, name, _ in _entries(document))
+
+
+def _by_launch(name: str) -> bool:
+    return name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH)
+
+
+def _entries(document: Document) -> Iterator[tuple[KeyPath, str, str, str | None]]:
+    """Path, device ("" of every one), name and value of each."""
+    given = document.get(VARIABLES)
+    for key, listed in (given if isinstance(given, dict) else {"": given}).items():
+        path = (*VARIABLES, key) if key else VARIABLES
+        for index, entry in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(entry, str):
+                name, equals, value = entry.partition("=")
+                yield (*path, index), DEVICES.get(key, key), name, value if equals else None

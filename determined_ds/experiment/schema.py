@@ -6,6 +6,7 @@ beyond them. A null counts as absent wherever a key may be absent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -24,15 +25,14 @@ from determined_ds.documents.document import (
 )
 from determined_ds.documents.judging import Fault, Json, faults, one_each, problem_of
 from determined_ds.documents.text import kind_of
-from determined_ds.errors import NOT_GIVEN, Problem
-from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
+from determined_ds.errors import NOT_GIVEN, EntrypointError, Problem
+from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, read_entrypoint
 from determined_ds.experiment.space import AXES
 
 FOLDER = Path(__file__).with_name("schema_files")
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 STORAGES = ("shared_fs", "directory", "s3", "gcs", "azure")
 LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
-MAX_PROBLEMS = 20
 _ASHA_NEEDS = ["max_trials", "metric", "max_time", "time_metric"]
 _IS_GRID = {"properties": {"name": {"const": "grid"}}, "required": ["name"], "type": "object"}
 
@@ -88,7 +88,17 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
 
 
 def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
-    found, changes = _judged(document.data), []
+    storage = document.get(("checkpoint_storage",))
+    if isinstance(storage, dict) and "type" not in storage:
+        # The cluster's own completes it, which is of the type that fits; its nulls stand for the cluster's values.
+        known = keys_of("checkpoint-storage")
+        storage = {key: value for key, value in storage.items() if value is not None or key not in known}
+        storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
+    judged = faults(schema("experiment"), {**document.data, "checkpoint_storage": storage}, named=schema)
+    found = one_each(
+        fault for fault in judged if fault.path[:1] != ("checkpoint_storage",) or fault.detail != "eventually"
+    )
+    changes: list[tuple[KeyPath, Json, str]] = []
     for path, fault in [item for item in found.items() if item[1].keyword == "unknown"]:
         guess = nearest(str(path[-1]), sorted(fault.schema["properties"].keys() - _NOT_ADVISED)) or ""
         right = (*path[:-1], guess)
@@ -99,20 +109,6 @@ def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
                 if found.get(right, fault).keyword == "missing":
                     del found[right]
     return found, document.overwritten_all(changes) if changes else document
-
-
-def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
-    """One fault a place."""
-    storage = config.get("checkpoint_storage")
-    if isinstance(storage, dict) and "type" not in storage:
-        # The cluster's own completes it, which is of the type that fits; its nulls stand for the cluster's values.
-        known = keys_of("checkpoint-storage")
-        storage = {key: value for key, value in storage.items() if value is not None or key not in known}
-        storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
-    found = faults(schema("experiment"), {**config, "checkpoint_storage": storage}, named=schema)
-    return one_each(
-        fault for fault in found if fault.path[:1] != ("checkpoint_storage",) or fault.detail != "eventually"
-    )
 
 
 # ------------------------------------------------------------------------------------------------- problems
@@ -128,22 +124,22 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
         document: The experiment configuration, as submitted.
 
     Returns:
-        The errors in the order of the file, at most twenty, of which the last then counts the rest; the warnings.
+        The errors in the order of the file; the warnings.
     """
     found: dict[KeyPath, Fault | Problem] = {**faults_of(document)[0]}
     for path, message, fix, code in _between_sections(document.data):
         if not any(path[:end] in found for end in range(len(path) + 1)):
             found[path] = document.problem(path, message, fix, code)
     errors, warnings = in_words(found, document), []
-    said = document.get(("entrypoint",))
-    words = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
-    trial = next((word for word in words if isinstance(word, str) and CLASS.fullmatch(word)), "")
-    if not any(path[:1] == ("entrypoint",) for path in found) and ("--trial" in words or words == [trial]):
+    stated, entrypoint = document.get(("entrypoint",)), None
+    with contextlib.suppress(EntrypointError):
+        entrypoint = read_entrypoint(stated)
+    if entrypoint is not None and entrypoint.is_legacy:
         # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
         message = "names a class, a form that is deprecated by Determined since 0.38"
-        if words == [trial]:
+        if stated == entrypoint.trial:
             message += "; on more than one slot a cluster cannot start a DeepSpeedTrial by it"
-        fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
+        fix = f"write a script for it, e.g. {ENTRYPOINT_FORM.rpartition(' ')[0]} {entrypoint.trial}"
         warnings.append(document.problem(("entrypoint",), message, fix, "deprecated-key"))
     return errors, warnings
 
@@ -175,7 +171,6 @@ _EXAMPLES = {
     "environment_variables": "[OMP_NUM_THREADS=1]",
     "image": "determinedai/pytorch-ngc:0.38.1",
     "max_length": "{batches: N}",
-    "max_time": "1000",
     "metric": "validation_loss",
     "min_validation_period": "{batches: N}",
     "searcher": "{name: single, metric: validation_loss}",
@@ -186,14 +181,10 @@ _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, b
 
 
 def in_words(found: Mapping[KeyPath, Fault | Problem], document: Document) -> list[Problem]:
-    """Faults as problems, in the order of the file; at most twenty, of which the last then counts the rest."""
+    """Faults as problems, in the order of the file."""
     paths = sorted(found, key=lambda path: (document.origin(path).line, document.origin(path).column))
-    told = [found[path] for path in (paths if len(paths) <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1])]
-    problems = [_problem_of(document, each) if isinstance(each, Fault) else each for each in told]
-    if len(problems) < len(paths):
-        fix = f"fix these first, and check that {document.name} is the intended file"
-        problems.append(document.problem((), f"{len(paths) - len(problems)} more problems", fix, "more"))
-    return problems
+    told = [found[path] for path in paths]
+    return [_problem_of(document, each) if isinstance(each, Fault) else each for each in told]
 
 
 def _problem_of(document: Document, fault: Fault) -> Problem:
@@ -201,35 +192,34 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
     key = next((step for step in reversed(path) if isinstance(step, str)), "")
     example = f"write {key}: {_EXAMPLES.get(key, '...')}"
     kinds = [detail] if isinstance(detail, str) else detail
-    fix = ""
     if keyword == "unknown":
-        shown = NOT_GIVEN if isinstance(value, (dict, list)) else document.get(path, NOT_GIVEN)
-        return document.problem(path, "unknown key", _instead(fault), "unknown-key", value=shown)
-    if keyword == "compared":
-        relation, other, limit = detail
-        if relation == "a_is_subdir_of_b":
-            message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
-        else:
-            least = f"a number above {limit:g}" if relation == "a<b" else f"{limit:g} or more"
-            message, fix = f"must be {least}, as {other} is {limit:g}", f"write {least}"
-        return document.problem(path, message, fix, "out-of-range")
-    if keyword == "checks" and isinstance(value, dict) and "grid search" in detail:
-        fix = "write count: N, the number of values to try"
-        return document.problem(path, detail, fix, "hyperparameter-spec")
-    if keyword == "checks" and isinstance(value, dict) and "type" in value:
-        message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
-        fix = one_of((*AXES, "const"), value["type"])
-        fix += "; or wrap the whole hyperparameter: {type: const, val: {...}}"
-        return document.problem(path, message, fix, "hyperparameter-spec")
-    if keyword == "checks":
-        fix = "set environment.image" if "Image" in detail else "write another value, or remove it"
-        return document.problem(path, detail, fix, "out-of-range")
+        return document.problem(path, "unknown key", _instead(fault), "unknown-key", value=NOT_GIVEN)
     if keyword in ("pattern", "union"):
         given = " and ".join(sorted(map(str, value))) or "none" if isinstance(value, dict) else kind_of(value)
         return document.problem(path, f"cannot be {given}", example, "wrong-type")
     if keyword == "type" and kinds == ["null"]:
         fix = "write slots_per_trial instead" if key == "slots" else "remove it"
         return document.problem(path, "is no longer a key of an experiment", fix, "removed-key")
+    if keyword == "compared":
+        relation, other, limit = detail
+        message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
+        if relation != "a_is_subdir_of_b":
+            least = f"a number above {limit:g}" if relation == "a<b" else f"{limit:g} or more"
+            message, fix = f"must be {least}, as {other} is {limit:g}", f"write {least}"
+        return document.problem(path, message, fix, "out-of-range")
+    if keyword == "checks":
+        message, code = detail, "hyperparameter-spec"
+        if isinstance(value, dict) and "grid search" in detail:
+            fix = "write count: N, the number of values to try"
+        elif isinstance(value, dict) and "type" in value:
+            message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
+            wrap = "or wrap the whole hyperparameter: {type: const, val: {...}}"
+            fix = f"{one_of((*AXES, 'const'), value['type'])}; {wrap}"
+        else:
+            fix = "set environment.image" if "Image" in detail else "write another value, or remove it"
+            code = "out-of-range"
+        return document.problem(path, message, fix, code)
+    fix = ""
     if keyword == "missing":
         fit = document.get(("hyperparameters", "fit", "max_length"))
         fix = f"write {key}: {detail[0]}" if isinstance(detail, list) else example

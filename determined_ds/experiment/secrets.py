@@ -19,8 +19,8 @@ from determined_ds.config.params import LOGGING, PASSWORD_IN_URL, is_secret_opti
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.variables import PATH as VARIABLES
 
+VARIABLES: KeyPath = ("environment", "environment_variables")
 # What it is -> its form, which begins with a literal, so that a large file is quickly looked through.
 TEXTS = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}[\s\S]*",
@@ -86,19 +86,10 @@ def masked_command(words: Sequence[str]) -> str:
 
 
 def masked_override(word: str) -> str:
-    """A word of a command line, with ``***`` for the value of a KEY=VALUE that is or holds a secret."""
-    from determined_ds.experiment.experiment import read_override  # late: the experiment reads this module
-
-    flag = "--set=" if word.startswith("--set=") else ""
-    key, equals, text = word.removeprefix(flag).partition("=")
-    try:
-        path, config = read_override(f"{key}{equals}{text}")
-    except ConfigError:  # an option, a file, or a value that is not YAML
-        path, config = (key,), text
-    for step in reversed(path):
-        config = {step: config}
-    if equals and (_is_secret(NAMES, path[-1], text) or _masked(config)[1]):
-        return f"{flag}{key}=***"
+    """A word of a command line, with ``***`` for the value of a KEY=VALUE that is or may hold a secret."""
+    value = word.removeprefix("--set=").partition("=")[2]
+    if any(_is_secret(NAMES, name, value) for name in re.findall(r"\w+", word)):
+        return f"{word.removesuffix(value)}***"
     return _without_texts(word, lambda _: "***")
 
 
@@ -142,18 +133,11 @@ def secret_problems(document: Document) -> list[Problem]:
         if value is None:
             shown, code = PLACEHOLDER.format(name), "secret-missing"
             problems.append(document.problem(path, taken, f"{write} {name}", code, value=shown))
-        elif path[:2] == VARIABLES:
-            message, shown = f"{name} {shown_to_all}", f"{name}=***"
-            problems.append(document.problem(path, message, leave_out, "secret", value=shown))
         elif path[:2] != ("hyperparameters", LOGGING) or not is_secret_option(path[-1], document.get(path)):
             # Of a tool's option it is said with the hyperparameters, which refuse it.
-            problems.append(document.problem(path, shown_to_all, leave_out, "secret", value="***"))
+            shown = f"{name}=***" if path[:2] == VARIABLES else "***"
+            problems.append(document.problem(path, shown_to_all, leave_out, "secret", value=shown))
     return problems
-
-
-def placeholders_left(document: Document) -> list[Problem]:
-    """The problem of each placeholder in a configuration that a cluster reads, and takes for the value."""
-    return [problem for problem in secret_problems(document) if problem.code == "secret-missing"]
 
 
 # ------------------------------------------------------------------------------------------------- finding
@@ -204,9 +188,9 @@ def _is_of_cluster(path: KeyPath) -> bool:
 
 def _without_texts(text: str, hidden: Callable[[str], str]) -> str:
     """A text in which all that looks like a secret is hidden."""
-    for form in TEXTS.values():
+    for form in (*TEXTS.values(), PASSWORD_IN_URL.pattern):
         text = re.sub(form, lambda match: hidden(match[0]), text)
-    return PASSWORD_IN_URL.sub(lambda match: hidden(match[0]), text)
+    return text
 
 
 def _changed(value: Any, change: Callable[[KeyPath, str], str], path: KeyPath = ()) -> Any:

@@ -86,25 +86,30 @@ class Source:
             raise SourceError(reason, getattr(error, "lineno", None) or 0) from None
         self.text = content.decode(errors="replace")
 
-    def imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        """The names that an import binds, each with the dotted name of what it is; ``*`` with the module."""
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.split(".")[0]
-                yield alias.asname or first, alias.name if alias.asname else first
-        elif isinstance(node, ast.ImportFrom) and node.level <= len(self.package):
-            steps = self.package[: len(self.package) + 1 - node.level] if node.level else ()
-            module = ".".join([*steps, *filter(None, [node.module])])
-            for alias in node.names:
-                yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
+    @functools.cached_property
+    def imports(self) -> list[tuple[ast.AST, str, str]]:
+        """Each import, a name that it binds, and the dotted name of what that is; ``*`` with the module."""
+        found: list[tuple[ast.AST, str, str]] = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found += [(node, alias.asname or alias.name, alias.name) for alias in node.names]
+                packages = [alias.name.split(".")[0] for alias in node.names if alias.asname is None]
+                found += [(node, name, name) for name in packages]
+            elif isinstance(node, ast.ImportFrom) and node.level <= len(self.package):
+                steps = self.package[: len(self.package) + 1 - node.level] if node.level else ()
+                module = ".".join([*steps, *filter(None, [node.module])])
+                for alias in node.names:
+                    name = module if alias.name == "*" else f"{module}.{alias.name}"
+                    found.append((node, alias.asname or alias.name, name))
+        return found
 
     @functools.cached_property
     def bound(self) -> dict[str, set[ast.AST | str]]:
         """Name -> all that binds it anywhere in the file: the node, or the dotted name of what is imported."""
         found: dict[str, set[ast.AST | str]] = defaultdict(set)
+        for _, name, target in self.imports:
+            found[name].add(target)
         for node in self.nodes:
-            for name, target in self.imported(node):
-                found[name].add(target)
             if name := _bound_by(node):
                 found[name].add(node)
         return found
@@ -117,8 +122,7 @@ class Source:
     @functools.cached_property
     def modules(self) -> set[str]:
         """Dotted names of all that it imports anywhere, each package that these are in included."""
-        names = {target for node in self.nodes for _, target in self.imported(node)}
-        names |= {alias.name for node in self.nodes if isinstance(node, ast.Import) for alias in node.names}
+        names = {name for _, _, name in self.imports}
         return {each for name in names for each in itertools.accumulate(name.split("."), "{}.{}".format)}
 
     def name_of(self, node: ast.AST) -> str:
@@ -147,7 +151,9 @@ class Source:
     def own_drivers(self) -> Iterator[Problem]:
         """Calls of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
         ifs = [
-            node for node in self.nodes if isinstance(node, ast.If) and "__name__" not in text_of(node.test)
+            node
+            for node in self.nodes
+            if isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test)
         ]
         guards = [*ifs, *(node for node in self.nodes if isinstance(node, ast.Try))]
         for call, name in self.calls:
@@ -167,14 +173,6 @@ def _bound_by(node: ast.AST) -> str:
 def within(call: ast.Call, blocks: Iterable[ast.stmt]) -> bool:
     """Whether a call is in one of some blocks."""
     return any(each.lineno <= call.lineno <= (each.end_lineno or 0) for each in blocks)
-
-
-def text_of(node: ast.AST) -> str:
-    """An expression as it may be written; shortened where it is nested too deeply to write out."""
-    try:
-        return ast.unparse(node)
-    except RecursionError:
-        return "..."
 
 
 # ------------------------------------------------------------------------------------------- modules
@@ -243,9 +241,9 @@ def may_use_library(script: Path, context_dir: Path) -> bool:
     packages = {name for source in sources for name in source.modules if "." not in name}
     if LIBRARY in packages or any(BY_OTHER_MEANS.search(source.text) for source in sources):
         return True
-    places = (installed(name, script.parent, context_dir) for name in packages - sys.stdlib_module_names)
+    places = [installed(name, script.parent, context_dir) for name in packages - sys.stdlib_module_names]
     return any(
-        "-packages" not in place for place in places if place
+        place and "-packages" not in place for place in places
     )  # it is installed in place, and not read
 
 
@@ -294,20 +292,16 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
         trial: ``MODULE:CLASS``.
         context_dir: The folder with the code.
     """
-    order: dict[ast.ClassDef | str, Source | None] = {}
-    for kind, source in _family(trial.replace(":", "."), context_dir):
-        order.pop(kind, None)  # a base comes after all that extend it
-        order[kind] = source
+    # The farthest base first: of a class that several extend, the last mention counts.
+    order = dict(reversed(_family(trial.replace(":", "."), context_dir)))
     members: dict[str, ast.AST] = {}
-    for kind in order:
-        if isinstance(kind, str):
-            break
-        members = _members(kind) | members
+    for kind in order:  # behind a class of the library Python finds what that binds
+        members = {} if isinstance(kind, str) else members | _members(kind)
     return TrialClass(
         name=trial.partition(":")[2],
-        extends=tuple(kind for kind in order if isinstance(kind, str)) or (UNKNOWN,),
+        extends=tuple(kind for kind in reversed(order) if isinstance(kind, str)) or (UNKNOWN,),
         members=members,
-        sources=tuple(source for source in order.values() if source is not None),
+        sources=tuple(filter(None, reversed(order.values()))),
         context_dir=context_dir,
     )
 
@@ -320,13 +314,11 @@ def _family(dotted: str, context_dir: Path, depth: int = 0) -> list[tuple[ast.Cl
     if name == "object" or dotted in NEUTRAL:
         return []
     file = source_of(module, context_dir)
-    try:
-        source = Source(file, context_dir) if file and depth < 20 else None
-    except SourceError:
-        source = None
-    if source is None or "*" in source.bound:
-        return [(UNKNOWN, None)]
-    node = source.only(name)
+    node: ast.AST | str = UNSEEN
+    if file and depth < 20:
+        with contextlib.suppress(SourceError):
+            source = Source(file, context_dir)
+            node = UNSEEN if "*" in source.bound else source.only(name)
     if isinstance(node, str):
         return _family(node, context_dir, depth + 1)
     if (

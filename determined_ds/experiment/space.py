@@ -101,23 +101,22 @@ class Axis:
             return tuple(self.spec["vals"])
         if self.num_values is not None:
             return tuple(self.value(index) for index in sorted({0, self.num_values - 1}))
-        low, high = self.spec["minval"], self.spec["maxval"]
-        return self._of_range(low), self._of_range(low + (high - low) * LARGEST_UNIT)
+        return self._between(0), self._between(LARGEST_UNIT)
 
     @property
     def middle(self) -> Any:
         """The first category; the middle of a range."""
         if self.kind == "categorical":
             return self.spec["vals"][0]
-        low, high = self.spec["minval"], self.spec["maxval"]
-        return (low + high) // 2 if self.kind == "int" else self._of_range((low + high) / 2)
+        if self.kind == "int":
+            return (self.spec["minval"] + self.spec["maxval"]) // 2
+        return self._between(0.5)
 
     def draw(self, source: RandomState) -> Any:
         """A value as a master draws it; of a grid, which it does not draw, any of its values."""
         if self.num_values is not None:
             return self.value(int(source.randint(self.num_values, dtype="uint64")))
-        low, high = self.spec["minval"], self.spec["maxval"]
-        return self._of_range(low + (high - low) * float(source.random_sample()))
+        return self._between(float(source.random_sample()))
 
     def refusal(self) -> tuple[str, str] | None:
         """Message and fix of what a master's schema takes and a master cannot draw."""
@@ -132,6 +131,11 @@ class Axis:
         except OverflowError:
             return "has values that are not finite", "write bounds that are nearer to each other"
         return None
+
+    def _between(self, share: float) -> float | int:
+        """The value at a share of a continuous range."""
+        low, high = self.spec["minval"], self.spec["maxval"]
+        return self._of_range(low + (high - low) * share)
 
     def _of_range(self, number: float) -> float | int:
         """A value of a continuous range as the trial gets it: JSON of Go's, where 8.0 is written 8."""
@@ -176,11 +180,6 @@ class SearchSpace:
                 section = below
             section[axis.path[-1]] = value
         return made
-
-    @property
-    def middle(self) -> dict[str, Any]:
-        """The point in the middle, to be tried without a search."""
-        return self.at([axis.middle for axis in self.axes])
 
 
 def read_space(
@@ -244,19 +243,18 @@ def odd_exponents(space: SearchSpace) -> list[Problem]:
     """A warning for each ``log`` hyperparameter whose bounds look like its values: they are exponents of the base."""
     found = []
     for axis in space.axes:
-        if axis.kind != "log":
+        if axis.kind != "log" or axis.spec["base"] <= 1:
             continue
         base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
-        is_rate = bool({"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")})
-        looks_like_values = 0 < low < high <= 1
-        if base > 1 and (looks_like_values or (is_rate and high > 0)):
-            fix = "write the exponents of the intended values"
-            if looks_like_values:
-                fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
-            drawn = f"values from {base**low:g} to {base**high:g} are drawn"
-            message = f"minval and maxval are exponents of the base: {drawn}"
-            value = dict(axis.spec)
-            found.append(space.constants.problem(axis.path, message, fix, "log-bounds", value=value))
+        is_rate = {"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")}
+        fix = "write the exponents of the intended values"
+        if 0 < low < high <= 1:  # they look like values
+            fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
+        elif not is_rate or high <= 0:
+            continue
+        drawn = f"values from {base**low:g} to {base**high:g} are drawn"
+        message = f"minval and maxval are exponents of the base: {drawn}"
+        found.append(space.constants.problem(axis.path, message, fix, "log-bounds", value=dict(axis.spec)))
     return found
 
 
@@ -282,26 +280,20 @@ def points_of(space: SearchSpace) -> Points:
     holds several axes, which a master draws in no fixed order.
     """
     axes, size = space.axes, space.size
-    counts = [axis.num_values or 0 for axis in axes]
     if size is not None and size <= MOST_POINTS:
-        every = [
-            [axis.value(index) for index in range(count)] for axis, count in zip(axes, counts, strict=True)
-        ]
+        every = [[axis.value(index) for index in range(axis.num_values or 0)] for axis in axes]
         return Points([*itertools.product(*every)], size, True)
     ends = [axis.corners for axis in axes]
     if math.prod(map(len, ends)) <= MOST_CORNERS:
         corners = [*itertools.product(*ends)]
-    else:  # a few in which each end of each axis occurs
+    else:  # a few in which each end of each axis occurs, all the last ones first
         rows = min(max(map(len, ends)), MOST_CORNERS)
-        corners = [tuple(values[row % len(values)] for values in ends) for row in range(rows)]
-        corners.append(tuple(values[-1] for values in ends))
+        corners = [tuple(values[-1 - row % len(values)] for values in ends) for row in range(rows)]
     source = master_random(space.seed)
     drawn: dict[str, tuple[Any, ...]] = {}
     for _ in range(CONTINUOUS_SAMPLE if size is None else MOST_POINTS - len(corners)):
         values = tuple([axis.draw(source) for axis in axes])
         drawn.setdefault(repr(values), values)
         draw_trial_seed(source)
-    num_drawn = len(drawn)
-    for values in corners:
-        drawn.setdefault(repr(values), values)
-    return Points([*drawn.values()], num_drawn, False)
+    points = {**drawn, **{repr(values): values for values in corners}}
+    return Points([*points.values()], len(drawn), False)

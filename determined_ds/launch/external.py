@@ -27,8 +27,8 @@ from determined_ds.devices import detect_accelerator, detect_without_torch, kind
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_of_error
 from determined_ds.experiment.decide import read_document
+from determined_ds.experiment.experiment import variables_for
 from determined_ds.experiment.secrets import secrets_of
-from determined_ds.experiment.variables import variables_for
 from determined_ds.launch.meeting import Meeting
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.outcome import Failure, Outcome

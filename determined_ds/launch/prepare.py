@@ -17,9 +17,14 @@ from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
-from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
+from determined_ds.experiment.experiment import (
+    Experiment,
+    ignored_keys_of,
+    parse_experiment,
+    variable_problems,
+    variables_for,
+)
 from determined_ds.experiment.source import read_trial
-from determined_ds.experiment.variables import variable_problems, variables_for
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
@@ -148,7 +153,7 @@ def _decided(
         found.problems += filter(None, [sequences_problem(trained, resolved)])
         if not (options.is_measured or experiment.measures):
             found.problems += metric_problems(experiment.document, trained)[0]
-    found.warn(variable_problems(experiment.document, kind_of_device(devices))[1])
+    found.warn(variable_problems(experiment.document)[1])
     return experiment, resolved, devices, variables
 
 

@@ -301,7 +301,7 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
         except ConfigError:
             before = None
         now = settings_of(experiment, None)
-        lines = differences(before.experiment, now.experiment) if before is not None else [UNKNOWN]
+        lines = differences(before, now) if before is not None else [UNKNOWN]
         start = replace(start, changes=Changes(effective=tuple(map(str, lines))))
     found.raise_any()
     return start

@@ -33,7 +33,7 @@ def test_an_optimizer_of_another_kind_begins_anew(copied: Path) -> None:
     edit(context / "ds.json", "AdamW", "Adagrad")
     refused = run(context, there, "--resume", sets=[f"{LENGTH}=8"])
     assert refused.returncode == 2
-    assert "deepspeed optimizer.type" in refused.stderr
+    assert "deepspeed.optimizer.type" in refused.stderr
     assert "--reset-optimizer" in refused.stderr
     done = run(context, there, "--resume", "--reset-optimizer", sets=[f"{LENGTH}=8"])
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "  resume     batch 6, checkpoint " in done.stdout
     assert "  changed    hyperparameters.fit.max_length.batches: 6 -> 7\n" in done.stdout
-    assert "             deepspeed optimizer.params.lr: 0.01 -> 0" in done.stdout
+    assert "             deepspeed.optimizer.params.lr: 0.01 -> 0" in done.stdout
     assert records(copied / "run", "training")[-1][1]["lr"] == 0.0
     after = checkpoints(copied / "run")[0]
     assert same_weights(before, after)
@@ -46,7 +46,7 @@ def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("hyperparameters.global_batch_size=16", "deepspeed train_batch_size = 16"),
+        ("hyperparameters.global_batch_size=16", "deepspeed.train_batch_size = 16"),
         (AMSGRAD, "optimizer.params.amsgrad = true"),
         ("reproducibility.experiment_seed=5", "reproducibility.experiment_seed = 5"),
         ("entrypoint=python3 -m determined_ds.train other:Trial", "entrypoint = ['other:Trial']"),

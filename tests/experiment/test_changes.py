@@ -45,10 +45,10 @@ SAME = {
 LEARNS = (
     "hyperparameters.learning_rate: 0.01 -> 0.001",
     "hyperparameters.width: not given -> 7",
-    "deepspeed optimizer.params.lr: 0.01 -> 0.001",
+    "deepspeed.optimizer.params.lr: 0.01 -> 0.001",
 )
 VARIABLES = "environment.environment_variables: not given -> ['OTHER', 'TOKEN']"
-STAGE, ALL, WEIGHTS = "deepspeed zero_optimization.stage", {"warm_start": "all"}, {"warm_start": "weights"}
+STAGE, ALL, WEIGHTS = "deepspeed.zero_optimization.stage", {"warm_start": "all"}, {"warm_start": "weights"}
 SOME = (...,)  # further ones
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]]]
 
@@ -68,18 +68,28 @@ CASES = {
     "the layout, by a fork of all": case(
         with_json(zero_optimization={"stage": 2}), {**ALL, "refusal": "it has no index"}, problems=(STAGE,)
     ),
-    "the strategy": case(ON_FOUR, strategy=("slots 2 -> 4", "zero_stage 1 -> 3", *SOME), effective=SOME),
+    "the strategy": case(
+        ON_FOUR,
+        strategy=("resources.slots_per_trial: 2 -> 4", "deepspeed.zero_optimization.stage: 1 -> 3", *SOME),
+        effective=SOME,
+    ),
     "another schedule": case(
         config(pipe_schedule="interleaved"),
-        strategy=("pipe_chunks 1 -> 2", "pipe_schedule 1f1b -> interleaved"),
+        strategy=(
+            "hyperparameters.pipe_chunks: 1 -> 2",
+            'hyperparameters.pipe_schedule: "1f1b" -> "interleaved"',
+        ),
     ),
     "another trial of the module": case(
         config(entrypoint="trial:Two", pipe_parallel_size=2),
-        strategy=("trial One -> Two", "pipe_parallel_size 1 -> 2"),
+        strategy=(
+            "entrypoint: ['trial:One'] -> ['trial:Two']",
+            "hyperparameters.pipe_parallel_size: 1 -> 2",
+        ),
         effective=SOME,
     ),
     "another module": case(config(entrypoint="other:One"), problems=("entrypoint",)),
-    "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed optimizer.type",), strategy=SOME),
+    "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed.optimizer.type",), strategy=SOME),
     "the optimizer, started again": case(
         OF_ANOTHER_KIND, {"resets_optimizer": True}, effective=SOME, strategy=SOME
     ),
@@ -112,8 +122,8 @@ def test_what_a_change_means(now: dict[str, Any], how: dict[str, Any], expected:
 def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
     now = {**config(global_batch_size=16), **SEED}
     told = {problem.key: str(problem) for problem in changes(config(), now)["problems"]}
-    assert set(told) == {"reproducibility.experiment_seed", "deepspeed train_batch_size"}
-    said = told["deepspeed train_batch_size"]
+    assert set(told) == {"reproducibility.experiment_seed", "deepspeed.train_batch_size"}
+    said = told["deepspeed.train_batch_size"]
     assert "= 16 (global_batch_size, one.yaml): was 8 when checkpoint c was written" in said
     assert "fix: go back to 8, or start anew in another --run-dir" in said
 

@@ -9,7 +9,7 @@ import pytest
 
 from determined_ds import load_experiment
 from tests.harness.checked import report_of
-from tests.package import ENTRYPOINT, experiment, refusal, refusals
+from tests.package import CPU, ENTRYPOINT, experiment, refusal, refusals, resolved_of
 
 
 @pytest.mark.parametrize("nulls", ["", "resources:\nhyperparameters:\nname:\nsearcher:\n"])
@@ -41,20 +41,22 @@ entrypoint: torchrun train.py
 
 
 def test_a_trial_in_determineds_own_form_trains_as_long_as_the_experiment_says() -> None:
-    """What ``fit`` says stays; a length in records is counted in batches, if their size is known; 0 is no period."""
+    """What ``fit`` says stays; 0 is no period; a length in records, which nothing here counts, is refused."""
     config = {
         "entrypoint": "python3 -m determined.launch.deepspeed --trial trial:Trial",
-        "searcher": {"name": "single", "metric": "loss", "max_length": {"records": 87}},
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}},
         "min_validation_period": {"batches": 5},
         "min_checkpoint_period": {"batches": 0},
         "scheduling_unit": 4,
+        "hyperparameters": {"global_batch_size": 8, "fit": {"validation_period": {"batches": 2}}},
     }
-    given = {"fit": {"validation_period": {"batches": 2}}}
-    read = experiment({**config, "hyperparameters": {"global_batch_size": 8, **given}})
+    read = experiment(config)
     periods = {"validation_period": {"batches": 2}, "reporting_period": {"batches": 4}}
     assert read.hyperparameters.data["fit"] == {**periods, "max_length": {"batches": 10}}
-    problem = refusal(lambda: experiment({**config, "hyperparameters": given}))
-    assert (problem.key, problem.code) == ("searcher.max_length", "records")
+    config["searcher"] = {"name": "single", "metric": "loss", "max_length": {"records": 87}}
+    problem = refusal(lambda: resolved_of(experiment(config), CPU))
+    assert problem.key.startswith("hyperparameters.fit.max_length")
+    assert "searcher.max_length" in problem.origin
 
 
 # ------------------------------------------------------------------------------------------------------- --set
@@ -77,7 +79,6 @@ OVERRIDES = [
     "hyperparameters.time=1:30",
     "hyperparameters.date=2024-01-01",
     "hyperparameters.answer=yes",
-    "bind_mounts={host_path: /a, container_path: /b}",
 ]
 
 
