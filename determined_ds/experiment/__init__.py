@@ -2,7 +2,7 @@
 
 The way of a value::
 
-    CONFIG, CONTEXT_DIR -> Experiment -> one point of the space -> decide() -> ResolvedConfig
+    CONFIG, --set laid over it -> Document -> Experiment -> one point of its space -> ResolvedConfig
 
 Pure: no torch, deepspeed or determined in here.
 """

@@ -18,7 +18,7 @@ from determined_ds.config.strategy import schedule_of
 from determined_ds.documents.document import Difference, Document, differences, get_path, in_words
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import Problem
-from determined_ds.experiment.experiment import Experiment, names_of, read_experiment
+from determined_ds.experiment.experiment import Experiment, read_experiment, variables_of
 from determined_ds.experiment.secrets import masked
 
 NVME = [("zero_optimization", f"offload_{what}", "device") for what in ("optimizer", "param")]
@@ -43,12 +43,13 @@ def settings_of(
     if searcher.get("source_checkpoint_uuid") is not None:
         searcher["source_checkpoint_uuid"] = True  # the path and the uuid of one checkpoint are the same
     schedule, chunks = schedule_of(hyperparameters)
+    variables = {f"{device} {name}".strip() for _, device, name, _ in variables_of(experiment.document)}
     data = {
         **config,
         "searcher": searcher,
         "max_restarts": experiment.max_restarts,
         "environment": (config.get("environment") or {})
-        | {"environment_variables": names_of(experiment.document) or None},
+        | {"environment_variables": sorted(variables) or None},
         "entrypoint": list(experiment.entrypoint.words),
         "hyperparameters": {
             **dict.fromkeys(PARALLEL_SIZES, 1),

@@ -43,17 +43,6 @@ class Problems:
             self.warn(error.warnings)
             return None
 
-    def need(self, step: Callable[[], T]) -> T:
-        """What a step returns that the others depend on.
-
-        Raises:
-            ConfigError: it finds problems, or there are some already.
-        """
-        result = self.of(step)
-        self.raise_any()
-        assert result is not None
-        return result
-
     def warn(self, warnings: Iterable[Problem]) -> None:
         """Keep warnings, each once."""
         self.warnings.extend(warning for warning in warnings if warning not in self.warnings)
@@ -83,7 +72,9 @@ def read_document(
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
         found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, fix=fix))
-    document = found.need(lambda: with_flags(read_yaml(config), overrides, slots=slots))
+    document = found.of(lambda: with_flags(read_yaml(config), overrides, slots=slots))
+    found.raise_any()
+    assert document is not None
     return restored(document, os.environ, required=trains)
 
 
@@ -105,9 +96,7 @@ def decide_stated(experiment: Experiment, hyperparameters: Document, where: Wher
     resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
     found.problems += missing_packages(resolved.ds if resolved else None, hyperparameters)
     found.raise_any()
-    if resolved is None:
-        return None
-    return replace(resolved, warnings=(*found.warnings, *resolved.warnings))
+    return resolved and replace(resolved, warnings=(*found.warnings, *resolved.warnings))
 
 
 def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:

@@ -1,13 +1,9 @@
-"""A Determined experiment YAML -> Experiment: the part of it that decides a run.
-
-The way of a value::
-
-    YAML -> Document, --set laid over it -> Determined's schemas -> entrypoint, search space -> Experiment
-"""
+"""A Determined experiment YAML -> Experiment: the part of it that decides a run, and its environment variables."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +11,7 @@ from typing import Any, TypeVar
 
 from determined_ds.config.keys import ignored_keys
 from determined_ds.config.params import stated_seed
-from determined_ds.documents.document import Document, KeyPath, dotted, words
+from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import parse_yaml_value
 from determined_ds.errors import NOT_GIVEN, ConfigError, EntrypointError, Problem
@@ -133,36 +129,28 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | No
     return parse_experiment(restored(with_flags(read_yaml(path, name=name), overrides), os.environ))
 
 
-def read_override(override: str) -> tuple[KeyPath, Any]:
-    """The path and the value of a ``KEY=VALUE``: one with commas that is no ``[...]`` or ``{...}`` is a list.
-
-    Raises:
-        ConfigError: it is not KEY=VALUE, or the value is not YAML.
-
-    Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``.
-    """
-    key, equals, text = override.partition("=")
-    path: KeyPath = tuple(key.split("."))
-    if not equals or not all(path):
-        fix = "write e.g. hyperparameters.fit.max_length.batches=10"
-        raise ConfigError(Problem(key=f"--set {override}", message="is not KEY=VALUE", fix=fix))
-    if "," in text and not text.startswith(("[", "{")):
-        return path, [parse_yaml_value(part, f"--set {key}") for part in text.split(",")]
-    return path, parse_yaml_value(text, f"--set {key}")
-
-
 def with_flags(document: Document, overrides: Iterable[str], *, slots: int | None = None) -> Document:
     """A document overwritten by a command's ``--slots`` and ``--set``, with the meaning ``det`` gives to ``--config``.
 
-    A mapping is merged, all else replaces.
+    A mapping is merged, all else replaces. A value with commas that is no ``[...]`` or ``{...}`` is a list.
 
     Raises:
         ConfigError: an override is not KEY=VALUE, or its value is not YAML.
+
+    Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``.
     """
     if slots is not None:
         document = document.overwritten(SLOTS, slots, "--slots")
     for override in overrides:
-        path, value = read_override(override)
+        key, equals, text = override.partition("=")
+        path, flag = tuple(key.split(".")), f"--set {key}"
+        if not equals or not all(path):
+            fix = "write e.g. hyperparameters.fit.max_length.batches=10"
+            raise ConfigError(Problem(key=f"--set {override}", message="is not KEY=VALUE", fix=fix))
+        if "," in text and not text.startswith(("[", "{")):
+            value: Any = [parse_yaml_value(part, flag) for part in text.split(",")]
+        else:
+            value = parse_yaml_value(text, flag)
         document = document.overwritten(path, value, f"--set {masked_override(override)}")
     return document
 
@@ -257,13 +245,11 @@ def ignored_keys_of(experiment: Experiment, place: int) -> list[Problem]:
 
 # ------------------------------------------------------------------------------------------- environment variables
 
-# Of the key of a list; gpu is the old name.
-DEVICES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "rocm": "rocm"}
 # A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
-OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
-    LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
-    WORLD_SIZE""")
-PREFIXES_OF_THE_LAUNCH = ("DET_", "TORCHELASTIC_")
+OF_THE_LAUNCH = re.compile(
+    "((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|CROSS_RANK|(CROSS|LOCAL)_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+    "|CUDA_VISIBLE_DEVICES|DS_ACCELERATOR|(DET|TORCHELASTIC)_.*"
+)
 
 
 def variables_for(document: Document, device: str) -> dict[str, str | None]:
@@ -281,38 +267,30 @@ def variables_for(document: Document, device: str) -> dict[str, str | None]:
     """
     if problems := variable_problems(document)[0]:
         raise ConfigError(problems)
-    own = [(name, value) for _, of, name, value in _entries(document) if of in ("", device)]
-    return {name: value for name, value in own if not _by_launch(name)}
+    own = [(name, value) for _, of, name, value in variables_of(document) if of in ("", device)]
+    return {name: value for name, value in own if not OF_THE_LAUNCH.fullmatch(name)}
 
 
 def variable_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
     """Entries of an experiment that are not NAME=VALUE, and warnings of those that a launch sets itself."""
     problems, warnings, code = [], [], "environment-variables"
     fix = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
-    for path, _, name, value in _entries(document):
+    for path, _, name, value in variables_of(document):
         if not name or "\0" in f"{name}{value}":
             problems.append(document.problem(path, "is not NAME=VALUE", fix, code, value=NOT_GIVEN))
-        elif _by_launch(name):
+        elif OF_THE_LAUNCH.fullmatch(name):
             message = f"{name} is set by the launch: this value is not used"
             warnings.append(document.problem(path, message, "remove it", code, value=NOT_GIVEN))
     return problems, warnings
 
 
-def names_of(document: Document) -> list[str]:
-    """The names, device before name where they differ by device, sorted; of what cannot be read, nothing."""
-    return sorted(f"{device} {name}".strip() for _, device, name, _ in _entries(document))
-
-
-def _by_launch(name: str) -> bool:
-    return name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH)
-
-
-def _entries(document: Document) -> Iterator[tuple[KeyPath, str, str, str | None]]:
-    """Path, device ("" of every one), name and value of each."""
+def variables_of(document: Document) -> Iterator[tuple[KeyPath, str, str, str | None]]:
+    """Path, device ("" of every one), name and value of each environment variable; None of a name alone."""
     given = document.get(VARIABLES)
     for key, listed in (given if isinstance(given, dict) else {"": given}).items():
         path = (*VARIABLES, key) if key else VARIABLES
         for index, entry in enumerate(listed if isinstance(listed, list) else ()):
             if isinstance(entry, str):
                 name, equals, value = entry.partition("=")
-                yield (*path, index), DEVICES.get(key, key), name, value if equals else None
+                device = "cuda" if key == "gpu" else key  # gpu is the old name
+                yield (*path, index), device, name, value if equals else None

@@ -235,9 +235,7 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
 @cache
 def _elsewhere() -> dict[str, str]:
     """A key -> where it belongs, or in several words the fix, for those that belong in one place."""
-    sections = (
-        "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
-    )
+    sections = "environment profiling retention_policy checkpoint_storage reproducibility resources"
     in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
     return {
         **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},

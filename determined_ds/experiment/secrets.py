@@ -32,7 +32,6 @@ TEXTS = {
     "a Weights & Biases key": r"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
     "a secret AWS key": r"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
 }
-_FORMS = {name: re.compile(form.encode()) for name, form in TEXTS.items()}
 # Names of secrets, as the last word of a name; a ``pad_token`` is none.
 _KEYS = (
     r"(?:.*_)?(?:password|passphrase|secret|(?:secret|access|api)_?key|(?:auth|access|hf|hub)_token|private_key"
@@ -53,8 +52,9 @@ _PLACEHOLDERS = re.compile(PLACEHOLDER.format(r"(\w+)"))
 
 def secret_text(content: bytes) -> tuple[str, int] | None:
     """What a text holds that looks like a secret, and the offset of the first; None where there is none."""
-    found = [(match.start(), name) for name, form in _FORMS.items() if (match := form.search(content))]
-    return (min(found)[1], min(found)[0]) if found else None
+    matches = {name: re.search(form.encode(), content) for name, form in TEXTS.items()}
+    found = sorted((match.start(), name) for name, match in matches.items() if match)
+    return (found[0][1], found[0][0]) if found else None
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -283,12 +283,8 @@ def points_of(space: SearchSpace) -> Points:
     if size is not None and size <= MOST_POINTS:
         every = [[axis.value(index) for index in range(axis.num_values or 0)] for axis in axes]
         return Points([*itertools.product(*every)], size, True)
-    ends = [axis.corners for axis in axes]
-    if math.prod(map(len, ends)) <= MOST_CORNERS:
-        corners = [*itertools.product(*ends)]
-    else:  # a few in which each end of each axis occurs, all the last ones first
-        rows = min(max(map(len, ends)), MOST_CORNERS)
-        corners = [tuple(values[-1 - row % len(values)] for values in ends) for row in range(rows)]
+    # Where there are more than a thousand, the sample has to do for the rest.
+    corners = [*itertools.islice(itertools.product(*(axis.corners for axis in axes)), MOST_CORNERS)]
     source = master_random(space.seed)
     drawn: dict[str, tuple[Any, ...]] = {}
     for _ in range(CONTINUOUS_SAMPLE if size is None else MOST_POINTS - len(corners)):

@@ -118,7 +118,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
                 )
             )
         document = document.overwritten(SLOTS, placed.size, placed.launcher)
-    experiment = found.need(lambda: parse_experiment(document))
+    experiment = parse_experiment(document)
     found.warn(ignored_keys_of(experiment, RUN))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.problems += code_problems(experiment, options.context_dir, option=option)

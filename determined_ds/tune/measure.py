@@ -256,7 +256,9 @@ def open_workbench(request: Request, found: Problems, command: str, *, say: Say 
     assert document is not None
     assert devices is not None
     found.warn(ignored_keys(document, MEASURE))
-    base = found.need(lambda: read_base(document, request.context_dir, devices))
+    base = found.of(lambda: read_base(document, request.context_dir, devices))
+    found.raise_any()
+    assert base is not None
     found.warn(base.resolved.warnings)
     now = datetime.now()
     run_dir = request.run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_{command}", now)
