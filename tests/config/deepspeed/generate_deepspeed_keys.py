@@ -52,9 +52,8 @@ Node = dict[str, Any]
 DEFAULT_PATH = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed_keys.json"
 PROBE = "__probe__"
 SEED: Node = {"train_batch_size": 1, "optimizer": {"type": "adam"}, "scheduler": {"type": "WarmupLR"}}
-TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-TYPE_NAMES |= {Path: "string", list: "array", tuple: "array", dict: "object"}
-DEFAULT_TYPES = {kind: name for kind, name in TYPE_NAMES.items() if name not in ("null", "object")}
+DEFAULT_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+TYPE_NAMES = DEFAULT_TYPES | {tuple: "array", Path: "string", dict: "object", type(None): "null"}
 
 
 def node(type_names: str, **facts: Any) -> Node:
@@ -64,77 +63,79 @@ def node(type_names: str, **facts: Any) -> Node:
     return ({"type": sorted(type_names.split())} if type_names else {}) | facts
 
 
-def table(*rows: tuple[Node, str, str]) -> dict[str, Node]:
-    """Nodes by path, from (node, section, space-separated keys)."""
-    return {f"{section}.{key}".lstrip("."): facts for facts, section, keys in rows for key in keys.split()}
+def table(rows: Mapping[str, Node]) -> dict[str, Node]:
+    """Nodes by path, of rows with space-separated paths; ``a.{b c}`` stands for two."""
+    nodes: dict[str, Node] = {}
+    for paths, facts in rows.items():
+        for section, keys in re.findall(r"([\w.]+)(?:{([^}]+)})?", paths):
+            nodes |= {f"{section}{key}": facts for key in keys.split() or [""]}
+    return nodes
 
 
 FOLD = {"ignoreCase": True}
-DTYPE = node("null string", enum=[v for d in ds.DtypeEnum for v in d._all_values if isinstance(v, str)])
-COMM_DTYPE = node("null string", enum=["fp32", "fp16", "bf16"]) | FOLD
 COUNT = node("integer null", exclusiveMinimum=0, maximum=2**31 - 1)
-RATE = {"type": ["number", "array", "null"]}  # a list has one a parameter group
-BATCHING = "data_efficiency.data_sampling.dynamic_batching"
+RATE = {"type": ["number", "array", "null"]}  # A list has one a parameter group.
+DTYPES = [value for dtype in ds.DtypeEnum for value in dtype._all_values if isinstance(value, str)]
 WRITER_UNITS = ckpt.CHECKPOINT_DATA_PARALLEL_UNITS
+ZERO, SAMPLING = "zero_optimization", "data_efficiency.data_sampling"
 
 # What the defaults and annotations do not tell. Ranges and enums are those that DeepSpeed itself checks.
 OVERRIDES = table(
-    (COMM_DTYPE, "", "communication_data_type seq_parallel_communication_data_type"),
-    (COUNT, "", "gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu"),
-    (node("null string", enum=log_levels) | FOLD, "", "log_level"),
-    (node("string", enum=ds.GRADIENT_ALLREDUCE_OP_SUPPORTED) | FOLD, "", "gradient_allreduce_op"),
-    (node("boolean null object", free=True), "", "datastates_ckpt"),  # Read by the package datastates.
-    # DeepSpeed also reads true, the oldest form, which is refused here.
-    (node("object"), "", "zero_optimization"),
-    (node("integer null"), "", "activation_checkpointing.number_checkpoints vocabulary_size"),
-    (node("null object"), "", "aio autotuning.model_info bf16 checkpoint.writer expert_parallel"),
-    (node("null object", free=True), "", "autotuning.arg_mappings optimizer.params scheduler.params"),
-    (node("null string"), "", "flops_profiler.output_file optimizer.type scheduler.type"),
-    (node("number null", exclusiveMinimum=0), "", "steps_per_print"),  # Accelerate writes infinity.
-    ({"deprecated": "bf16"}, "", "bfloat16"),
-    (node("integer null"), "autotuning", "max_train_batch_size"),
-    (node("null string"), "autotuning", "metric_path model_info_path"),
-    (node("integer null"), "autotuning.model_info", "hidden_size num_layers num_params"),
-    (node("string", enum=ds.CHECKPOINT_TAG_VALIDATION_MODES) | FOLD, "checkpoint", "tag_validation"),
-    (node("null string", enum=WRITER_UNITS) | FOLD, "checkpoint.writer", "data_parallel"),
-    (node("null string", enum=ckpt.CHECKPOINT_WRITER_TYPES) | FOLD, "checkpoint.writer", "type"),
-    ({"free": True}, "data_efficiency.data_routing", "random_ltd"),  # Copied whole, read elsewhere.
-    ({"free": True}, "data_efficiency.data_sampling", "curriculum_learning"),  # The same.
-    (node("object", free=True), "data_efficiency.data_sampling.curriculum_learning", "curriculum_metrics"),
-    (node("integer"), BATCHING, "max_batch_size"),
-    ({"enum": ["random", "seqlen", "dataloader"]}, BATCHING, "sequence_picking_order"),
-    (DTYPE, "data_types", "buffer_dtype grad_accum_dtype param_dtype"),
-    (node("array string"), "data_types", "keep_in_fp32_modules"),
-    (node("null"), "expert_parallel", "load_balance_coeff"),
-    (node("null string"), "expert_parallel", "expert_w3"),
-    (node("null string", enum=sorted(EXPERT_ACTIVATIONS)), "expert_parallel", "expert_activation"),
-    (node("null string", enum=sorted(auto_ep_config.PRESET_MODELS)), "expert_parallel", "preset_model"),
-    ({"minimum": 0}, "expert_parallel", "comm_max_tokens_per_rank comm_qp_margin"),
-    ({"minimum": 1}, "expert_parallel", "comm_num_sm num_expert_groups num_limited_groups"),
-    ({"minimum": 0}, "fp16", "loss_scale"),
-    (node("boolean"), "optimizer", "legacy_fusion"),
-    (node("integer string"), "pipeline", "stages"),
-    (node("array"), "torch_autocast", "lower_precision_safe_modules"),
-    (node("string", enum=DTYPE["enum"][:-1]), "torch_autocast", "dtype"),
-    (node("null object"), "zero_optimization", "leaf_module"),
-    (node("array string"), "zero_optimization.leaf_module", "classes names name_suffixes"),
-    ({"enum": ["auto", "step", "epoch"]}, "zero_optimization.zenflow", "select_strategy"),
-    ({"minimum": 1}, "zero_optimization.zenflow", "update_interval"),
+    {
+        "gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu": COUNT,
+        "steps_per_print": node("number null", exclusiveMinimum=0),  # Accelerate writes infinity.
+        """vocabulary_size activation_checkpointing.number_checkpoints autotuning.max_train_batch_size
+        autotuning.model_info.{hidden_size num_layers num_params}""": node("integer null"),
+        f"{SAMPLING}.dynamic_batching.max_batch_size": node("integer"),
+        "expert_parallel.{comm_max_tokens_per_rank comm_qp_margin} fp16.loss_scale": {"minimum": 0},
+        """expert_parallel.{comm_num_sm num_expert_groups num_limited_groups}
+        zero_optimization.zenflow.update_interval""": {"minimum": 1},
+        "expert_parallel.load_balance_coeff": node("null"),
+        "optimizer.legacy_fusion": node("boolean"),
+        """flops_profiler.output_file optimizer.type scheduler.type autotuning.{metric_path model_info_path}
+        expert_parallel.expert_w3""": node("null string"),
+        "pipeline.stages": node("integer string"),
+        f"{SAMPLING}.curriculum_learning.curriculum_metrics": node("object"),
+        """aio bf16 expert_parallel autotuning.{arg_mappings model_info} checkpoint.writer optimizer.params
+        scheduler.params zero_optimization.leaf_module""": node("null object"),
+        "datastates_ckpt": node("boolean null object"),  # Read by the package datastates.
+        "torch_autocast.lower_precision_safe_modules": node("array"),
+        """data_types.keep_in_fp32_modules
+        zero_optimization.leaf_module.{classes names name_suffixes}""": node("array string"),
+        "bfloat16": {"deprecated": "bf16"},
+        "communication_data_type seq_parallel_communication_data_type": node(
+            "null string", enum=["fp32", "fp16", "bf16"], **FOLD
+        ),
+        "data_types.{buffer_dtype grad_accum_dtype param_dtype}": node("null string", enum=DTYPES),
+        "torch_autocast.dtype": node("string", enum=DTYPES),
+        "log_level": node("null string", enum=log_levels, **FOLD),
+        "gradient_allreduce_op": node("string", enum=ds.GRADIENT_ALLREDUCE_OP_SUPPORTED, **FOLD),
+        "checkpoint.tag_validation": node("string", enum=ds.CHECKPOINT_TAG_VALIDATION_MODES, **FOLD),
+        "checkpoint.writer.data_parallel": node("null string", enum=WRITER_UNITS, **FOLD),
+        "checkpoint.writer.type": node("null string", enum=ckpt.CHECKPOINT_WRITER_TYPES, **FOLD),
+        "expert_parallel.expert_activation": node("null string", enum=sorted(EXPERT_ACTIVATIONS)),
+        "expert_parallel.preset_model": node("null string", enum=sorted(auto_ep_config.PRESET_MODELS)),
+        f"{SAMPLING}.dynamic_batching.sequence_picking_order": {"enum": ["random", "seqlen", "dataloader"]},
+        "zero_optimization.zenflow.select_strategy": {"enum": ["auto", "step", "epoch"]},
+    }
 )
-
 # What a run of DeepSpeedConfig does not ask for: read by other files, or only under rare settings.
 UNTRACED = table(
-    (node("integer", minimum=1), "", "data_parallel_size sequence_parallel_size"),
-    (node("number", deprecated="zero_optimization.allgather_bucket_size"), "", "allgather_size"),
-    (node("integer"), BATCHING, "max_tokens"),
-    (node("string"), BATCHING, "metrics_path"),
-    (node("number", deprecated="gradient_clipping"), "optimizer.params", "max_grad_norm"),
-    (RATE, "optimizer.params", "eps lr weight_decay"),
-    (RATE, "scheduler.params", "warmup_max_lr warmup_min_lr"),
-    (node("null number"), "scheduler.params", "total_num_steps warmup_num_steps"),
-    (node("array null"), "optimizer.params", "betas"),
-    (node("boolean null"), "pipeline", "use_reentrant"),
+    {
+        "data_parallel_size sequence_parallel_size": node("integer", minimum=1),
+        "allgather_size": node("number", deprecated=f"{ZERO}.allgather_bucket_size"),
+        "optimizer.params.max_grad_norm": node("number", deprecated="gradient_clipping"),
+        "optimizer.params.{eps lr weight_decay} scheduler.params.{warmup_max_lr warmup_min_lr}": RATE,
+        "optimizer.params.betas": node("array null"),
+        "scheduler.params.{total_num_steps warmup_num_steps}": node("null number"),
+        f"{SAMPLING}.dynamic_batching.max_tokens": node("integer"),
+        f"{SAMPLING}.dynamic_batching.metrics_path": node("string"),
+        "pipeline.use_reentrant": node("boolean null"),
+    }
 )
+# Sections that are read elsewhere, and take any other key too.
+OPEN = {"optimizer.params", "scheduler.params", f"{SAMPLING}.curriculum_learning"}
+OPEN |= {"data_efficiency.data_routing.random_ltd"}
 
 
 def parameters(*kinds: type) -> set[str]:
@@ -211,23 +212,22 @@ def trace() -> tuple[dict[str, Any], dict[str, type]]:
 
 
 def annotation_node(annotation: Any) -> Node:
-    """The node of a pydantic field's or dataclass field's annotation."""
+    """The node of a pydantic field's or dataclass field's annotation; of a pydantic model, one with its fields."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        merged: Node = {"type": []}
-        for member in map(annotation_node, args):
-            if "type" not in member:
-                return {}
-            merged |= member | {"type": sorted({*merged["type"], *member["type"]})}
-        return merged
+        members = [annotation_node(member) for member in args]
+        if not all("type" in member for member in members):
+            return {}
+        names = {name for member in members for name in member["type"]}
+        return {key: fact for member in members for key, fact in member.items()} | {"type": sorted(names)}
     if origin is typing.Literal:
         return node(TYPE_NAMES[type(args[0])], enum=args)
     kind = origin or annotation
-    if isinstance(kind, type) and issubclass(kind, DeepSpeedConfigModel):
+    if inspect.isclass(kind) and issubclass(kind, DeepSpeedConfigModel):
         return model_node(kind)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+    if inspect.isclass(kind) and issubclass(kind, enum.Enum):
         return node(TYPE_NAMES[kind.__bases__[0]], enum=[member.value for member in kind])
-    return node(TYPE_NAMES.get(kind, ""), **({"free": True} if kind is dict else {}))
+    return node(TYPE_NAMES.get(kind, ""))
 
 
 def model_node(model: type[pydantic.BaseModel]) -> Node:
@@ -242,7 +242,7 @@ def model_node(model: type[pydantic.BaseModel]) -> Node:
         if isinstance(extra, dict) and extra.get("deprecated"):
             child["deprecated"] = extra.get("new_param") or extra.get("deprecated_msg", "")
         keys |= {name: child, field.alias or name: child}
-    return node("object", model=model.__name__, properties=keys)
+    return node("object", model=model.__name__, properties=keys, additionalProperties=False)
 
 
 def ensure(root: Node, path: str) -> Node:
@@ -250,6 +250,7 @@ def ensure(root: Node, path: str) -> Node:
     here = root
     for key in path.split("."):
         here.setdefault("type", ["object"])
+        here["additionalProperties"] = False
         here = here.setdefault("properties", {}).setdefault(key, {})
     return here
 
@@ -262,44 +263,32 @@ def known_keys() -> Node:
     root: Node = {}
     for path, model in models.items():
         ensure(root, path).update(model_node(model))
-    autoep = typing.get_type_hints(auto_ep_config.AutoEPConfig)
+    hints = typing.get_type_hints(auto_ep_config.AutoEPConfig).items()
+    autoep = {f"expert_parallel.{key}": annotation_node(hint) for key, hint in hints}
     for path, default in reads.items():
-        section, _, key = path.rpartition(".")
-        in_autoep = section == "expert_parallel"
-        found = annotation_node(autoep[key]) if in_autoep else node(DEFAULT_TYPES.get(type(default), ""))
-        here = ensure(root, path)
+        here, found = ensure(root, path), autoep.get(path, node(DEFAULT_TYPES.get(type(default), "")))
         here.update(found | here)
-    del ensure(root, "tensor_parallel.partition_config")["free"]
     unused = [path for path in OVERRIDES if path not in reads and not ensure(root, path)]
     for path, facts in (OVERRIDES | UNTRACED).items():
         ensure(root, path).update(facts)
     root["properties"] |= {key: {"removed": why} for key, why in ds._REMOVED_TOP_LEVEL_CONFIG_KEYS.items()}
-    zero_keys = ensure(root, "zero_optimization")["properties"]
+    zero_keys = ensure(root, ZERO)["properties"]
     zero_keys |= {key: {"removed": why} for key, why in ds._REMOVED_ZERO_CONFIG_KEYS.items()}
     undecided = [path for path in reads if not {"type", "removed"} & ensure(root, path).keys()]
     if unused or undecided:
         raise SystemExit(f"OVERRIDES that match no key: {unused}; keys without a type: {undecided}")
+    for path in OPEN:
+        del ensure(root, path)["additionalProperties"]
     return root
-
-
-def closed(found: Node) -> Node:
-    """A node that takes no other keys than those in it, unless it is free."""
-    is_free = found.pop("free", False)
-    if "properties" in found:
-        found["properties"] = {key: closed({**child}) for key, child in found["properties"].items()}
-        if not is_free:
-            found["additionalProperties"] = False
-    return found
 
 
 def generate() -> str:
     """The text of deepspeed_keys.json for the installed DeepSpeed."""
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
     schedules = {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
-    data = {
+    data = known_keys() | {
         "deepspeed_version": deepspeed.__version__.split("+")[0],
         "$schema": "http://json-schema.org/draft-07/schema#",
-        **closed({"type": ["object"], "properties": known_keys()["properties"]}),
         "optimizer_types": ds.DEEPSPEED_OPTIMIZERS,
         "optimizer_params": {name: sorted(params) for name, params in OPTIMIZERS.items()},
         "scheduler_types": [*schedules],
