@@ -1,17 +1,46 @@
-"""What several files here ask: the problems of a decision, its values by dotted keys, the keys that DeepSpeed knows."""
+"""What several files here ask: parts of a DeepSpeed JSON, what is wrong with it, and what DeepSpeed reads in it."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from determined_ds import ConfigError, Problem, ResolvedConfig
+from determined_ds import ConfigError, Problem
 from tests.package import ROOT, decide
 
 KEYS = ROOT / "determined_ds" / "config" / "deepspeed_keys.json"
 AUTO = "auto"
-Node = dict[str, Any]
+Json = dict[str, Any]
+
+
+def optimizer(kind: str = "AdamW", **params: Any) -> Json:
+    return {"optimizer": {"type": kind, "params": params}}
+
+
+def scheduler(kind: str = "WarmupLR", **params: Any) -> Json:
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+def zero(stage: Any, **settings: Any) -> Json:
+    return {"zero_optimization": {"stage": stage, **settings}}
+
+
+def nested(key: str, value: Any) -> Any:
+    """A mapping with one value, at a dotted key."""
+    for step in reversed(key.split(".")):
+        value = {step: value}
+    return value
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is nothing."""
+    for step in key.split("."):
+        config = config.get(step) if isinstance(config, dict) else None
+    return config
 
 
 def told(
@@ -24,23 +53,7 @@ def told(
         return list(error.problems), list(error.warnings)
 
 
-def value(resolved: ResolvedConfig, key: str) -> Any:
-    """What DeepSpeed is given at a dotted key; None where there is nothing."""
-    found: Any = resolved.ds_config
-    for step in key.split("."):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """A mapping with one value, at a dotted key."""
-    for step in reversed(key.split(".")):
-        value = {step: value}
-    assert isinstance(value, dict)
-    return value
-
-
-def known_keys(node: Node | None = None, above: str = "") -> Iterator[tuple[str, Node]]:
+def known_keys(node: Json | None = None, above: str = "") -> Iterator[tuple[str, Json]]:
     """Every dotted key that the installed DeepSpeed knows, with its types, range and further keys.
 
     The file is what ``deepspeed/generate_deepspeed_keys.py`` writes, which describes it.
@@ -49,3 +62,13 @@ def known_keys(node: Node | None = None, above: str = "") -> Iterator[tuple[str,
         key = f"{above}.{name}".lstrip(".")
         yield key, child
         yield from known_keys(child, key)
+
+
+def read_by_deepspeed(config: Json, replicas: int) -> Any:
+    """DeepSpeed's own reading of a configuration; nothing is started."""
+    with mock.patch.dict(os.environ, DS_ACCELERATOR="cpu"):
+        from deepspeed.runtime import config as upstream
+
+    mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
+    with mock.patch.object(upstream.dist, "get_rank", return_value=0):
+        return upstream.DeepSpeedConfig(config, mpu)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,110 +10,100 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds import Accelerator, ConfigError
+from tests.config.deciding import AUTO, Json, optimizer, read_by_deepspeed, scheduler, zero
 from tests.package import CPU, CUDA, OLD_CUDA, decide, rules
 
 SMALL = st.sampled_from([1, 2, 3, 4, 8])
-# fmt: off
+ENABLED = st.sampled_from([True, False, AUTO])
+FP16 = {"loss_scale": st.sampled_from([0, 128]), "loss_scale_window": st.sampled_from([1, 100])}
+SCHEDULERS = [
+    scheduler(warmup_min_lr=AUTO),
+    scheduler("WarmupDecayLR"),
+    scheduler("LRRangeTest"),
+    scheduler("WarmupCosineLR", total_num_steps=AUTO),
+]
+DTYPES = st.sampled_from(["fp32", "bf16", None, AUTO])
 SETTINGS = {
-    "fp16": st.fixed_dictionaries({"enabled": st.sampled_from([True, False, "auto"])}, optional={
-        "loss_scale": st.sampled_from([0, 128]), "loss_scale_window": st.sampled_from([1, 100])}),
-    "bf16": st.fixed_dictionaries({"enabled": st.sampled_from([True, False, "auto"])}),
-    "gradient_allreduce_op": st.sampled_from(["mean", "auto"]),
-    "gradient_clipping": st.sampled_from([0, 0.5, "auto"]),
-    "steps_per_print": st.sampled_from([1, 10, None, "auto"]),
-    "scheduler": st.sampled_from([
-        {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}}, {"type": "WarmupDecayLR"},
-        {"type": "LRRangeTest"}, {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}]),
-    "data_types": st.fixed_dictionaries({"grad_accum_dtype": st.sampled_from(["fp32", "bf16", None, "auto"])}),
+    "fp16": st.fixed_dictionaries({"enabled": ENABLED}, optional=FP16),
+    "bf16": st.fixed_dictionaries({"enabled": ENABLED}),
+    "gradient_allreduce_op": st.sampled_from(["mean", AUTO]),
+    "gradient_clipping": st.sampled_from([0, 0.5, AUTO]),
+    "steps_per_print": st.sampled_from([1, 10, None, AUTO]),
+    "scheduler": st.sampled_from([each["scheduler"] for each in SCHEDULERS]),
+    "data_types": st.fixed_dictionaries({"grad_accum_dtype": DTYPES}),
 }
-OFFLOAD = st.fixed_dictionaries({"device": st.sampled_from(["none", "cpu", "nvme"])}, optional={
-    "pin_memory": st.just("auto"), "nvme_path": st.just("/nvme")})
-# fmt: on
+OFFLOAD = st.fixed_dictionaries(
+    {"device": st.sampled_from(["none", "cpu", "nvme"])},
+    optional={"pin_memory": st.just(AUTO), "nvme_path": st.just("/nvme")},
+)
 ZERO = {
     "offload_optimizer": st.none() | OFFLOAD.map(lambda offload: {**offload, "ratio": 1}),
     "offload_param": st.none() | OFFLOAD,
-    "reduce_bucket_size": st.sampled_from([5e8, 1000, "auto"]),
-    "overlap_comm": st.sampled_from([True, False, None, "auto"]),
+    "reduce_bucket_size": st.sampled_from([5e8, 1000, AUTO]),
+    "overlap_comm": st.sampled_from([True, False, None, AUTO]),
     "zero_hpz_partition_size": SMALL,
     "zero_quantized_weights": st.booleans(),
 }
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
-def few(options: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+def few(options: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Json]:
     """Some of the settings, so few that they often go together."""
     keys = st.lists(st.sampled_from(sorted(options)), max_size=2, unique=True)
     return keys.flatmap(lambda chosen: st.fixed_dictionaries({key: options[key] for key in chosen}))
 
 
-@st.composite
-def setups(draw: st.DrawFn) -> dict[str, Any]:
-    """A topology and a batch that agree, and settings of which some exclude each other."""
-    model, data, micro, steps = (draw(SMALL) for _ in range(4))
-    pipe = draw(st.sampled_from([1, 1, 1, 2, 4]))
-    hp: dict[str, Any] = {"pipe_parallel_size": pipe, "model_parallel_size": model, "learning_rate": 0.1}
+@given(st.data())
+def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(data: st.DataObject) -> None:
+    """Of a topology and a batch that agree, and settings of which some exclude each other."""
+
+    def one_of(*options: Any) -> Any:
+        return data.draw(st.sampled_from(options))
+
+    model, replicas, micro, steps = (data.draw(SMALL) for _ in range(4))
+    pipe = one_of(1, 1, 1, 2, 4)
+    batch = dict(zip(BATCH, (micro * steps * replicas, micro, steps), strict=True))
+    stated = one_of(BATCH, BATCH[:2], BATCH[::2])
+    hp: Json = {"pipe_parallel_size": pipe, "model_parallel_size": model, "learning_rate": 0.1}
     hp["fit"] = {"max_length": {"batches": 20}}
-    batch = {"train_batch_size": micro * steps * data, "train_micro_batch_size_per_gpu": micro}
-    batch["gradient_accumulation_steps"] = steps
-    known = draw(
-        st.sampled_from([("train_batch_size", "gradient_accumulation_steps"), tuple(batch), tuple(batch)[:2]])
-    )
-    ds: dict[str, Any] = {
-        key: batch[key] if key in known else draw(st.sampled_from(["auto", None])) for key in batch
-    }
-    if draw(st.booleans()):
-        hp["global_batch_size"] = ds.pop("train_batch_size")
-    if draw(st.booleans()):
-        hp["data_parallel_world_size"] = draw(st.sampled_from([data, "auto"]))
-    ds |= draw(few(SETTINGS))
-    ds["optimizer"] = {
-        "type": draw(st.sampled_from(["AdamW", "adam", "SGD", "Lamb"])),
-        "params": {"lr": "auto"},
-    }
-    ds["zero_optimization"] = {
-        "stage": draw(st.sampled_from([0, 1, 2, 2.0, 3, 3, "auto"])),
-        **draw(few(ZERO)),
-    }
-    expected = {"batch": batch, "replicas": data, "slots": pipe * model * data}
-    return {"hp": hp, "ds": ds, "accelerator": draw(st.sampled_from([CPU, CUDA, OLD_CUDA])), **expected}
-
-
-@given(setup=setups())
-def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
-    setup: dict[str, Any], deepspeed_config: Callable[..., Any]
-) -> None:
-    big = Accelerator(**{**vars(setup["accelerator"]), "num_devices": 512})
+    ds = {key: batch[key] if key in stated else one_of(AUTO, None) for key in BATCH}
+    if one_of(True, False):
+        hp["global_batch_size"] = ds.pop(BATCH[0])
+    if one_of(True, False):
+        hp["data_parallel_world_size"] = one_of(replicas, AUTO)
+    ds |= data.draw(few(SETTINGS)) | optimizer(one_of("AdamW", "adam", "SGD", "Lamb"), lr=AUTO)
+    ds |= zero(one_of(0, 1, 2, 2.0, 3, 3, AUTO), **data.draw(few(ZERO)))
+    accelerator = Accelerator(**{**vars(one_of(CPU, CUDA, OLD_CUDA)), "num_devices": 512})
     try:
-        resolved = decide(setup["hp"], setup["ds"], slots=setup["slots"], accelerator=big)
+        resolved = decide(hp, ds, slots=pipe * model * replicas, accelerator=accelerator)
     except ConfigError as refused:
         codes = {problem.code for problem in refused.problems}
         assert codes <= {rule.code for rule in rules()}, "the sizes agree: only a rule can be broken"
         return
-    told = json.loads(json.dumps(resolved.ds_config, allow_nan=False))
-    assert told == resolved.ds_config
-    assert {key: told[key] for key in setup["batch"]} == setup["batch"]
-    assert resolved.topology.data_parallel_world_size == setup["replicas"]
-    theirs = deepspeed_config(told, setup["replicas"])
-    assert {key: getattr(theirs, key) for key in setup["batch"]} == setup["batch"]
+    given = json.loads(json.dumps(resolved.ds_config, allow_nan=False))
+    assert given == resolved.ds_config
+    assert {key: given[key] for key in BATCH} == batch
+    assert resolved.topology.data_parallel_world_size == replicas
+    theirs = read_by_deepspeed(given, replicas)
+    assert {key: getattr(theirs, key) for key in BATCH} == batch
     assert int(theirs.zero_optimization_stage) == resolved.zero_stage
-    assert theirs.gradient_clipping == resolved.ds_config["gradient_clipping"]
-    assert theirs.bfloat16_config.enabled == resolved.ds_config.get("bf16", {}).get("enabled", False)
+    assert theirs.gradient_clipping == given["gradient_clipping"]
+    assert theirs.bfloat16_config.enabled == given.get("bf16", {}).get("enabled", False)
 
 
 @pytest.mark.parametrize(
     ("ds", "says"),
     [
-        ({"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}}, "gradient_allreduce_op='sum'"),
-        ({"zero_optimization": {"stage": 3, "compute_grad_norm": False}}, "compute_grad_norm=false"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "Partial offload"),
+        ({"gradient_allreduce_op": "sum", **zero(3)}, "gradient_allreduce_op='sum'"),
+        (zero(3, compute_grad_norm=False), "compute_grad_norm=false"),
+        (zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), "Partial offload"),
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "Bf16_master_weights_and_grads"),
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states"),
         ({"fp16": {"enabled": True, "loss_scale_window": 0}}, "fp16.loss_scale_window must be > 0"),
     ],
-)  # fmt: skip
-def test_what_is_left_to_deepspeed_it_refuses_in_words_that_name_the_key(
-    ds: dict[str, Any], says: str, deepspeed_config: Callable[..., Any]
-) -> None:
+)
+def test_what_is_left_to_deepspeed_it_refuses_in_words_that_name_the_key(ds: Json, says: str) -> None:
     """There is no rule of ours for it."""
     decide("global_batch_size: 2", ds, accelerator=CUDA)
     with pytest.raises((AssertionError, ValueError), match=says):
-        deepspeed_config({"train_batch_size": 2, **ds}, 2)
+        read_by_deepspeed({"train_batch_size": 2, **ds}, 2)

@@ -8,12 +8,59 @@ from typing import Any
 import pytest
 
 from determined_ds import Problem, load_deepspeed_config
-from tests.config.deciding import AUTO, Node, known_keys, nested, told, value
-from tests.package import CUDA, decide, experiment, refusals, resolved_of
+from tests.config.deciding import AUTO, Json, known_keys, nested, optimizer, told, value_at, zero
+from tests.package import CUDA, decide, experiment, refusal, resolved_of
 
 ZERO = "zero_optimization"
+NODES = dict(known_keys())
+GONE = {key for key, node in NODES.items() if {"removed", "deprecated"} & node.keys()}
+CURRENT = [key for key in NODES if key not in GONE and not key.startswith("bfloat16")]
+
+
+def errors(data: Json, at: str | None = None) -> list[Problem]:
+    """What is wrong with a JSON, or at a key of it, beside a batch that is right."""
+    found, _ = told({} if "train_batch_size" in data else {"global_batch_size": 8}, data, accelerator=CUDA)
+    assert all(problem.fix for problem in found)
+    return [problem for problem in found if at in (None, problem.key)]
+
+
+# ------------------------------------------------------------------------------------------------------- keys
+
+
+def test_a_misspelt_key_is_refused_at_every_depth() -> None:
+    """For most slips with the one that was meant."""
+    guessed = []
+    for key in CURRENT:
+        section, _, name = key.rpartition(".")
+        slip = f"{section}.{name[:-2]}{name[-1]}".lstrip(".") if len(name) > 3 else f"{key}{name[-1]}"
+        if slip not in NODES and (not section or NODES[section].get("additionalProperties") is False):
+            (found,) = errors(nested(slip, True), slip)
+            assert found.code == "unknown-key"
+            guessed.append(repr(name) in found.fix)
+    assert sum(guessed) >= 0.8 * len(guessed) >= 200
+
+
+@pytest.mark.parametrize("key", sorted(GONE))
+def test_a_key_that_is_gone_is_refused_with_deepspeeds_words(key: str) -> None:
+    """Whatever its value, as DeepSpeed does; an old name with the new one."""
+    [(keyword, said)] = [(word, NODES[key][word]) for word in ("removed", "deprecated") if word in NODES[key]]
+    for given in (True, False, {}, None, AUTO):
+        (found,) = errors(nested(key, given), key)
+        assert found.code == f"{keyword}-key"
+        assert said.strip() in f"{found.message} {found.fix}"
+
+
+@pytest.mark.parametrize("key", ["_comment_on_zero", "// why", "#", "$schema", "__comment__"])
+def test_a_comment_is_ignored_at_the_top_only_as_deepspeed_does(key: str) -> None:
+    assert errors({key: "why it is so", **zero(1)}) == []
+    (found,) = errors(zero(1, **{key: "why"}), f"{ZERO}.{key}")
+    assert found.code == "unknown-key"
+
+
+# ------------------------------------------------------------------------------------------------------- types
+
 # A value of each type, and one of none of the others.
-OF_TYPE: dict[str, Any] = {
+OF_TYPE: Json = {
     "integer": 3,
     "number": 0.5,
     "string": "x",
@@ -22,139 +69,55 @@ OF_TYPE: dict[str, Any] = {
     "array": [],
     "null": None,
 }
-NODES = dict(known_keys())
-CURRENT = {
-    key: node
-    for key, node in NODES.items()
-    if not {"removed", "deprecated"} & node.keys() and not key.startswith("bfloat16")
-}
-SECTIONS = {key: node for key, node in CURRENT.items() if node.get("additionalProperties") is False}
 
 
-def errors(data: dict[str, Any]) -> list[Problem]:
-    """What is wrong with a JSON, beside a batch that is right."""
-    batch: Any = {} if set(data) & {"train_batch_size"} else {"global_batch_size": 8}
-    found, _ = told(batch, data, accelerator=CUDA)
-    assert all(problem.fix for problem in found)
-    return found
-
-
-def at(key: str, data: dict[str, Any]) -> list[Problem]:
-    return [found for found in errors(data) if found.key == key]
-
-
-# ------------------------------------------------------------------------------------------------------- keys
-
-
-@pytest.mark.parametrize("section", ["", *SECTIONS])
-def test_a_misspelt_key_is_refused_at_every_depth(section: str) -> None:
-    """With one that is known there, and for most slips the one that was meant."""
-    known = SECTIONS[section]["properties"] if section else [key for key in NODES if "." not in key]
-    names = [name for name in known if f"{section}.{name}".lstrip(".") in CURRENT]
-    right = 0
-    for name in names:
-        slip = name[:-2] + name[-1] if len(name) > 3 else name + name[-1]
-        if slip in known:
-            continue
-        key = f"{section}.{slip}".lstrip(".")
-        (found,) = at(key, nested(key, True))
-        assert found.code == "unknown-key"
-        right += repr(name) in found.fix
-    assert right >= 0.7 * len(names)
+@pytest.mark.parametrize("kind", OF_TYPE)
+def test_a_value_of_the_wrong_type_is_refused(kind: str) -> None:
+    """Null, too, where DeepSpeed takes none."""
+    takes = {kind, "number"} if kind == "integer" else {kind}
+    for key in CURRENT:
+        found = [problem.code for problem in errors(nested(key, OF_TYPE[kind]), key)]
+        assert ("wrong-type" in found) == (not takes & {*NODES[key].get("type", takes)}), (key, found)
 
 
 @pytest.mark.parametrize(
-    "key", [key for key, node in NODES.items() if {"removed", "deprecated"} & node.keys()]
-)
-def test_a_key_that_is_gone_is_refused_with_deepspeeds_words(key: str) -> None:
-    """Whatever its value, as DeepSpeed does; an old name with the new one."""
-    node, values = NODES[key], [True, False, {}, None, AUTO]
-    code, said = "deprecated-key", node.get("deprecated", "")
-    if "removed" in node:
-        code, said = "removed-key", node["removed"].strip()
-    for given_value in values:
-        (found,) = at(key, nested(key, given_value))
-        assert found.code == code
-        assert said in f"{found.message} {found.fix}"
-
-
-@pytest.mark.parametrize("key", ["_comment_on_zero", "// why", "#", "$schema", "__comment__"])
-def test_a_comment_is_ignored_at_the_top_only_as_deepspeed_does(key: str) -> None:
-    assert errors({key: "why it is so", ZERO: {"stage": 1}}) == []
-    (found,) = at(f"{ZERO}.{key}", {ZERO: {"stage": 1, key: "why"}})
-    assert found.code == "unknown-key"
-
-
-# ------------------------------------------------------------------------------------------------------- types
-
-
-def fits(given_value: Any, node: Node) -> bool:
-    types = node.get("type", list(OF_TYPE))
-    own = next(name for name, example in OF_TYPE.items() if type(example) is type(given_value))
-    return own in types or (own == "integer" and "number" in types)
-
-
-def switched_on(key: str, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same in sections that are in use, under every stage of ZeRO."""
-    section, _, inner = key.partition(".")
-    if section == ZERO and inner and inner != "stage":
-        return [data, *({ZERO: {**data[ZERO], "stage": stage}} for stage in (1, 2, 3))]
-    if inner and inner != "enabled" and f"{section}.enabled" in NODES:
-        return [data, {section: {**data[section], "enabled": True}}]
-    return [data]
-
-
-@pytest.mark.parametrize("section", sorted({key.partition(".")[0] for key in CURRENT}))
-def test_a_value_of_the_wrong_type_is_refused_wherever_it_is_used(section: str) -> None:
-    """Null, too, where DeepSpeed takes none. Never a traceback."""
-    keys = [key for key in CURRENT if key.partition(".")[0] == section]
-    for key in keys:
-        for wrong in OF_TYPE.values():
-            for data in switched_on(key, nested(key, wrong)):
-                found = [each for each in at(key, data) if each.code == "wrong-type"]
-                assert bool(found) != fits(wrong, NODES[key]), (key, wrong, data)
-
-
-@pytest.mark.parametrize(
-    ("data", "said", "fix"),
+    ("data", "fix"),
     [
-        ({"train_batch_size": "8"}, "must be an integer, not a string", "remove the quotes: 8"),
-        ({"train_batch_size": 0}, "must be more than 0", "write more than 0"),
-        ({"bf16": True}, "must be a mapping, not true or false", 'write {"enabled": true}'),
-        ({ZERO: True}, "must be a mapping", 'write {"stage": 1}'),
-        ({ZERO: {"stage": 4}}, "not one of the allowed values", "use one of 0, 1, 2, 3"),
-        ({ZERO: {"offload_param": {"device": "gpu"}}}, "not one of", "use one of none, cpu, nvme"),
-        ({ZERO: {"offload_optimizer": {"ratio": 1.5}}}, "at most 1", "write at most 1"),
-        ({"optimizer": {"type": "AdmW"}}, "no such optimizer", "did you mean AdamW?"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}}, "a number", "remove the quotes: 0.001"),
-        ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}}, "", "write gradient_clipping"),
+        ({"train_batch_size": "8"}, "remove the quotes: 8"),
+        ({"train_batch_size": 0}, "write more than 0"),
+        ({"bf16": True}, 'write {"enabled": true}'),
+        ({ZERO: True}, 'write {"stage": 1}'),
+        (zero(4), "use one of 0, 1, 2, 3"),
+        (zero(3, offload_param={"device": "gpu"}), "use one of none, cpu, nvme"),
+        (zero(3, offload_optimizer={"ratio": 1.5}), "write at most 1"),
+        (optimizer("AdmW"), "did you mean AdamW?"),
+        (optimizer(lr="1e-3"), "remove the quotes: 0.001"),
+        (optimizer("Lion", eps=1e-8), "betas"),
     ],
-)  # fmt: skip
-def test_a_wrong_value_is_refused_with_its_fix(data: dict[str, Any], said: str, fix: str) -> None:
+)
+def test_a_wrong_value_is_refused_with_its_fix(data: Json, fix: str) -> None:
     (found,) = errors(data)
-    assert said in found.message
     assert fix in found.fix
 
 
 @pytest.mark.parametrize(
-    ("data", "key", "given_to_deepspeed"),
+    ("data", "key", "given"),
     [
-        ({ZERO: {"reduce_bucket_size": 5e8, "stage": 2.0}}, ZERO, {"reduce_bucket_size": 500_000_000, "stage": 2}),
+        (zero(2.0, reduce_bucket_size=5e8), ZERO, {"stage": 2, "reduce_bucket_size": 500_000_000}),
         ({"optimizer": {"type": "SomethingOfTomorrow"}}, "optimizer.type", "SomethingOfTomorrow"),
-        ({"optimizer": {"type": "X", "params": {"any": {"at": ["all"]}}}}, "optimizer.params.any.at", ["all"]),
+        (optimizer("X", any={"at": ["all"]}), "optimizer.params.any.at", ["all"]),
     ],
-)  # fmt: skip
-def test_what_deepspeed_accepts_is_accepted(data: dict[str, Any], key: str, given_to_deepspeed: Any) -> None:
-    found = value(decide(ds=data, accelerator=CUDA), key)
-    assert repr(found) == repr(given_to_deepspeed)
+)
+def test_what_deepspeed_accepts_is_accepted(data: Json, key: str, given: Any) -> None:
+    assert repr(value_at(decide(ds=data, accelerator=CUDA).ds_config, key)) == repr(given)
 
 
 # ----------------------------------------------------------------------------------------------------- finding
 
 
 def load(path: str, folder: Path) -> Any:
-    config = f"entrypoint: python3 train.py\nhyperparameters:\n  global_batch_size: 8\n  deepspeed_config: {path!r}\n"
-    return resolved_of(experiment(config), context_dir=folder)
+    own = f"hyperparameters:\n  global_batch_size: 8\n  deepspeed_config: {path!r}\n"
+    return resolved_of(experiment(f"entrypoint: python3 train.py\n{own}"), context_dir=folder)
 
 
 def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
@@ -169,28 +132,24 @@ def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "fix"),
+    ("path", "fix"),
     [
-        ("zero.json", "no such file", "other.json"),
-        ("ds", "is not a file", "other.json"),
-        ("link.json", "outside the context directory", "move it inside"),
-        ("/etc/passwd", "outside the context directory", "move it inside"),
-        ("a" * 5000, "no such file", "other.json"),
-        ("loop.json", "", ""),
+        ("zero.json", "other.json"),
+        ("ds", "other.json"),
+        ("link.json", "move it inside"),
+        ("/etc/passwd", "move it inside"),
+        ("a" * 5000, "other.json"),
+        ("loop.json", ""),
     ],
 )
-def test_any_other_path_is_refused(path: str, said: str, fix: str, tmp_path: Path) -> None:
+def test_any_other_path_is_refused(path: str, fix: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "ds").mkdir(parents=True)
     for file in (root / "other.json", root / "ds" / "one.json", tmp_path / "out.json"):
         file.write_text("{}")
     (root / "link.json").symlink_to(tmp_path / "out.json")
     (root / "loop.json").symlink_to(root / "loop.json")
-    (found,) = refusals(lambda: load(path, root))
-    assert (found.key, found.value, found.origin) == (
-        "hyperparameters.deepspeed_config",
-        path,
-        "const.yaml:4",
-    )
-    assert said in found.message
+    found = refusal(lambda: load(path, root))
+    assert found.key == "hyperparameters.deepspeed_config"
+    assert (found.value, found.origin) == (path, "const.yaml:4")
     assert fix in found.fix
