@@ -55,7 +55,10 @@ def derived(meaning: str, default: Any = None, **about: Any) -> Any:
 
 @functools.cache
 def schema_of(hint: Any) -> Json:
-    """The JSON Schema of a type; of a model that of a mapping of its fields, each of which may be null."""
+    """The JSON Schema of a type; of a model that of a mapping of its fields, each of which may be null.
+
+    Beside the judge's keywords it has ``model`` and ``reads``: what a sound mapping is made into.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         hints, properties = get_type_hints(hint, include_extras=True), {}
@@ -67,7 +70,7 @@ def schema_of(hint: Any) -> Json:
             if "enum" in node:
                 node["enum"] = [*node["enum"], None]
             properties[each.name] = node | {key: about[key] for key in ("auto", "fix") if key in about}
-        return {"type": ["object"], "properties": properties, "additionalProperties": False}
+        return {"type": ["object"], "properties": properties, "additionalProperties": False, "model": hint}
     if origin is Annotated:
         low, high = args[1]
         return {**schema_of(args[0]), "minimum": low, "maximum": high}
@@ -85,81 +88,50 @@ def schema_of(hint: Any) -> Json:
     return {"type": [name], "exact": True} if hint is int else {"type": [name]}
 
 
-def read_model(model: type[T], document: Document, path: KeyPath = ()) -> tuple[T, list[Problem]]:
+def read_model(model: type[T], document: Document, path: KeyPath) -> tuple[T, list[Problem]]:
     """The fields of a model that are given and sound; all others have their defaults.
 
     Args:
         model: A dataclass of :func:`option` s.
         document: The hyperparameters.
-        path: Of the mapping that holds the fields; () for the whole document, whose other keys are not looked at.
+        path: Of the mapping that holds the fields.
 
     Returns:
         The model, and a problem for each value at fault.
     """
     kind: Any = model
-    data, schema = document.get(path), schema_of(kind)
-    if not path:  # a check of a search records what a decision reads
-        data = {name: data[name] for name in data if name in schema["properties"]}
-    found = faults(schema, data)
-    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in found)
-
-    def made(model: Any, data: dict[str, Any], path: KeyPath) -> Any:
-        values = {}
-        for name, about in model.__dataclass_fields__.items():
-            value, here, inner = data.get(name), (*path, name), _inner_models(model).get(name)
-            if value is None or here in broken or (value == AUTO and "auto" in about.metadata):
-                continue
-            if inner is not None and isinstance(value, dict):
-                values[name] = made(inner, value, here)
-            elif not any(place[: len(here)] == here for place in broken):
-                values[name] = _length(value) if "schema" in about.metadata else value
-        return model(**values)
-
-    read: T = made(kind, data if isinstance(data, dict) else {}, path)
-    return read, [problem_of(document, fault) for fault in broken.values()]
+    read, problems = _read(schema_of(kind), document, path)
+    return (model() if read is NOT_GIVEN else read), problems
 
 
-@functools.cache
-def _inner_models(model: Any) -> dict[str, Any]:
-    """Of each field that may hold the mapping of another model that model."""
-    found: dict[str, Any] = {}
-    for name, hint in get_type_hints(model).items():
-        kinds = [*filter(is_dataclass, (hint, *get_args(hint)))]
-        if kinds and "schema" not in model.__dataclass_fields__[name].metadata:
-            found[name] = kinds[0]
-    return found
+def _read(schema: Json, document: Document, path: KeyPath) -> tuple[Any, list[Problem]]:
+    """What stands at a path, as its schema reads it, and the problem of each place at fault in it."""
+    value = document.get(path)
+    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in faults(schema, value))
+    return _made(schema, value, path, broken), [problem_of(document, fault) for fault in broken.values()]
+
+
+def _made(schema: Json, value: Any, path: KeyPath, broken: Mapping[KeyPath, Any]) -> Any:
+    """A value without the places that are broken; ``NOT_GIVEN`` where that leaves the default."""
+    if value is None or path in broken or (value == AUTO and "auto" in schema):
+        return NOT_GIVEN
+    if "model" in schema and isinstance(value, dict):
+        known = schema["properties"]
+        made = {
+            name: _made(known[name], value[name], (*path, name), broken) for name in value if name in known
+        }
+        return schema["model"](**{name: each for name, each in made.items() if each is not NOT_GIVEN})
+    if any(place[: len(path)] == path for place in broken):
+        return NOT_GIVEN
+    return schema["reads"](value) if "reads" in schema else value
 
 
 # ------------------------------------------------------------------------------------------- fit
 
 UNITS = ("batches", "epochs")
 TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
-WARM_STARTS = ("weights", "all")
 # Steps: a trace of GPT-2 takes megabytes a step on a disk, and a hundred times that in memory.
 MOST_ACTIVE = 50
-# Lengths are counted, and not by the clock: else two runs could not be compared.
-_COUNTED = "{batches: N} or {epochs: N}"
-_SIZE = schema_of(Size)
-_SIZES = {**_SIZE, "type": ["integer", "array"], "items": _SIZE, "minItems": 1}
-_TIME = {"type": ["number"], "exclusiveMinimum": 0, "maximum": LARGEST}
-
-
-def _one_of(properties: Json, form: str) -> dict[str, Any]:
-    """About a field that is a mapping with one of these keys."""
-    schema = {"type": ["object"], "properties": properties, "additionalProperties": False}
-    return {
-        "schema": {**schema, "minProperties": 1, "maxProperties": 1},
-        "form": form,
-        "fix": f"write {form}",
-    }
-
-
-LENGTH = _one_of(dict.fromkeys(UNITS, _SIZE), _COUNTED)
-PERIOD = _one_of(dict.fromkeys(UNITS, _SIZES), _COUNTED)
-CLOCK = _one_of(
-    dict.fromkeys(UNITS, _SIZES) | dict.fromkeys(TIME_UNITS, _TIME),
-    f"{_COUNTED}, or by the clock {{minutes: N}}",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +153,37 @@ class Duration:
     def seconds(self) -> float:
         """The same in seconds."""
         return self.value * TIME_UNITS[self.unit]
+
+
+def _length(stated: dict[str, Any]) -> Length | Duration:
+    """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
+    [(unit, value)] = stated.items()
+    if unit in TIME_UNITS:
+        return Duration(unit=unit, value=value)
+    return Length(unit=unit, value=tuple(sorted(set(value))) if isinstance(value, list) else value)
+
+
+def _one_of(properties: Json, form: str) -> dict[str, Any]:
+    """About a field that is a mapping with one of these keys."""
+    schema = {"type": ["object"], "properties": properties, "additionalProperties": False, "reads": _length}
+    return {
+        "schema": {**schema, "minProperties": 1, "maxProperties": 1},
+        "form": form,
+        "fix": f"write {form}",
+    }
+
+
+# Lengths are counted, and not by the clock: else two runs could not be compared.
+_COUNTED = "{batches: N} or {epochs: N}"
+_SIZE = schema_of(Size)
+_SIZES = {**_SIZE, "type": ["integer", "array"], "items": _SIZE, "minItems": 1}
+_TIME = {"type": ["number"], "exclusiveMinimum": 0, "maximum": LARGEST}
+LENGTH = _one_of(dict.fromkeys(UNITS, _SIZE), _COUNTED)
+PERIOD = _one_of(dict.fromkeys(UNITS, _SIZES), _COUNTED)
+CLOCK = _one_of(
+    dict.fromkeys(UNITS, _SIZES) | dict.fromkeys(TIME_UNITS, _TIME),
+    f"{_COUNTED}, or by the clock {{minutes: N}}",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,14 +226,6 @@ class FitOptions:
         None, "Continue training while a checkpoint is written; by default where that is worth it."
     )
     profile: ProfiledSteps | None = option(None, "Record some steps by torch's profiler.")
-
-
-def _length(stated: dict[str, Any]) -> Length | Duration:
-    """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
-    [(unit, value)] = stated.items()
-    if unit in TIME_UNITS:
-        return Duration(unit=unit, value=value)
-    return Length(unit=unit, value=tuple(sorted(set(value))) if isinstance(value, list) else value)
 
 
 # ------------------------------------------------------------------------------------------- logging
@@ -305,15 +300,12 @@ def read_loggers(document: Document) -> dict[str, dict[str, Any]]:
     """The tools of ``logging`` in hyperparameters, each with its options, as far as these are sound."""
     if document.get((LOGGING,)) is None:  # asked of every point
         return {}
-    stated = read_model(Loggers, document, (LOGGING,))[0]
-    tools = {name: getattr(stated, name) for name in TOOLS}
-    return {
-        name: {}
-        if options is True
-        else {key: value for key, value in vars(options).items() if value is not None}
-        for name, options in tools.items()
-        if options
-    }
+    stated, tools = read_model(Loggers, document, (LOGGING,))[0], {}
+    for name in TOOLS:
+        if options := getattr(stated, name):
+            given = {} if options is True else vars(options)
+            tools[name] = {key: value for key, value in given.items() if value is not None}
+    return tools
 
 
 def _secrets_of_loggers(document: Document) -> Iterator[Problem]:
@@ -468,15 +460,21 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
 
 def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Problem]]:
     """As :func:`parse_hyperparameters`, but hands back the problems; what is wrong is taken as absent."""
-    secrets = [*_secrets_of_loggers(document)]
-    read, problems = read_model(Hyperparameters, document)
-    keys = {secret.key for secret in secrets}
-    problems = [*secrets, *(problem for problem in problems if problem.key not in keys)]
-    numbers = {name: document.data[name] for name in document.data if name in NUMBERS}
-    problems += [problem_of(document, fault) for fault in faults({"properties": NUMBERS}, numbers)]
-    for key in document.data:
-        if key not in OWN_KEYS and key not in NUMBERS and _is_misspelt(key):
-            problems.append(unknown_key(document, (key,), OWN_KEYS))
+    schemas, values = _schemas(), dict[str, Any]()
+    problems = [*_secrets_of_loggers(document)]
+    secrets = {problem.key for problem in problems}
+    for name in document.data:  # other values are not looked at: a check of a search records what is read
+        if name in schemas:
+            # Points of a search share most values, and what is made of each.
+            judge = functools.partial(_read, schemas[name], document, (name,))
+            what = (_read, name, repr(document.data[name]))
+            value, found = document.once(what, judge, of_places=True)
+            problems += [problem for problem in found if problem.key not in secrets]
+            if value is not NOT_GIVEN and name in OWN_KEYS:
+                values[name] = value
+        elif _is_misspelt(name):
+            problems.append(unknown_key(document, (name,), OWN_KEYS))
+    read = Hyperparameters(**values)
 
     def add(path: KeyPath, message: str, fix: str, code: str) -> None:
         problems.append(document.problem(path, message, fix, code))
@@ -498,6 +496,12 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         message = f"needs {steps.total} batches (wait + warmup + active), and fit.max_length is {num_batches}"
         add(("fit", "profile"), message, "train more, or lower wait or active", "out-of-range")
     return read, problems
+
+
+@functools.cache
+def _schemas() -> dict[str, Json]:
+    """Of each hyperparameter that is judged: those of the library, and numbers of the model's."""
+    return {**schema_of(Hyperparameters)["properties"], **NUMBERS}
 
 
 def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], list[Problem]]:

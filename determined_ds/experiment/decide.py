@@ -105,14 +105,15 @@ def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Whe
         where = replace(where, slots=experiment.slots, slots_origin=experiment.document.origin(SLOTS))
     if experiment.states_all:
         return resolve(hyperparameters, where)
-    problems = read_hyperparameters(hyperparameters)[1] if experiment.script is None else []
-    warnings: tuple[Problem, ...] = ()
+    problems, warnings = list[Problem](), tuple[Problem, ...]()
     if hyperparameters.get(("deepspeed_config",)) is not None:
         try:
             return resolve(hyperparameters, where)
         except ConfigError as error:
             problems = [each for each in error.problems if each.code not in LEFT_OPEN]
             warnings = error.warnings
+    elif experiment.script is None:
+        problems = read_hyperparameters(hyperparameters)[1]
     most = where.accelerator.max_ranks * where.machines
     if not problems and (where.slots or 0) > most:
         message = f"this machine carries {most} ranks on {where.accelerator.name}"

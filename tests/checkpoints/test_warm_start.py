@@ -227,4 +227,4 @@ def test_another_model_and_another_word_are_refused(one_rank: Ranks, tmp_path: P
     one_rank.run(train, str(tmp_path / "whole"), zero_stage=1)
     [said] = one_rank.run(train, str(tmp_path / "b"), zero_stage=0, kind="pair", warm_start="most")
     assert "warm_start" in said
-    assert "use weights or all" in said
+    assert "use one of weights, all" in said

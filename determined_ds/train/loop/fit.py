@@ -13,14 +13,7 @@ from typing import Any
 from determined import pytorch
 
 from determined_ds.checkpoints.storage import find_checkpoint
-from determined_ds.config.params import (
-    WARM_STARTS,
-    Duration,
-    FitOptions,
-    Length,
-    ProfiledSteps,
-    read_model,
-)
+from determined_ds.config.params import Duration, FitOptions, Length, ProfiledSteps, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
@@ -31,7 +24,6 @@ from determined_ds.train.loop.stopping import LENGTHS, length_of
 from determined_ds.train.loop.trainer import Training, section_of
 
 logger = logging.getLogger("determined_ds")
-POLICIES = ("best", "all", "none")
 REPORTING_PERIOD = Length(unit="batches", value=100)  # Determined's default
 
 
@@ -90,25 +82,26 @@ class Trainer:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        if profile is not None and not isinstance(profile, ProfiledSteps):
-            arguments = Document(name="Trainer.fit", data={"profile": as_plain(profile)})
-            steps, problems = read_model(ProfiledSteps, arguments, ("profile",))
-            if problems:
-                raise ConfigError(problems)
-            profile = steps
-        options = FitOptions(
+        stated = {
+            "checkpoint_policy": checkpoint_policy,
+            "step_zero_validation": step_zero_validation,
+            "profiling_enabled": profiling_enabled,
+            "stop_on_nan": stop_on_nan,
+            "save_total_limit": save_total_limit,
+            "warm_start": warm_start,
+            "asynchronous_checkpoints": asynchronous_checkpoints,
+            "profile": as_plain(vars(profile) if isinstance(profile, ProfiledSteps) else profile),
+        }
+        arguments = Document(name="Trainer.fit", data={"fit": stated})
+        options, problems = read_model(FitOptions, arguments, ("fit",))
+        if problems:
+            raise ConfigError(problems)
+        options = replace(
+            options,
             max_length=length_of(max_length),
             validation_period=length_of(validation_period),
             checkpoint_period=length_of(checkpoint_period),
             reporting_period=length_of(reporting_period),
-            checkpoint_policy=checkpoint_policy,  # type: ignore[arg-type]
-            step_zero_validation=step_zero_validation,
-            profiling_enabled=profiling_enabled,
-            stop_on_nan=stop_on_nan,
-            save_total_limit=save_total_limit,
-            warm_start=warm_start,  # type: ignore[arg-type]
-            asynchronous_checkpoints=asynchronous_checkpoints,
-            profile=profile,
         )
         run = script_run()
         if run is not None:  # how to start is as det-ds run says, whatever the script does
@@ -171,12 +164,7 @@ def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: 
     if fit.max_length is not None and (type(fit.max_length.value) is not int or fit.max_length.value < 1):
         fix = "use Batch(n) or Epoch(n) with n >= 1"
         raise _refused("fit.max_length", fit.max_length.value, "must be an integer of at least 1", fix)
-    policy: Any = fit.checkpoint_policy
-    if policy not in POLICIES:
-        raise _refused("checkpoint_policy", policy, "not a valid policy", "use best, all or none")
-    if fit.warm_start not in WARM_STARTS:
-        fix = f"use {' or '.join(WARM_STARTS)}"
-        raise _refused("warm_start", fit.warm_start, "not a valid warm start", fix)
+    policy = fit.checkpoint_policy
     if policy == "best" and not section_of(context, "searcher").get("metric"):
         if context.distributed.rank == 0:
             logger.warning(

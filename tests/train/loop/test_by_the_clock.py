@@ -88,9 +88,12 @@ def test_one_is_due_at_the_first_batch_after_its_time_by_the_clock_of_the_chief(
         ({"checkpoint_period": timedelta()}, "fit.checkpoint_period", "must be more than 0"),
         ({"validation_period": timedelta(minutes=1)}, "fit.validation_period", "cannot be a time"),
         ({"reporting_period": timedelta(minutes=1)}, "fit.reporting_period", "cannot be a time"),
+        ({"checkpoint_policy": "last"}, "fit.checkpoint_policy", "not one of the allowed values"),
+        ({"save_total_limit": 0}, "fit.save_total_limit", "must be 1 or more"),
+        ({"profile": {"active": 51}}, "fit.profile.active", "must be at most 50"),
     ],
 )
-def test_fit_refuses_other_times_by_name(arguments: dict[str, Any], key: str, said: str) -> None:
+def test_fit_refuses_what_the_hyperparameters_of_its_name_may_not_be(arguments: dict[str, Any], key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         Trainer(None, None).fit(max_length=Batch(3), **arguments)
     assert [problem.key for problem in refused.value.problems] == [key]
