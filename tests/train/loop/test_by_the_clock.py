@@ -93,7 +93,7 @@ def test_one_is_due_at_the_first_batch_after_its_time_by_the_clock_of_the_chief(
         ({"profile": {"active": 51}}, "fit.profile.active", "must be at most 50"),
     ],
 )
-def test_fit_refuses_what_the_hyperparameters_of_its_name_may_not_be(arguments: dict[str, Any], key: str, said: str) -> None:
+def test_fit_refuses_what_hyperparameters_may_not_be(arguments: dict[str, Any], key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         Trainer(None, None).fit(max_length=Batch(3), **arguments)
     assert [problem.key for problem in refused.value.problems] == [key]
