@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
 from determined_ds.documents.document import (
@@ -49,7 +48,7 @@ EDITS: dict[str, dict[str, Json]] = {
     # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
     "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
     "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
-    "azure": {"checks": {}},  # its credentials are judged in _between_sections
+    "azure": {"checks": {}},  # its credentials are judged in experiment_problems
     "searcher-adaptive-asha": {"eventuallyRequired": _ASHA_NEEDS},
     "searcher-async-halving": {"eventuallyRequired": [*_ASHA_NEEDS, "num_rungs"]},
     "searcher": {
@@ -74,9 +73,6 @@ def schema(name: str) -> dict[str, Json]:
 def keys_of(*names: str) -> frozenset[str]:
     """The keys that the schemas of these names know."""
     return frozenset(key for name in names for key in schema(name)["properties"])
-
-
-# ------------------------------------------------------------------------------------------------- judging
 
 
 def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
@@ -111,9 +107,6 @@ def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
     return found, document.overwritten_all(changes) if changes else document
 
 
-# ------------------------------------------------------------------------------------------------- problems
-
-
 def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
     """(errors, warnings): what a Determined master would refuse, and what it takes but has deprecated.
 
@@ -124,13 +117,31 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
         document: The experiment configuration, as submitted.
 
     Returns:
-        The errors in the order of the file; the warnings.
+        The errors; the warnings.
     """
-    found: dict[KeyPath, Fault | Problem] = {**faults_of(document)[0]}
-    for path, message, fix, code in _between_sections(document.data):
+    config, found = document.data, faults_of(document)[0]
+    errors, warnings = in_words(found, document), list[Problem]()
+
+    def refuse(path: KeyPath, message: str, fix: str, code: str) -> None:
         if not any(path[:end] in found for end in range(len(path) + 1)):
-            found[path] = document.problem(path, message, fix, code)
-    errors, warnings = in_words(found, document), []
+            errors.append(document.problem(path, message, fix, code))
+
+    # What the master refuses in its code. An empty workspace or project counts as none.
+    for key, other in (("project", "workspace"), ("workspace", "project")):
+        if config.get(other) and not config.get(key):
+            fix = f"write {key}: NAME too, or remove {other}"
+            refuse((other,), f"is given without {key}", fix, "missing-key")
+    policies = config.get("log_policies")
+    names = [get_path(policy, ("name",)) for policy in policies] if isinstance(policies, list) else []
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            fix = "give it another name, or remove one"
+            refuse(("log_policies", index, "name"), "is the name of another policy too", fix, "duplicate-key")
+    storage = config.get("checkpoint_storage")
+    others = [key for key in ("account_url", "credential") if get_path(storage, (key,)) is not None]
+    if others and get_path(storage, ("connection_string",)) is not None:
+        path, fix = ("checkpoint_storage", "connection_string"), "keep it, or account_url with credential"
+        refuse(path, f"is given beside {' and '.join(others)}", fix, "invalid")
     stated, entrypoint = document.get(("entrypoint",)), None
     with contextlib.suppress(EntrypointError):
         entrypoint = read_entrypoint(stated)
@@ -143,27 +154,6 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
         warnings.append(document.problem(("entrypoint",), message, fix, "deprecated-key"))
     return errors, warnings
 
-
-def _between_sections(config: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str, str, str]]:
-    """What the master refuses in its code: path, message, fix, code. An empty workspace or project counts as none."""
-    for key, other in (("project", "workspace"), ("workspace", "project")):
-        if config.get(other) and not config.get(key):
-            fix = f"write {key}: NAME too, or remove {other}"
-            yield (other,), f"is given without {key}", fix, "missing-key"
-    policies = config.get("log_policies")
-    names = [get_path(policy, ("name",)) for policy in policies] if isinstance(policies, list) else []
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name in names[:index]:
-            fix = "give it another name, or remove one"
-            yield ("log_policies", index, "name"), "is the name of another policy too", fix, "duplicate-key"
-    path = ("checkpoint_storage", "connection_string")
-    others = [key for key in ("account_url", "credential") if get_path(config, (path[0], key)) is not None]
-    if others and get_path(config, path) is not None:
-        fix = "keep connection_string, or account_url with credential"
-        yield path, f"is given beside {' and '.join(others)}", fix, "invalid"
-
-
-# ------------------------------------------------------------------------------------------------- words
 
 # A key that is needed, or takes values of several kinds -> an example of its value.
 _EXAMPLES = {
@@ -180,11 +170,10 @@ _EXAMPLES = {
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
 
 
-def in_words(found: Mapping[KeyPath, Fault | Problem], document: Document) -> list[Problem]:
+def in_words(found: Mapping[KeyPath, Fault], document: Document) -> list[Problem]:
     """Faults as problems, in the order of the file."""
     paths = sorted(found, key=lambda path: (document.origin(path).line, document.origin(path).column))
-    told = [found[path] for path in paths]
-    return [_problem_of(document, each) if isinstance(each, Fault) else each for each in told]
+    return [_problem_of(document, found[path]) for path in paths]
 
 
 def _problem_of(document: Document, fault: Fault) -> Problem:

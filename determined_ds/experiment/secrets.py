@@ -140,9 +140,6 @@ def secret_problems(document: Document) -> list[Problem]:
     return problems
 
 
-# ------------------------------------------------------------------------------------------------- finding
-
-
 def _masked(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str, str | None]]]:
     """The configuration with placeholders; and of each the path, the variable and the value, None if it stood there."""
     found: list[tuple[KeyPath, str, str | None]] = []

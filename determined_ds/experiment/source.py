@@ -241,10 +241,9 @@ def may_use_library(script: Path, context_dir: Path) -> bool:
     packages = {name for source in sources for name in source.modules if "." not in name}
     if LIBRARY in packages or any(BY_OTHER_MEANS.search(source.text) for source in sources):
         return True
+    # One that is installed in place is not read.
     places = [installed(name, script.parent, context_dir) for name in packages - sys.stdlib_module_names]
-    return any(
-        place and "-packages" not in place for place in places
-    )  # it is installed in place, and not read
+    return any(place and "-packages" not in place for place in places)
 
 
 # ------------------------------------------------------------------------------------------- a trial's class
@@ -321,12 +320,7 @@ def _family(dotted: str, context_dir: Path, depth: int = 0) -> list[tuple[ast.Cl
             node = UNSEEN if "*" in source.bound else source.only(name)
     if isinstance(node, str):
         return _family(node, context_dir, depth + 1)
-    if (
-        not isinstance(node, ast.ClassDef)
-        or node not in source.tree.body
-        or node.decorator_list
-        or node.keywords
-    ):
+    if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords:
         return [(UNKNOWN, None)]
     family: list[tuple[ast.ClassDef | str, Source | None]] = [(node, source)]
     for base in node.bases:

@@ -97,11 +97,10 @@ class Axis:
     @cached_property
     def corners(self) -> tuple[Any, ...]:
         """Each category; the two ends of a range, as far out as the searcher goes."""
-        if self.kind == "categorical":
-            return tuple(self.spec["vals"])
-        if self.num_values is not None:
-            return tuple(self.value(index) for index in sorted({0, self.num_values - 1}))
-        return self._between(0), self._between(LARGEST_UNIT)
+        if self.num_values is None:
+            return self._between(0), self._between(LARGEST_UNIT)
+        taken = range(self.num_values) if self.kind == "categorical" else sorted({0, self.num_values - 1})
+        return tuple(self.value(index) for index in taken)
 
     @property
     def middle(self) -> Any:
@@ -227,16 +226,11 @@ def read_space(
         return path if len(path) < len(outer) + 2 else (*outer, *path[len(outer) + 1 :])
 
     constants = {name: read((name,), value) for name, value in stated.data.items()}
-    if wrapped:
-        stated = replace(
-            stated,
-            places={unwrapped(path): place for path, place in stated.places.items()},
-            overwrites={unwrapped(path): origin for path, origin in stated.overwrites.items()},
-        )
+    places = {unwrapped(path): place for path, place in stated.places.items()}
+    overwrites = {unwrapped(path): origin for path, origin in stated.overwrites.items()}
+    stated = replace(stated, data=constants, places=places, overwrites=overwrites)
     axes.sort(key=lambda axis: tuple(map(str, axis.path)))
-    return SearchSpace(
-        searcher=searcher, axes=tuple(axes), constants=stated.holding(constants), seed=seed
-    ), problems
+    return SearchSpace(searcher=searcher, axes=tuple(axes), constants=stated, seed=seed), problems
 
 
 def odd_exponents(space: SearchSpace) -> list[Problem]:
