@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 # A JSON that has one of these is an experiment, which Determined reads too; any other is DeepSpeed's.
 OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
-
 # Codes of problems with what code may state: the batch, and what a DeepSpeed JSON leaves open.
 LEFT_OPEN = ("batch-missing", "auto-undetermined")
 

@@ -90,8 +90,8 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
         except ValueError as error:
             _refuse(f"cannot be split into words: {error}")
         if (operators or "$" in entrypoint) and TRAIN not in words:
-            found = [*operators, "$"][0]
             fix = "write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh"
+            found = [*operators, "$"][0]
             _refuse(f"has {found!r}, which only a shell understands; here the ranks run Python directly", fix)
     else:
         _refuse(f"must be a command, not {kind_of(entrypoint)}")
@@ -150,9 +150,6 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
     """
     if DEEPSPEED not in str(entrypoint):
         return None
-    message = (
-        f"on several machines {DEEPSPEED} logs all environment variables, tokens included, and changes those with"
-        " quotes, $ or parentheses"
-    )
-    fix = f"use {TORCH} in its place"
+    harm = "logs all environment variables, tokens included, and changes those with quotes, $ or parentheses"
+    message, fix = f"on several machines {DEEPSPEED} {harm}", f"use {TORCH} in its place"
     return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

@@ -15,18 +15,18 @@ from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import parse_yaml_value
 from determined_ds.errors import NOT_GIVEN, ConfigError, EntrypointError, Problem
-from determined_ds.experiment.entrypoint import (
-    MEASURE,
-    PIPELINE_TRIAL,
-    Entrypoint,
-    read_entrypoint,
-)
+from determined_ds.experiment.entrypoint import MEASURE, PIPELINE_TRIAL, Entrypoint, read_entrypoint
 from determined_ds.experiment.schema import faults_of, in_words, keys_of
 from determined_ds.experiment.secrets import VARIABLES, masked_override, restored
 from determined_ds.experiment.space import SearchSpace, draw_trial_seed, master_random, read_space
 
 T = TypeVar("T", str, int, bool, dict[str, Any])
 SLOTS: KeyPath = ("resources", "slots_per_trial")
+# A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
+OF_THE_LAUNCH = re.compile(
+    "((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|CROSS_RANK|(CROSS|LOCAL)_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+    "|CUDA_VISIBLE_DEVICES|DS_ACCELERATOR|(DET|TORCHELASTIC)_.*"
+)
 
 # Key of the experiment -> argument of fit, of a trial in Determined's own form. Source: ``_run_deepspeed_trial`` in
 # determined 0.38.1's ``exec/harness.py``; ``TrainUnit._from_values`` in its ``pytorch/_pytorch_trial.py``.
@@ -241,15 +241,6 @@ def ignored_keys_of(experiment: Experiment, place: int) -> list[Problem]:
     if experiment.script is not None:
         read = {"searcher.max_length"}  # the Core API hands it on
     return [warning for warning in ignored_keys(experiment.document, place) if warning.key not in read]
-
-
-# ------------------------------------------------------------------------------------------- environment variables
-
-# A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
-OF_THE_LAUNCH = re.compile(
-    "((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|CROSS_RANK|(CROSS|LOCAL)_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
-    "|CUDA_VISIBLE_DEVICES|DS_ACCELERATOR|(DET|TORCHELASTIC)_.*"
-)
 
 
 def variables_for(document: Document, device: str) -> dict[str, str | None]:

@@ -31,7 +31,6 @@ from determined_ds.experiment.space import AXES
 FOLDER = Path(__file__).with_name("schema_files")
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 STORAGES = ("shared_fs", "directory", "s3", "gcs", "azure")
-LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
 _ASHA_NEEDS = ["max_trials", "metric", "max_time", "time_metric"]
 _IS_GRID = {"properties": {"name": {"const": "grid"}}, "required": ["name"], "type": "object"}
 
@@ -44,7 +43,7 @@ EDITS: dict[str, dict[str, Json]] = {
     },
     "environment": {"eventuallyRequired": []},
     "environment-image-map": {"eventuallyRequired": []},
-    "reproducibility": {"eventuallyRequired": [], "properties.experiment_seed.maximum": LARGEST_SEED},
+    "reproducibility": {"eventuallyRequired": [], "properties.experiment_seed.maximum": 2**32 - 1},
     # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
     "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
     "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
@@ -115,9 +114,6 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
 
     Args:
         document: The experiment configuration, as submitted.
-
-    Returns:
-        The errors; the warnings.
     """
     config, found = document.data, faults_of(document)[0]
     errors, warnings = in_words(found, document), list[Problem]()
@@ -221,12 +217,12 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
     return problem_of(document, fault, fix)
 
 
-@cache
-def _elsewhere() -> dict[str, str]:
-    """A key -> where it belongs, or in several words the fix, for those that belong in one place."""
+def _instead(fault: Fault) -> str:
+    """What to write instead of an unknown key."""
     sections = "environment profiling retention_policy checkpoint_storage reproducibility resources"
     in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
-    return {
+    # A key that belongs in one place -> that place, or in several words the fix.
+    elsewhere = {
         **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},
         **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
         **{key: f"searcher.{key}" for key in keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}},
@@ -237,16 +233,12 @@ def _elsewhere() -> dict[str, str]:
         "training": "write its values as hyperparameters, lengths and periods below hyperparameters.fit",
         **{key: key for key in keys_of("experiment") if key != "name"},
     }
-
-
-def _instead(fault: Fault) -> str:
-    """What to write instead of an unknown key."""
     *above, word = map(str, fault.path)
-    place = _elsewhere().get(word, "")
+    place = elsewhere.get(word, "")
     if " " in place:
         return place
-    if place and place != dotted(fault.path):
-        return (
-            f"did you mean {place}?" if "." in place else f"write {word} at the top level, beside {above[0]}"
-        )
+    if "." in place and place != dotted(fault.path):
+        return f"did you mean {place}?"
+    if place and above:
+        return f"write {word} at the top level, beside {above[0]}"
     return meant_or_known(fault.meant, sorted(fault.schema["properties"].keys() - _NOT_ADVISED))

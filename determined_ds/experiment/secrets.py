@@ -63,11 +63,7 @@ def masked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secrets_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The secrets of an experiment configuration that a process here may need, by their variables in :func:`masked`.
-
-    Args:
-        config: The experiment configuration.
-    """
+    """The secrets of an experiment configuration that a process here may need, by their variables in :func:`masked`."""
     found = _masked(config)[1]
     return {name: value for path, name, value in found if value is not None and not _is_of_cluster(path)}
 
@@ -123,9 +119,7 @@ def restored(document: Document, environ: Mapping[str, str], *, required: bool =
 def secret_problems(document: Document) -> list[Problem]:
     """A warning for each secret of an experiment's configuration, which a cluster shows, and for each placeholder."""
     shown_to_all = "looks like a secret, and everyone who sees the experiment can read it"
-    leave_out = (
-        "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
-    )
+    leave_out = "leave it out: ranks of det-ds run have its environment; on a cluster, read a mounted file"
     taken = "stands for a secret whose value was not stored; a cluster takes it for the value"
     write = "write the value before it is submitted; det-ds run takes it from the environment variable"
     problems = []

@@ -150,12 +150,9 @@ class Source:
 
     def own_drivers(self) -> Iterator[Problem]:
         """Calls of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
-        ifs = [
-            node
-            for node in self.nodes
-            if isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test)
-        ]
-        guards = [*ifs, *(node for node in self.nodes if isinstance(node, ast.Try))]
+        lines = self.text.splitlines()
+        blocks = [node for node in self.nodes if isinstance(node, (ast.If, ast.Try))]
+        guards = [node for node in blocks if "__name__" not in lines[node.lineno - 1]]
         for call, name in self.calls:
             if name in DRIVERS and not within(call, guards):
                 message = f"{name} trains only on GPUs on a Determined cluster"
