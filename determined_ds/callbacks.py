@@ -100,7 +100,10 @@ class EMA(Callback):
 
     def begin(self) -> None:
         """Begin with the weights as they are now."""
-        self._averages = [_copied(engine.values()) for engine in self._engines]
+        self._averages = [
+            [value.detach().to(torch.float32, copy=True) for value in engine.values()]
+            for engine in self._engines
+        ]
 
     def parts(self, number: int) -> list[tuple[Any, int, torch.Tensor]]:
         """What this rank averages of an engine; a checkpoint holds it as a state of each parameter.
@@ -115,7 +118,3 @@ class EMA(Callback):
         if not self._averages:
             return []
         return list(zip(*self._engines[number].places(), self._averages[number], strict=True))
-
-
-def _copied(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [value.detach().to(torch.float32, copy=True) for value in values]

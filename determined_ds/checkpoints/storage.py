@@ -130,11 +130,6 @@ def share_of(path: Path, distributed: Any, name: str = MANIFEST) -> tuple[int, i
 
     Two files that were written separately differ in inode or time of change, to the nanosecond.
 
-    Args:
-        path: The folder.
-        distributed: The ranks.
-        name: Of a file in it.
-
     Returns:
         Which share is this rank's, of how many, and whether all ranks see one folder.
     """
@@ -154,11 +149,7 @@ def share_of(path: Path, distributed: Any, name: str = MANIFEST) -> tuple[int, i
 def seal_folder(path: Path, metadata: Mapping[str, Any], known: Mapping[str, Any], distributed: Any) -> None:
     """Write the manifest, once all ranks have written; those that see one folder share the reading; a collective.
 
-    Args:
-        path: The checkpoint's folder.
-        metadata: What ``metadata.json`` holds.
-        known: Name -> fingerprint of the files that this rank has written.
-        distributed: The ranks.
+    ``known`` has the fingerprints of files that this rank has written.
     """
     fingerprints = {name: mark for marks in distributed.allgather(known) for name, mark in marks.items()}
     index, count, shared = share_of(path, distributed, PART.format(0))

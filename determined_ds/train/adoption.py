@@ -14,7 +14,7 @@ from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES,
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.errors import ConfigError, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.trial.pipeline_engine import PlannedEngine
@@ -61,17 +61,24 @@ def adopted(
     """
     ds, layout = made_with(engine), layout_of(engine)
     hyperparameters = by_real_names(hyperparameters)[0]
-    if problems := _stated_otherwise(hyperparameters, ds, layout):
+    made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
+    made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
+    made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
+    problems = []
+    for name, value in made.items():
+        if hyperparameters.get((name,)) not in (None, AUTO, value):
+            message = f"{MADE} has {shown(value)}"
+            fix = f"write {shown(value)}, leave it out, or initialize the engine with context.overwrite(...)"
+            problems.append(hyperparameters.problem((name,), message, fix, "engine-config"))
+    if problems:
         raise ConfigError(problems)
-    own = {name: hyperparameters.data[name] for name in KEPT if name in hyperparameters.data}
-    layout_keys = {name: getattr(layout, name) for name in PARALLEL_SIZES}
-    document = Document(
-        name=hyperparameters.name,
-        data={**own, **layout_keys},
-        places=hyperparameters.places,
-        prefix=hyperparameters.prefix,
+    given = hyperparameters.data
+    own = {name: given[name] for name in KEPT if name in given} | {
+        name: getattr(layout, name) for name in PARALLEL_SIZES
+    }
+    found = reconcile(
+        replace(hyperparameters, data=own), ds, slots=layout.slots, accelerator=accelerator, machines=machines
     )
-    found = reconcile(document, ds, slots=layout.slots, accelerator=accelerator, machines=machines)
     # Nothing is filled in: the engine exists.
     return replace(found, ds=found.stated, hyperparameters=hyperparameters)
 
@@ -93,33 +100,15 @@ def check_pipeline(engine: Any, hyperparameters: Document) -> None:
     }
     message = f"{MADE} was made without it: a PipelineTrial reads it"
     fix = "leave it out, or subclass determined_ds.PipelineTrial"
-    unread = [name for name, is_unread in stated.items() if is_unread]
-    if unread:
+    if unread := [name for name, is_unread in stated.items() if is_unread]:
         raise ConfigError(hyperparameters.problem((name,), message, fix, "engine-config") for name in unread)
-
-
-def _stated_otherwise(hyperparameters: Document, ds: Document, layout: Topology) -> list[Problem]:
-    """A problem for each size that the hyperparameters state and that the engine has otherwise."""
-    made = {"global_batch_size": ds.data["train_batch_size"]}
-    made |= {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
-    made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
-    made["zero_stage"] = made["zero_stage"] or 0
-    problems = []
-    for name, value in made.items():
-        stated = hyperparameters.get((name,))
-        if stated not in (None, AUTO, value):
-            message = f"{MADE} has {shown(value)}"
-            fix = f"write {shown(value)}, leave it out, or initialize the engine with context.overwrite(...)"
-            problems.append(hyperparameters.problem((name,), message, fix, "engine-config"))
-    return problems
 
 
 def made_otherwise(stated: Document, engine: Any) -> str:
     """What an engine was made with otherwise than a DeepSpeed JSON states, for a warning; "" for nothing."""
     made = made_with(engine)
-    differing = []
-    for path in leaf_paths(stated.data):
-        value, own = stated.get(path), made.get(path)
-        if value not in (AUTO, own) and path[0] not in BATCH_KEYS:
-            differing.append(f"{dotted(path)} {shown(own)} instead of {shown(value)}")
-    return ", ".join(differing)
+    return ", ".join(
+        f"{dotted(path)} {shown(made.get(path))} instead of {shown(stated.get(path))}"
+        for path in leaf_paths(stated.data)
+        if stated.get(path) not in (AUTO, made.get(path)) and path[0] not in BATCH_KEYS
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from determined_ds.checkpoints.files import damage_of, warn_if_unverified
+from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
 from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
@@ -23,8 +22,6 @@ from determined_ds.errors import CheckpointError
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.train.bare_trial import bare_trial, chain_of, inside, trial_class
-
-logger = logging.getLogger("determined_ds")
 
 
 def load_state_dict_from_checkpoint_path(
@@ -46,9 +43,9 @@ def load_state_dict_from_checkpoint_path(
         CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
     """
     path = Path(path)
-    if verify and (damage := damage_of(path)):
-        raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
     if verify:
+        if damage := damage_of(path):
+            raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
         warn_if_unverified(path)
     stored = open_engine(path, engine)
     weights = weights_of(path, stored, dtype=torch.float32, average=average)
@@ -94,14 +91,13 @@ def load_model_from_checkpoint_path(
             weights = {each.replace(".", ".inner.", 1): tensor for each, tensor in weights.items()}
         else:
             model = returned.model(built, built.build_model())
+    named = dict(model.named_parameters(remove_duplicate=False))
+    filled = {id(named[each]) for each in weights if each in named}  # a tied weight is written once
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
-        named = dict(model.named_parameters(remove_duplicate=False))
-        filled = {id(named[each]) for each in weights if each in named}  # a tied weight is written once
         lacking = [each for each in missing if id(named.get(each)) not in filled]
-        reason = f"lacks {', '.join(lacking)}" if lacking else ""
-        if unexpected and not lacking:
-            reason = f"also has {', '.join(unexpected)}"
+        verb, names = ("lacks", lacking) if lacking else ("also has", unexpected)
+        reason = f"{verb} {', '.join(names)}" if names else ""
     except RuntimeError as error:  # of another shape
         reason = str(error)
     if reason:
@@ -125,11 +121,12 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
     experiment = _experiment_of(path)
     given = experiment.hyperparameters.data
     # The sizes that it was trained with: all else in a configuration concerns the engine alone.
-    sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
-    batch = {key: given[key] for key in BATCH_KEYS if isinstance(given.get(key), int)}
+    sizes, batch = (
+        {key: given[key] for key in keys if isinstance(given.get(key), int)} for keys in (SIZES, BATCH_KEYS)
+    )
     slots = math.prod(sizes.get(each, 1) for each in ("data_parallel_world_size", *PARALLEL_SIZES))
-    document = Document(name="load_data.json", data=sizes, prefix="hyperparameters")
-    ds = Document(name="load_data.json", data=batch)
+    document = Document(name=LOAD_DATA, data=sizes, prefix="hyperparameters")
+    ds = Document(name=LOAD_DATA, data=batch)
     resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
     with inside(context_dir):
         trial = bare_trial(kind or trial_class(experiment), experiment, resolved, "cpu")
@@ -138,8 +135,9 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
 
 
 def _experiment_of(path: Path) -> Experiment:
+    """The experiment that wrote a checkpoint, as much of it as builds its trial."""
     try:
-        found = json.loads((path / "load_data.json").read_text())
+        found = json.loads((path / LOAD_DATA).read_text())
         if not found["trial_cls_spec"]:
             raise CheckpointError(
                 f"checkpoint {path} was written by a script, which alone can build its model\n"
@@ -147,13 +145,13 @@ def _experiment_of(path: Path) -> Experiment:
             )
         seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
         # As constants, so nothing in them is taken for a range to search.
-        hparams = {
-            key: {"type": "const", "val": value} for key, value in {**seed, **found["hparams"]}.items()
+        point = {key: {"type": "const", "val": value} for key, value in {**seed, **found["hparams"]}.items()}
+        config = found["experiment_config"] or {}
+        data = {key: config[key] for key in ("name", "data", "reproducibility") if key in config}
+        data |= {
+            "entrypoint": f"python3 -m determined_ds.train {found['trial_cls_spec']}",
+            "hyperparameters": point,
         }
-        config = {**(found["experiment_config"] or {}), "hyperparameters": hparams}
-        config["entrypoint"] = f"python3 -m determined_ds.train {found['trial_cls_spec']}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
-    kept = ("name", "entrypoint", "hyperparameters", "data", "reproducibility")
-    data = {key: config[key] for key in kept if key in config}
-    return parse_experiment(restored(Document(name=str(path / "load_data.json"), data=data), os.environ))
+    return parse_experiment(restored(Document(name=str(path / LOAD_DATA), data=data), os.environ))

@@ -86,7 +86,11 @@ def open_context(
         trains = trains and run.measurement is None
     task = cluster_trial() or (task_of(experiment) if experiment else None)
     has_hyperparameters = task is not None or hparams is not None
-    task = task or _task_of_arguments(hparams, exp_conf)
+    if task is None:
+        reproducibility = (exp_conf or {}).get("reproducibility") or {}
+        drawn = draw_trial_seed(master_random(int(reproducibility.get("experiment_seed") or 0)))
+        seed = stated_seed(hparams or {}, drawn)
+        task = Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
     with contextlib.ExitStack() as stack:
@@ -97,17 +101,15 @@ def open_context(
             core_context = stack.enter_context(cluster_core_context(ranks))
         else:
             if run_dir is None:
-                run_dir = ranks.broadcast(
-                    tempfile.mkdtemp(prefix="determined_ds-") if ranks.rank == 0 else None
-                )
+                new = tempfile.mkdtemp(prefix="determined_ds-") if ranks.rank == 0 else None
+                run_dir = ranks.broadcast(new)
             there = RunDir(Path(run_dir))
             report = run.report if run is not None else None
             if report is None and REPORT in os.environ and ranks.rank == 0:
                 from determined_ds.cluster.unmanaged import reported
 
-                report = stack.enter_context(
-                    reported(there.path, task.exp_conf or {}, task.hyperparameters.data)
-                )
+                point = task.hyperparameters.data
+                report = stack.enter_context(reported(there.path, task.exp_conf or {}, point))
             core_context = local_core_context(
                 there.path,
                 ranks,
@@ -184,15 +186,6 @@ def init(
         checkpoint_dir=determineds_folder(),
     ) as context:
         yield context
-
-
-def _task_of_arguments(hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None) -> Task:
-    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    return Task(
-        hyperparameters=hyperparameters_of(hparams),
-        exp_conf=exp_conf,
-        seed=stated_seed(hparams or {}, draw_trial_seed(master_random(int(given or 0)))),
-    )
 
 
 def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> core.DistributedContext:

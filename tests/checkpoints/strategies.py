@@ -157,11 +157,13 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
         def weight_names(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
             return names_of(model)
 
+        def loss(self, model: Any, batch: Any) -> torch.Tensor:
+            return loss_of(model(batch[0]), batch[1])
+
         def build_training_data_loader(self) -> Any:
             return None
 
-        def build_validation_data_loader(self) -> Any:
-            return None
+        build_validation_data_loader = build_training_data_loader
 
     class Replicated(Common, DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
@@ -169,19 +171,13 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
             fill(model)
             return model
 
-        def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            return loss_of(model(batch[0]), batch[1])
-
     class Staged(Common, PipelineTrial):
         partition_method = "uniform"
 
         def build_layers(self) -> list[Any]:
             blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
-            return [
-                TiedLayerSpec("tokens", Embedding),
-                *blocks,
-                TiedLayerSpec("tokens", Embedding, forward_fn=head),
-            ]
+            ends = [TiedLayerSpec("tokens", Embedding), TiedLayerSpec("tokens", Embedding, forward_fn=head)]
+            return [ends[0], *blocks, ends[1]]
 
         def load_weights(self, module: Any) -> None:
             fill(module)
@@ -190,20 +186,13 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
             return loss_of(outputs, targets)
 
     class Pair(Common, SeveralEnginesTrial):
+        train_batch = evaluate_batch = None  # :func:`run` trains
+
         def build_models(self) -> dict[str, torch.nn.Module]:
             models = {"one": Whole(), "other": Whole()}
             for more, model in enumerate(models.values()):
                 fill(model, more)
             return models
-
-        def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            return loss_of(model(batch[0]), batch[1])
-
-        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            raise NotImplementedError  # :func:`run` trains
-
-        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
-            raise NotImplementedError
 
     if "other" in strategy:
         return Pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -52,6 +53,19 @@ def trial_class(own_save: bool = False) -> Any:
     return WithOwnSave if own_save else Line
 
 
+class Recorded:
+    """A value that says which threads have pickled it."""
+
+    threads: list[str] = []  # noqa: RUF012
+
+    def __reduce__(self) -> Any:
+        self.threads.append(threading.current_thread().name)
+        return (Recorded, ())
+
+    def __deepcopy__(self, memo: Any) -> Recorded:
+        return self
+
+
 def train(
     run_dir: str,
     *,
@@ -63,36 +77,57 @@ def train(
     full_from: int | None = None,
     period: int = 3,
     reporting: int = 100,
+    recorded: bool = False,
+    storage: dict[str, Any] | None = None,
+    bucket_later: str = "",
     **fit: Any,
 ) -> dict[str, Any]:
     """In a rank: train six batches with a checkpoint after the third; a slow writer ends with batch ``end_at``.
 
-    Returns what was seen: the files of each checkpoint as it is completed, how many were sealed after each batch, how
-    many were written by a thread, and what was raised.
+    With a ``storage``, checkpoints go there, and from the second batch on to ``bucket_later``. Its callback has a state
+    that is ``recorded``, or none.
+
+    Returns what was seen: the files of each checkpoint as it is completed and what has pickled the state, how many were
+     sealed after each batch, how many were written by a thread, their uuids, and what was raised.
     """
+    from determined import core
     from determined.pytorch import Batch, PyTorchCallback
 
     from determined_ds import Trainer, open_context
 
-    seen: dict[str, Any] = {"complete": [], "sealed_by": {}, "aside": 0, "error": ""}
-    may_end = threading.Event()
+    seen: dict[str, Any] = {"complete": [], "pickled_by": [], "sealed_by": {}, "aside": 0, "uuids": []}
+    seen["error"], may_end = "", threading.Event()
 
     class Watching(PyTorchCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"state": Recorded()} if recorded else {}
+
         def on_checkpoint_end(self, checkpoint_dir: str) -> None:
             folder = Path(checkpoint_dir) / "model0"
             seen["complete"].append(sorted(file.name for file in folder.iterdir()))
+            seen["pickled_by"].append(list(Recorded.threads))
+            Recorded.threads.clear()
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            seen["uuids"].append(uuid)
 
         def on_step_end(self, batch_idx: int, metrics: Any) -> None:
             seen["sealed_by"][batch_idx + 1] = len(checkpoints(Path(run_dir)))
+            if batch_idx == 1 and storage and bucket_later:
+                storage["bucket"] = bucket_later
             if batch_idx + 1 == full_from:
                 mock.patch("shutil.disk_usage", return_value=SimpleNamespace(total=9, used=9, free=0)).start()
             if batch_idx + 1 >= end_at:
                 may_end.set()
                 time.sleep(0.1)  # it ends before the next report
 
+    torch.serialization.add_safe_globals([Recorded])
     ds_config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+    with (
+        open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context,
+        uploaded_to(storage) if storage else contextlib.nullcontext(),
+    ):
 
         def wait() -> None:
             seen["aside"] += 1
@@ -101,6 +136,9 @@ def train(
                 raise PermissionError(13, "Permission denied", "there")
 
         while_writing(wait)
+        if storage:
+            manager = manager_of(dict(storage), Path(run_dir, "tmp"))
+            context._core.checkpoint = core.DummyCheckpointContext(context.distributed, manager)
         trial = trial_class(own_save)(context)
         trial.build_callbacks = lambda: {"watching": Watching()}
         try:
@@ -114,6 +152,8 @@ def train(
             )
         except Exception as error:
             seen["error"] = f"{type(error).__name__}: {error}"
+        for uuid in seen["uuids"] if storage else ():
+            manager.download(uuid, Path(run_dir, uuid, str(context.distributed.rank)))
     seen["threads"] = [thread.name for thread in threading.enumerate()]
     return seen
 
@@ -155,8 +195,13 @@ def test_what_training_changes_during_the_write_is_not_in_it(
 
 
 def test_a_third_waits_for_the_first_and_they_are_sealed_in_order(two_ranks: Ranks, tmp_path: Path) -> None:
-    """One is written, one is copied meanwhile: the first two batches do not wait, the third does."""
-    two_ranks.run(train, str(tmp_path), asynchronous=True, end_at=3, period=1, save_total_limit=2)
+    """One is written, one is copied meanwhile: the first two batches do not wait, the third does.
+
+    A rank's own part is pickled by the thread; that of the first at once, to try whether it can be read back.
+    """
+    how = {"end_at": 3, "period": 1, "save_total_limit": 2, "recorded": True}
+    for seen in two_ranks.run(train, str(tmp_path), asynchronous=True, **how):
+        assert {thread for each in seen["pickled_by"][1:-1] for thread in each} == {"checkpoint-writer"}
     assert [steps_of(path) for path in checkpoints(tmp_path)] == [6, 5]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
@@ -220,51 +265,6 @@ def test_where_it_is_stated_and_memory_lacks_nothing_is_trained(one_rank: Ranks,
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-class Recorded:
-    """A value that says which threads have pickled it."""
-
-    threads: list[str] = []  # noqa: RUF012
-
-    def __reduce__(self) -> Any:
-        self.threads.append(threading.current_thread().name)
-        return (Recorded, ())
-
-    def __deepcopy__(self, memo: Any) -> Recorded:
-        return self
-
-
-def train_with_state(run_dir: str) -> list[str]:
-    """In a rank: train with a callback that has a state of its own. Returns what has pickled it in training."""
-    from determined.pytorch import Batch, PyTorchCallback
-
-    from determined_ds import Trainer, open_context
-
-    class Stated(PyTorchCallback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"state": Recorded()}
-
-        def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-            seen.append(list(Recorded.threads))
-            Recorded.threads.clear()
-
-    seen: list[list[str]] = []
-    torch.serialization.add_safe_globals([Recorded])
-    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
-    with open_context(
-        hparams={"global_batch_size": 8, "deepspeed_config": ds_config}, run_dir=run_dir, accelerator="cpu"
-    ) as context:
-        trial = trial_class()(context)
-        trial.build_callbacks = lambda: {"stated": Stated()}
-        lengths = {"max_length": Batch(BATCHES), "checkpoint_period": Batch(2)}
-        Trainer(trial, context).fit(**lengths, checkpoint_policy="none", asynchronous_checkpoints=True)
-    return seen[1]
-
-
-def test_a_ranks_own_part_is_pickled_by_the_thread(one_rank: Ranks, tmp_path: Path) -> None:
-    """But for the first one, of which it is tried at once whether it can be read back."""
-    assert one_rank.run(train_with_state, str(tmp_path)) == [["checkpoint-writer"]]
-
-
 def killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """Kill a run in the middle of writing, resume, and so on; then to the end."""
     told = experiment(zero=1, asynchronous=True)
@@ -326,56 +326,16 @@ def test_a_hundred_kills_lose_nothing_that_was_sealed(tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, kills=100)
 
 
-def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[str, list[str]]:
-    """In a rank: train with checkpoints in S3, which is changed at batch 2. Returns the error, and what is there."""
-    from determined import core
-    from determined.pytorch import Batch, PyTorchCallback
-
-    from determined_ds import Trainer, open_context
-
-    class Breaking(PyTorchCallback):
-        def on_step_end(self, batch_idx: int, metrics: Any) -> None:
-            if batch_idx == 1 and wrong:
-                storage["bucket"] = wrong
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            uuids.append(uuid)
-
-    uuids: list[str] = []
-    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
-    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    said = ""
-    with (
-        open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context,
-        uploaded_to(storage),
-    ):
-        manager = manager_of(dict(storage), Path(run_dir, "tmp"))
-        context._core.checkpoint = core.DummyCheckpointContext(context.distributed, manager)
-        trial = trial_class()(context)
-        trial.build_callbacks = lambda: {"breaking": Breaking()}
-        lengths = {"max_length": Batch(BATCHES), "checkpoint_period": Batch(3)}
-        try:
-            Trainer(trial, context).fit(**lengths, checkpoint_policy="none", asynchronous_checkpoints=True)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        for uuid in uuids:
-            manager.download(uuid, Path(run_dir, uuid, str(context.distributed.rank)))
-        return said, uuids
-
-
-def test_it_is_uploaded_by_another_process(s3: dict[str, Any], two_ranks: Ranks, tmp_path: Path) -> None:
-    found = two_ranks.run(train_elsewhere, str(tmp_path), {**s3, "prefix": tmp_path.name}, "")
-    for rank, (said, uuids) in enumerate(found):
-        assert (said, len(uuids)) == ("", 2)
-        assert all(damage(tmp_path / uuid / str(rank)) is None for uuid in uuids)
-
-
-def test_a_storage_that_refuses_it_stops_the_run(
-    s3: dict[str, Any], two_ranks: Ranks, tmp_path: Path
+@pytest.mark.parametrize("bucket", ["", "no-such-bucket"])
+def test_it_is_uploaded_by_another_process_and_a_storage_that_refuses_it_stops_the_run(
+    bucket: str, s3: dict[str, Any], two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    found = two_ranks.run(train_elsewhere, str(tmp_path), {**s3, "prefix": tmp_path.name}, "no-such-bucket")
-    for said, uuids in found:
-        assert uuids == []
-        assert said.startswith("CheckpointError: the checkpoint of batch 3 could not be written"), said
-        assert "checkpoint_storage refuses it: " in said
-        assert "NoSuchBucket" in said
+    how = {"storage": {**s3, "prefix": tmp_path.name}, "bucket_later": bucket}
+    for rank, seen in enumerate(two_ranks.run(train, str(tmp_path), asynchronous=True, **how)):
+        assert (len(seen["uuids"]), bool(seen["error"])) == ((0, True) if bucket else (2, False)), seen
+        assert all(damage(tmp_path / uuid / str(rank)) is None for uuid in seen["uuids"])
+        if bucket:
+            said = "CheckpointError: the checkpoint of batch 3 could not be written"
+            assert seen["error"].startswith(said), seen["error"]
+            assert "checkpoint_storage refuses it: " in seen["error"]
+            assert "NoSuchBucket" in seen["error"]

@@ -102,13 +102,14 @@ def train(
             return self.validation_loader(torch.utils.data.TensorDataset(numbers[:8]))
 
     ds_config = {
-        "optimizer": {"type": "SGD", "params": {"lr": 1e-4}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,
     }
-    hparams: dict[str, Any] = {"global_batch_size": GLOBAL, "deepspeed_config": ds_config}
-    if micro is not None:
-        hparams["micro_batch_size"] = micro
+    hparams = {
+        "global_batch_size": GLOBAL,
+        "deepspeed_config": ds_config,
+        "micro_batch_size": micro or "auto",
+    }
     error = ""
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         try:
