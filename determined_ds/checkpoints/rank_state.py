@@ -380,6 +380,9 @@ def _is_equal(first: Any, second: Any) -> bool:
     """Whether two states are the same, to the last bit, on whichever device."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return first.dtype == second.dtype and torch.equal(first.cpu(), second.cpu())
+    # The repr of a large array leaves out most of it.
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return first.dtype == second.dtype and np.array_equal(first, second)
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(_is_equal(first[key], second[key]) for key in first)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):

@@ -100,9 +100,8 @@ def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, o
     """
     engine, owners = own.engine, [(own.engine, stored["counters"])]
     then: list[Mapping[str, Any]] = []
-    for number, group in enumerate(
-        now["groups"]
-    ):  # the one with the same parameters; else of the same number
+    for number, group in enumerate(now["groups"]):
+        # The group with the same parameters; where none is known, the one of the same number.
         names, groups = set(_names_in_group(own, number)), stored["groups"]
         found = [each for each in groups if names & set(each["names"])] + groups[number : number + 1]
         then.append(found[0] if found else {"settings": {}, "built": group})
@@ -156,9 +155,8 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
         optimizer, scheduler = engine.optimizer, getattr(engine, "lr_scheduler", None)
         if "clip_grad" in changed:
             optimizer.clip_grad = wanted["clip_grad"]
-        for group, old, new in zip(
-            getattr(optimizer, "param_groups", ()), before["groups"], wanted["groups"], strict=True
-        ):
+        groups = getattr(optimizer, "param_groups", ())
+        for group, old, new in zip(groups, before["groups"], wanted["groups"], strict=True):
             for key, value in new.items():
                 if old.get(key, _ABSENT) != value and (key != "lr" or scheduler is None):
                     group[key] = _as_it_is(value, group.get(key))

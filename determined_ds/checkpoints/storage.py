@@ -103,22 +103,21 @@ def check_room(context: Any, folder: Path) -> None:
 
     Its expected size is that of the last checkpoint; without one, that of the engines' states, the least it can be.
     """
-    resolved = context.resolved
-    replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
-    own = [walk(model) for model in context.models]
-    kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
-    ranks = context.distributed.gather(kinds)
-    refusal = ""
-    if ranks is not None:
-        parameters, states = (sum(column) for column in zip(*ranks, strict=True))
-        # What replicas hold alike is written once.
+    distributed, resolved = context.distributed, context.resolved
+    last = checkpoints_in(folder)[:1] if distributed.rank == 0 else []
+    files = (file for each in last for file in each.path.rglob("*") if file.is_file())
+    needed = distributed.broadcast(sum(512 * file.stat().st_blocks for file in files))  # in whole blocks
+    if not needed:  # what replicas hold alike is written once
+        replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
+        own = [walk(model) for model in context.models]
+        kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
+        parameters, states = (sum(column) for column in zip(*distributed.allgather(kinds), strict=True))
         needed = int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
-        if last := checkpoints_in(folder)[:1]:  # in whole blocks, as on the disk
-            needed = sum(512 * file.stat().st_blocks for file in last[0].path.rglob("*") if file.is_file())
-        if needed > shutil.disk_usage(folder).free:
-            message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
-            refusal = message.removeprefix("error: ")
-    if refusal := context.distributed.broadcast(refusal):
+    refusal = ""
+    if distributed.rank == 0 and needed > shutil.disk_usage(folder).free:
+        message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
+        refusal = message.removeprefix("error: ")
+    if refusal := distributed.broadcast(refusal):
         raise CheckpointError(refusal)
 
 

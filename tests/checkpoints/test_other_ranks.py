@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from determined import pytorch
@@ -41,10 +42,12 @@ class Summing(pytorch.PyTorchCallback):
         self.sum = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sum": self.sum}
+        sums = np.zeros(2001)
+        sums[1000] = self.sum  # where the repr of an array has dots
+        return {"sums": sums}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.sum = state_dict["sum"]
+        self.sum = state_dict["sums"][1000]
 
 
 class Stream(torch.utils.data.IterableDataset):
