@@ -63,10 +63,15 @@ def located_problems(document: Document) -> Located:
     Each with its path. ``"auto"`` is of every type.
     """
     broken = one_each(faults(known_keys(), document.data, takes_auto=True))
+
+    def is_harmless(path: KeyPath, fault: Fault) -> bool:
+        if fault.keyword == "deprecated":  # DeepSpeed takes an old name unless the new one is there too
+            is_off = fault.value is False and "boolean" in fault.schema["type"]
+            return is_off and document.get((*path[:-1], fault.detail)) is None
+        return fault.keyword == "unknown" and len(path) == 1 and str(path[0]).lower().startswith(COMMENTS)
+
     found = [
-        (path, _in_words(document, fault))
-        for path, fault in broken.items()
-        if not (fault.keyword == "unknown" and len(path) == 1 and str(path[0]).lower().startswith(COMMENTS))
+        (path, _in_words(document, each)) for path, each in broken.items() if not is_harmless(path, each)
     ]
     return [*found, *_params_and_types(document)]
 
@@ -128,8 +133,8 @@ def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
 def normalized(document: Document) -> Document:
     """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
-    Whole floats become the integers that they stand for (``5e8``), and a ``comms_logger`` that is not enabled is left
-    out, since DeepSpeed is switched on by its mere presence.
+    Whole floats become the integers that they stand for (``5e8``), a precision that is "auto" is so by its key
+    ``enabled``, and a ``comms_logger`` that is not enabled is left out, since its mere presence switches it on.
 
     Source: ``DeepSpeedCommsConfig`` in deepspeed 0.19.8's ``comm/config.py``.
     """
@@ -145,5 +150,7 @@ def normalized(document: Document) -> Document:
     comms_logger = document.get(("comms_logger",))
     if isinstance(comms_logger, dict) and not comms_logger.get("enabled"):
         document = document.without(("comms_logger",))
-    changes = [*whole(known_keys(), document.data, ())]
+    changes: list[tuple[KeyPath, Any, str]] = [*whole(known_keys(), document.data, ())]
+    autos = [(name,) for name in ("bf16", "fp16") if document.get((name,)) == AUTO]
+    changes += [((*path, "enabled"), AUTO, document.origin(path)) for path in autos]
     return document.overwritten_all(changes) if changes else document

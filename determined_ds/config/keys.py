@@ -115,6 +115,7 @@ EXPERIMENT = _table(
 
 NO_LOADER = "acts in DeepSpeed's own data loader, which no trial here uses"
 NOTHING = "DeepSpeed 0.19.8 reads it and does nothing with it"
+OLD_NAME = "an old name of DeepSpeed's, which asks for nothing here"  # where it asks for something, the schema refuses it
 BACKGROUND = "writes in the background, so that a checkpoint would be sealed before it is whole"
 NO_ENGINE = "no engine reads it"  # runtime/config.py get_pipeline_config: PipelineModule takes these as arguments
 MANAGED = "has every micro-batch followed by an optimizer step, since the loop leaves the count to DeepSpeed"
@@ -140,12 +141,15 @@ DEEPSPEED = _table(
         stage3_gather_16bit_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance
         stage3_prefetch_bucket_size}} {ZERO}.offload_optimizer.{{buffer_count pin_memory pipeline_read pipeline_write}}
         {ZERO}.offload_param.{{buffer_count buffer_size max_in_cpu pin_memory}}"""),
-    ("N", "autotuning vocabulary_size"),
+    ("N", "autotuning"),
     # ---- what nothing reads
     ("E", "dataloader_drop_last", "I", NO_LOADER, "write self.training_loader(dataset, drop_last=...)"),
     ("C", "data_efficiency", "I", NO_LOADER, "have the trial's data set draw what it should"),
     ("L", "weight_quantization", "I", "DeepSpeed reads it for inference only", "remove it"),
     ("E", "disable_allgather", "I", NOTHING, "remove it"),
+    ("N", "vocabulary_size", "I", "DeepSpeed only logs whether 8 divides it", "remove it"),  # runtime/config.py
+    ("E", f"{ZERO}.{{cpu_offload cpu_offload_param cpu_offload_use_pin_memory"
+          " stage3_gather_fp16_weights_on_model_save}", "I", OLD_NAME, "remove it", True),
     ("E", f"{ZERO}.allgather_partitions", "I", NOTHING, "remove it", True),
     # ---- what cannot be honoured
     ("L", "managed_gradient_accumulation", "R", MANAGED, "remove it", True),

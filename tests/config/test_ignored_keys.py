@@ -113,6 +113,7 @@ def test_where_an_entrypoint_names_a_class_determined_reads_more_of_them(tmp_pat
         ("refused-key", "datastates_ckpt", {"enabled": True}, {}),
         ("ignored-key", "dataloader_drop_last", True, False),
         ("ignored-key", "zero_optimization.allgather_partitions", False, True),
+        ("ignored-key", "vocabulary_size", 1000, "auto"),
         ("ignored-key", "weight_quantization.num_bits", 4, "auto"),
         ("ignored-key", "weight_quantization", {"enabled": True}, {"enabled": False, "num_bits": 4}),
     ],
@@ -122,6 +123,14 @@ def test_what_is_not_honoured_is_refused_or_warned_of_unless_it_says_the_default
 ) -> None:
     problems, warned_of = told(ds=nested(key, asking))
     (found,) = [*problems, *warned_of]
-    assert (found.code, found.key.startswith(key), bool(problems)) == (code, True, code == "refused-key")
+    assert (found.code, found.key.startswith(key), bool(problems)) == (code, True, code != "ignored-key")
     assert found.fix
     assert told(ds=nested(key, harmless)) == ([], [])
+
+
+def test_an_old_name_that_asks_for_nothing_is_warned_of() -> None:
+    key, new = "zero_optimization.cpu_offload", {"offload_optimizer": {"device": "none"}}
+    problems, (warning,) = told(ds=nested(key, False))
+    assert (problems, warning.code, warning.key) == ([], "ignored-key", key)
+    for ds in (nested(key, True), {"zero_optimization": {"cpu_offload": False, **new}}):
+        assert [(each.code, each.key) for each in told(ds=ds)[0]] == [("deprecated-key", key)]

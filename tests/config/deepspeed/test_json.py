@@ -42,9 +42,10 @@ def test_a_misspelt_key_is_refused_at_every_depth() -> None:
 
 @pytest.mark.parametrize("key", sorted(GONE))
 def test_a_key_that_is_gone_is_refused_with_deepspeeds_words(key: str) -> None:
-    """Whatever its value, as DeepSpeed does; an old name with the new one."""
+    """Whatever its value, as DeepSpeed does; an old name with the new one, unless it switches off what is off."""
     [(keyword, said)] = [(word, NODES[key][word]) for word in ("removed", "deprecated") if word in NODES[key]]
-    for given in (True, False, {}, None, AUTO):
+    is_switch = "boolean" in NODES[key].get("type", ())
+    for given in (True, {}, None, AUTO, *([] if is_switch else [False])):
         (found,) = errors(nested(key, given), key)
         assert found.code == f"{keyword}-key"
         assert said.strip() in f"{found.message} {found.fix}"
