@@ -1,8 +1,9 @@
 """From a DeepSpeed JSON as it is written to the one that DeepSpeed is given: what is overwritten, and what is filled.
 
-``"auto"`` stands for a hyperparameter, the accelerator, or DeepSpeed's own default. The same fills what is absent of
-the optimizer's and the schedule's parameters. A value that nothing determines is left out, so that DeepSpeed's default
-holds; where DeepSpeed has none worth having (the learning rate, the length of a schedule) it is a problem.
+``"auto"`` stands for what the accelerator, the topology or a hyperparameter says, or for DeepSpeed's own default. The
+same fills what is absent of the optimizer's and the schedule's parameters. A value that nothing determines is left out,
+so that DeepSpeed's default holds; where DeepSpeed has none worth having (the learning rate, the length of a schedule)
+it is a problem.
 
 Some schedules never read the optimizer's learning rate: they set it, from parameters of their own. A rate that is
 stated in one of the two places fills the other, so that the stated one is trained with; where both state one, the
@@ -11,15 +12,18 @@ schedule's is used, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.config.ds_schema import ZERO, params_of
-from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Accelerator, Batch, Topology
-from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, FitOptions, Hyperparameters
-from determined_ds.documents.document import Document, KeyPath, get_path
+from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Batch
+from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, Hyperparameters
+from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
+
+if TYPE_CHECKING:
+    from determined_ds.config.resolve import ResolvedConfig
 
 Change = tuple[KeyPath, Any, str]  # path, value, and where it came from
 
@@ -33,14 +37,19 @@ HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
     "eps": ("eps", "adam_epsilon"),
 }
 NEEDED = {*_RATES, "warmup_num_steps"}
-# Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
-IF_ABSENT = {
-    "optimizer": ("lr", "betas", "eps", "weight_decay"),
-    "scheduler": ("warmup_max_lr", "lr_range_test_min_lr", "warmup_num_steps", "total_num_steps"),
-}
 PARAMS: KeyPath = ("optimizer", "params")
 LR: KeyPath = (*PARAMS, "lr")
+START: KeyPath = ("scheduler", "params", "warmup_min_lr")
 CLIPPING: KeyPath = ("gradient_clipping",)
+# Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
+IF_ABSENT: list[KeyPath] = [
+    *((*PARAMS, leaf) for leaf in ("lr", "betas", "eps", "weight_decay")),
+    *(
+        ("scheduler", "params", leaf)
+        for leaf in ("warmup_max_lr", "lr_range_test_min_lr", "warmup_num_steps")
+    ),
+    ("scheduler", "params", "total_num_steps"),
+]
 # DeepSpeed clips by default, which is written out, so that it is seen (GRADIENT_CLIPPING_DEFAULT in deepspeed 0.19.8's
 # runtime/constants.py). Its optimizers and torch's disagree about the weight decay (0.01 or 0), and a hyperparameter of
 # 0 is lost where the web UI turns an experiment into a search; only "auto" is filled so.
@@ -48,8 +57,6 @@ DEFAULTS: dict[KeyPath, tuple[float, Origin]] = {
     CLIPPING: (1.0, Origin("DeepSpeed's default")),
     (*PARAMS, "weight_decay"): (0.0, Origin("no weight decay is stated")),
 }
-# Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
-FUSED_ADAM_ONLY = ("bias_correction", "set_grad_none")
 # A schedule that sets the rate -> its parameter that holds the highest rate, or that a range test begins with.
 # Source: deepspeed 0.19.8 runtime/lr_schedules.py; OneCycleLR and CyclicLR in torch.optim.lr_scheduler.
 PEAKS = {
@@ -64,7 +71,7 @@ PEAKS = {
 REMOVABLE: tuple[KeyPath, ...] = (("scheduler",), ("optimizer",))
 
 
-# ------------------------------------------------------------------------------------------- overwrites
+# ------------------------------------------------------------------------------------------- what is stated
 
 
 def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -81,14 +88,12 @@ def overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> 
 
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
-    over = hp.overwrite_deepspeed_args
-    stated: list[tuple[KeyPath, Any, KeyPath]] = [
-        (path, get_path(over, path), (OVERWRITES, *path)) for path in leaf_paths(over)
-    ]
-    stated += [(SHORTHANDS[key], value, (key,)) for key, value in hp.shorthands.items()]
     changes: list[Change] = []
-    for path, value, place in stated:
-        origin = hyperparameters.origin(place)
+    over = hp.overwrite_deepspeed_args
+    stated: dict[KeyPath, KeyPath] = {(OVERWRITES, *path): path for path in leaf_paths(over)}
+    stated |= {(name,): SHORTHANDS[name] for name in hp.shorthands}
+    for place, path in stated.items():
+        value, origin = hyperparameters.get(place), hyperparameters.origin(place)
         if not origin.startswith("--"):
             origin = origin.reworded(f"{place[0]}, {origin}")
         if value is not None or path not in REMOVABLE:
@@ -98,23 +103,13 @@ def overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> 
     return changes
 
 
-# ------------------------------------------------------------------------------------------- stated twice
+def place_of_rate(ds: Document) -> KeyPath | None:
+    """Where a DeepSpeed JSON states the rate that is trained with; None where it leaves the rate open.
 
-
-class StatedRate(NamedTuple):
-    """A rate that a DeepSpeed JSON states: where, and its value; of a schedule also a list, one a parameter group."""
-
-    path: KeyPath
-    value: Any
-
-
-def stated_rate(ds: Document) -> StatedRate | None:
-    """The rate that a DeepSpeed JSON states and that is trained with; None where it leaves the rate open."""
-    for path in _places_of_rate(ds):
-        value = ds.get(path)
-        if _is_number(value) or isinstance(value, list):
-            return StatedRate(path, value)
-    return None
+    There is a number; of a schedule also a list, one a parameter group.
+    """
+    values = ((path, ds.get(path)) for path in _places_of_rate(ds))
+    return next((path for path, value in values if _is_number(value) or isinstance(value, list)), None)
 
 
 def _places_of_rate(ds: Document) -> list[KeyPath]:
@@ -127,136 +122,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
-    """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
-    hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
-    """
-    problems = []
-    for path in ds.once("stated values", lambda: _stated_values(ds)):
-        value, (name, own) = ds.get(path), _hyperparameter(path[-1], hyperparameters)
-        if own not in (None, value):
-            message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
-            fix = f'write "auto" there to use the hyperparameter, or remove {name}'
-            problems.append(hyperparameters.problem((name,), message, fix, "stated-twice"))
-    rate, own = stated_rate(ds), ds.get(LR)
-    used = rate.value if rate and isinstance(rate.value, list) else [rate and rate.value]
-    if rate and rate.path != LR and _is_number(own) and own not in used:
-        by = f"{ds.key(rate.path)} = {rate.value} ({ds.origin(rate.path)})"
-        message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, by {by}"
-        fix = f'write "auto" for {ds.key(rate.path)} to use it, or "auto" here'
-        problems.append(ds.problem(LR, message, fix, "stated-twice"))
-    return problems
-
-
-def _stated_values(ds: Document) -> list[KeyPath]:
-    """Where a DeepSpeed JSON states what a hyperparameter would fill: the rate that is trained with, and the rest."""
-    rate, places = stated_rate(ds), _places_of_rate(ds)
-    paths: list[KeyPath] = [(section, "params", leaf) for section in IF_ABSENT for leaf in IF_ABSENT[section]]
-    paths = [*([rate.path] if rate else []), *(path for path in (*paths, CLIPPING) if path not in places)]
-    return [path for path in paths if ds.get(path) not in (None, AUTO)]
-
-
-# ------------------------------------------------------------------------------------------- "auto"
-
-
-def fills(
-    ds: Document, hyperparameters: Document, fit: FitOptions, topology: Topology, accelerator: Accelerator
-) -> tuple[list[Change], list[Problem]]:
-    """What stands for every "auto" of a DeepSpeed JSON, and for what is absent and needs a value; the batch apart.
-
-    Returns:
-        The changes, and a problem for each "auto" that nothing determines and that DeepSpeed has no default for;
-        that one is left out of the JSON.
-    """
-    changes: dict[KeyPath, tuple[Any, str]] = {}
-    problems: list[Problem] = []
-    for path, value, by in (
-        *_precision(ds, topology, accelerator),
-        *tensor_parallel_values(ds, topology.model_parallel_size),
-        *_shared(ds, hyperparameters, topology.sequence_parallel_size),
-    ):
-        changes[path] = value, by
-
-    def now(*path: str) -> Any:
-        value = changes.get(path, (ds.get(path),))[0]
-        return None if value is NOT_GIVEN else value
-
-    of_accelerator = Origin(f"the accelerator: {accelerator.name}")
-    rate, places, length = stated_rate(ds), _places_of_rate(ds), fit.max_length
-    for path in ds.once("open places", lambda: _open_places(ds)):
-        if path in changes or (*path, "enabled") in changes:
-            continue
-        leaf, is_auto, in_list = path[-1], ds.get(path) == AUTO, int in map(type, path)
-        name, value = _hyperparameter(leaf, hyperparameters)
-        if leaf == "total_num_steps" and length and length.unit == "batches":
-            name, value = "fit.max_length", length.value
-        elif leaf == "betas" and value is None:
-            pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
-            name, value = ("adam_beta1", pair) if None not in pair else (name, None)
-        origin = Origin()
-        if rate and path in places and _is_number(rate.value):  # stated in the other place
-            place = ds.origin(rate.path)
-            value, origin = rate.value, place.reworded(f"{ds.key(rate.path)}, {place}")
-        elif leaf == "pin_memory":
-            value, origin = accelerator.name == "cuda", of_accelerator
-        elif value is not None:
-            place = hyperparameters.origin(tuple(name.split(".")))
-            origin = place.reworded(f"{name}, {place}")
-        elif path in DEFAULTS and (is_auto or path == CLIPPING):
-            value, origin = DEFAULTS[path]
-        elif leaf == "warmup_min_lr":
-            # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
-            # takes two steps at warmup_min_lr.
-            peak, count = (now("scheduler", "params", each) for each in ("warmup_max_lr", "warmup_num_steps"))
-            value, origin = 0.0, Origin("a warm-up from 0")
-            if _is_number(peak) and _is_number(count) and count >= 1:
-                value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
-        if value is not None and not in_list:
-            changes[path] = value, origin
-            continue
-        # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
-        is_decay = leaf == "warmup_max_lr" and now("scheduler", "type") == "WarmupDecayLR"
-        if in_list or is_decay or leaf == "total_num_steps" or (is_auto and leaf in NEEDED):
-            fix = f"add the hyperparameter {name}, or write a number"
-            if in_list:
-                fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
-            elif leaf == "total_num_steps":
-                fix = "state fit.max_length in batches, or write the number of steps"
-            message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
-            problems.append(ds.problem(path, message, fix, "auto-undetermined"))
-        if is_auto and not in_list:
-            changes[path] = NOT_GIVEN, ""
-
-    changes |= dict.fromkeys(_torch_adam(now, on_gpu=accelerator.name != "cpu"), (True, of_accelerator))
-    if accelerator.name != "cpu" and not now("steps_per_print") and now("timers", "throughput") is None:
-        # The timer waits for the device twice a micro-batch; steps_per_print prints what it measures.
-        # Source: ThroughputTimer in deepspeed 0.19.8's utils/timer.py, which is on by default.
-        changes["timers", "throughput", "enabled"] = False, of_accelerator
-    return [(path, *change) for path, change in changes.items()], problems
-
-
-def _open_places(ds: Document) -> list[KeyPath]:
-    """Where "auto" stands, and where a parameter is absent that a hyperparameter may state."""
-
-    def autos(data: dict[str, Any] | list[Any], path: KeyPath) -> Iterator[KeyPath]:
-        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            if isinstance(value, (dict, list)):
-                yield from autos(value, (*path, key))
-            elif value == AUTO:
-                yield (*path, key)
-
-    absent: list[KeyPath] = [CLIPPING]
-    for section, leaves in IF_ABSENT.items():
-        kind = ds.get((section, "type"))
-        takes = params_of(section, kind)
-        if takes is None:  # torch's own
-            takes = ["lr"] if section == "optimizer" and isinstance(kind, str) else []
-        absent += [(section, "params", leaf) for leaf in leaves if leaf in takes]
-    places = [path for path in autos(ds.data, ()) if path[0] not in BATCH_KEYS]
-    places += [path for path in absent if ds.get(path) is None]
-    return sorted(places, key=lambda path: path[-1] == "warmup_min_lr")  # which depends on the rest
-
-
 def _hyperparameter(leaf: str | int, hyperparameters: Document) -> tuple[str, Any]:
     """Name and value of the hyperparameter that fills a leaf; the value is None where there is none."""
     names = HYPERPARAMETER_NAMES.get(str(leaf), (str(leaf),))
@@ -267,23 +132,167 @@ def _hyperparameter(leaf: str | int, hyperparameters: Document) -> tuple[str, An
     return names[0], None
 
 
-def _precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Iterator[Change]:
-    """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
-    sections = [ds.get(("bf16",)), ds.get(("fp16",))]
-    asked = [each.get("enabled") if isinstance(each, dict) else each for each in sections]
-    bf16, fp16 = asked
-    if bf16 == AUTO:
-        bf16 = accelerator.bf16 and fp16 is not True
-    if fp16 == AUTO:
-        fp16 = accelerator.name == "cuda" and not bf16
-    for section, stated, on in zip(("bf16", "fp16"), asked, (bf16, fp16), strict=True):
-        if stated == AUTO:
-            yield (section, "enabled"), on, f"the accelerator: {accelerator.name}"
-    dtype: KeyPath = ("data_types", "grad_accum_dtype")
-    # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
-    in_pipeline = topology.pipe_parallel_size > 1 and bf16 is True and ds.get((ZERO, "stage"))
-    if in_pipeline and ds.get(dtype) in (None, AUTO):
-        yield dtype, "fp32", "bf16 pipelines accumulate in fp32"
+def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
+    """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
+    hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
+    """
+
+    def stated_values() -> list[KeyPath]:
+        places = _places_of_rate(ds)
+        paths = [rate, *(path for path in (*IF_ABSENT, CLIPPING) if path not in places)]
+        return [path for path in paths if path and ds.get(path) not in (None, AUTO)]
+
+    problems, rate = [], place_of_rate(ds)
+    for path in ds.once("stated values", stated_values):
+        value, (name, own) = ds.get(path), _hyperparameter(path[-1], hyperparameters)
+        if own not in (None, value):
+            message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
+            fix = f'write "auto" there to use the hyperparameter, or remove {name}'
+            problems.append(hyperparameters.problem((name,), message, fix, "stated-twice"))
+    if rate not in (None, LR) and _is_number(own := ds.get(LR)):
+        used, key = ds.get(rate), ds.key(rate)
+        if own not in (used if isinstance(used, list) else [used]):
+            message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, by {key} = {used}"
+            message += f" ({ds.origin(rate)})"
+            fix = f'write "auto" for {key} to use it, or "auto" here'
+            problems.append(ds.problem(LR, message, fix, "stated-twice"))
+    return problems
+
+
+# ------------------------------------------------------------------------------------------- what is left open
+
+
+def fills(c: ResolvedConfig) -> tuple[list[Change], list[Problem]]:
+    """What stands for every "auto" of a DeepSpeed JSON, and for what is absent and needs a value; the batch apart.
+
+    Returns:
+        The changes, and a problem for each "auto" that nothing determines and that DeepSpeed has no default for;
+        that one is left out of the JSON.
+    """
+    ds, topology, accelerator = c.ds, c.topology, c.accelerator.name
+    on_gpu, by_accelerator = accelerator != "cpu", Origin(f"the accelerator: {accelerator}")
+    changes: dict[KeyPath, tuple[Any, str]] = {}
+
+    def now(*path: str | int) -> Any:
+        value = changes[path][0] if path in changes else ds.get(path)
+        return None if value == AUTO else value
+
+    def fill(path: KeyPath, value: Any, origin: str) -> None:
+        if now(*path) is None:
+            changes[path] = value, origin
+
+    # bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has.
+    if ds.get(("bf16", "enabled")) == AUTO:
+        fill(("bf16", "enabled"), c.accelerator.bf16 and now("fp16", "enabled") is not True, by_accelerator)
+    if ds.get(("fp16", "enabled")) == AUTO:
+        fill(("fp16", "enabled"), accelerator == "cuda" and not now("bf16", "enabled"), by_accelerator)
+    if topology.pipe_parallel_size > 1 and now("bf16", "enabled") is True and now(ZERO, "stage"):
+        # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
+        fill(("data_types", "grad_accum_dtype"), "fp32", "bf16 pipelines accumulate in fp32")
+
+    # Ranks that share a layer, a sequence, by which replicas are counted, or experts.
+    for path, value, origin in tensor_parallel_values(ds, topology.model_parallel_size):
+        fill(path, value, origin)
+    if topology.sequence_parallel_size > 1:
+        key: KeyPath = ("sequence_parallel_size",)
+        place = c.hyperparameters.origin(key)
+        fill(key, topology.sequence_parallel_size, place.reworded(f"hyperparameters.{key[0]}, {place}"))
+    experts = c.hyperparameters.get(("expert_parallel_size",))
+    is_set = type(experts) is int and experts >= 1
+    for name, value in (("enabled", is_set), ("autoep_size", experts if is_set else 1)):
+        if is_set or ds.get(("expert_parallel", name)) == AUTO:
+            fill(("expert_parallel", name), value, "expert_parallel_size")
+
+    # All else that is open, by whoever states it.
+    places = ds.once(_open_places, lambda: _open_places(ds))
+    rate, rates = place_of_rate(ds), _places_of_rate(ds)
+    for path in places:
+        if path[-1] == "pin_memory":
+            fill(path, accelerator == "cuda", by_accelerator)
+        elif rate and path in rates and _is_number(ds.get(rate)):
+            fill(path, ds.get(rate), ds.origin(rate).reworded(f"{ds.key(rate)}, {ds.origin(rate)}"))
+        elif said := _said_by_hyperparameters(c, path[-1]):
+            fill(path, *said)
+        elif path in DEFAULTS and (path == CLIPPING or ds.get(path) == AUTO):
+            fill(path, *DEFAULTS[path])
+    if ds.get(START) == AUTO:
+        # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py takes two
+        # steps at warmup_min_lr.
+        peak, count = (now("scheduler", "params", leaf) for leaf in ("warmup_max_lr", "warmup_num_steps"))
+        if _is_number(peak) and _is_number(count) and count >= 1:
+            fill(START, peak / count, Origin("warmup_max_lr / warmup_num_steps"))
+        fill(START, 0.0, Origin("a warm-up from 0"))
+
+    # Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one. DeepSpeed's
+    # FusedAdam is built by nvcc at its first use, and few machines with GPUs have that compiler. What is stated stays,
+    # and so does what only DeepSpeed's takes: an offloaded state, and parameters that torch's has not.
+    # Source: get_optimizer_configuration in deepspeed 0.19.8's runtime/engine.py; Adam.__init__ in torch's
+    # optim/adam.py for what "fused" excludes.
+    kind, param = str(now("optimizer", "type")).lower(), partial(now, *PARAMS)
+    only_deepspeed = now(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
+    only_deepspeed |= param("bias_correction") is not None or param("set_grad_none") is not None
+    is_open = kind in ("adam", "adamw", "muon") and param("torch_adam") is None
+    if is_open and not (on_gpu and only_deepspeed):
+        fill((*PARAMS, "torch_adam"), True, by_accelerator)
+        if on_gpu and kind != "muon" and not (param("foreach") or param("differentiable")):
+            fill((*PARAMS, "fused"), True, by_accelerator)
+    if on_gpu and not now("steps_per_print") and now("timers", "throughput") is None:
+        # The timer waits for the device twice a micro-batch; steps_per_print prints what it measures.
+        # Source: ThroughputTimer in deepspeed 0.19.8's utils/timer.py, which is on by default.
+        fill(("timers", "throughput", "enabled"), False, by_accelerator)
+
+    problems = []
+    for path in places:
+        if isinstance(ds.get(path), list):
+            message, fix = (
+                'has an "auto" in it',
+                '"auto" stands for a whole value: write the list, or "auto" for it',
+            )
+            problems.append(ds.problem(path, message, fix, "auto-undetermined"))
+        elif now(*path) is None:
+            leaf, is_auto = path[-1], ds.get(path) == AUTO
+            # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
+            is_decay = leaf == "warmup_max_lr" and now("scheduler", "type") == "WarmupDecayLR"
+            if is_decay or leaf == "total_num_steps" or (is_auto and leaf in NEEDED):
+                fix = (
+                    f"add the hyperparameter {_hyperparameter(leaf, c.hyperparameters)[0]}, or write a number"
+                )
+                if leaf == "total_num_steps":
+                    fix = "state fit.max_length in batches, or write the number of steps"
+                message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
+                problems.append(ds.problem(path, message, fix, "auto-undetermined"))
+            if is_auto:
+                changes[path] = NOT_GIVEN, ""
+    return [(path, *change) for path, change in changes.items()], problems
+
+
+def _open_places(ds: Document) -> list[KeyPath]:
+    """Where "auto" stands, alone or in a list, and where a parameter is absent that a hyperparameter may state."""
+
+    def is_taken(section: str | int, leaf: str | int) -> bool:
+        kind = ds.get((section, "type"))
+        known = params_of(str(section), kind)
+        return leaf == "lr" and isinstance(kind, str) if known is None else leaf in known  # None: torch's own
+
+    stated = ((path, ds.get(path)) for path in leaf_paths(ds.data) if path[0] not in BATCH_KEYS)
+    autos = [path for path, value in stated if value == AUTO or (isinstance(value, list) and AUTO in value)]
+    absent = [CLIPPING, *(path for path in IF_ABSENT if is_taken(path[0], path[-1]))]
+    return [*autos, *(path for path in absent if ds.get(path) is None)]
+
+
+def _said_by_hyperparameters(c: ResolvedConfig, leaf: str | int) -> tuple[Any, str] | None:
+    """What hyperparameters have for an open leaf of the JSON, and which of them; None where they have nothing."""
+    name, value = _hyperparameter(leaf, c.hyperparameters)
+    length = c.fit.max_length
+    if leaf == "total_num_steps" and length and length.unit == "batches":
+        name, value = "fit.max_length", length.value
+    elif leaf == "betas" and value is None:
+        pair = [c.hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
+        name, value = "adam_beta1", None if None in pair else pair
+    if value is None:
+        return None
+    place = c.hyperparameters.origin(tuple(name.split(".")))
+    return value, place.reworded(f"{name}, {place}")
 
 
 def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False) -> list[Change]:
@@ -307,49 +316,23 @@ def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False)
     return changes
 
 
-def _shared(ds: Document, hyperparameters: Document, sequences: int) -> Iterator[Change]:
-    """Ranks that share a sequence, by which replicas are counted, or experts: without a size, an "auto" is off."""
-    key = "sequence_parallel_size"
-    if sequences > 1 and ds.get((key,)) in (None, AUTO):
-        place = hyperparameters.origin((key,))
-        yield (key,), sequences, place.reworded(f"hyperparameters.{key}, {place}")
-    size = hyperparameters.get(("expert_parallel_size",))
-    is_set = type(size) is int and size >= 1
-    for key, value in (("enabled", is_set), ("autoep_size", size if is_set else 1)):
-        if ds.get(("expert_parallel", key)) in ((None, AUTO) if is_set else (AUTO,)):
-            yield ("expert_parallel", key), value, "expert_parallel_size"
+def batch_sizes(ds: Document, batch: Batch, place: Origin, *, is_stated: bool) -> Iterator[Change]:
+    """The batch sizes that a DeepSpeed JSON leaves open.
 
-
-def _torch_adam(now: Callable[..., Any], *, on_gpu: bool) -> Iterator[KeyPath]:
-    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one.
-
-    DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What is
-    stated stays, and so does what only DeepSpeed's takes: an offloaded state, and parameters that torch's has not.
-
-    Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
-    ``optim/adam.py`` for what ``fused`` excludes.
+    Args:
+        ds: The JSON.
+        batch: What they are.
+        place: Of ``global_batch_size`` in the hyperparameters.
+        is_stated: Whether it is stated there.
     """
-    stated, kind = partial(now, *PARAMS), str(now("optimizer", "type") or "").lower()
-    if kind not in ("adam", "adamw", "muon") or stated("torch_adam") is not None:
-        return
-    is_offloaded = now(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
-    if on_gpu and (is_offloaded or any(stated(name) is not None for name in FUSED_ADAM_ONLY)):
-        return
-    yield (*PARAMS, "torch_adam")
-    excluded = stated("foreach") or stated("differentiable") or stated("fused") is not None
-    if on_gpu and kind != "muon" and not excluded:
-        yield (*PARAMS, "fused")
-
-
-def batch_sizes(ds: Document, batch: Batch, own: int | None, place: Origin) -> Iterator[Change]:
-    """The batch sizes that a DeepSpeed JSON leaves open; ``own`` is the stated ``global_batch_size``, of that place."""
+    total, micro, steps = BATCH_KEYS
+    of_micro, of_steps = f"{micro} {batch.micro_batch_size}", f"{steps} {batch.accumulation}"
+    whole, replicas = f"{TOTAL} {batch.global_batch_size}", f"{REPLICAS} {batch.replicas}"
+    by = {
+        total: f"{TOTAL}, {place}" if is_stated else f"derived: {of_micro} x {of_steps} x {replicas}",
+        micro: f"derived: {whole} / ({of_steps} x {replicas})",
+        steps: f"derived: {whole} / ({of_micro} x {replicas})",
+    }
     for key, name in BATCH_KEYS.items():
-        if ds.get((key,)) not in (None, AUTO):
-            continue
-        said = {BATCH_KEYS[each]: each for each in BATCH_KEYS if each not in (key, "train_batch_size")}
-        said["replicas"] = REPLICAS
-        factors = " x ".join(f"{word} {getattr(batch, each)}" for each, word in said.items())
-        derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
-        if name == TOTAL:
-            derived = f"{TOTAL}, {place}" if own is not None else f"derived: {factors}"
-        yield (key,), getattr(batch, name), place.reworded(derived)
+        if ds.get((key,)) in (None, AUTO):
+            yield (key,), getattr(batch, name), place.reworded(by[key])

@@ -56,21 +56,14 @@ def assumed_cuda(slots: int) -> Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The parallel degrees, whose product is the number of slots.
+    """The parallel degrees, whose product is the number of slots."""
 
-    Args:
-        pipe_parallel_size: Pipeline stages (1: no pipeline).
-        model_parallel_size: Ranks that share one layer (tensor parallel).
-        data_parallel_world_size: Replicas: groups of ranks that share a micro-batch.
-        sequence_parallel_size: Ranks that share a sequence, each with a slice of its tokens (Ulysses).
-        pipe_within_machine: Ranks are counted through the stages of one replica before the next, so that neighbours
-            in a pipeline are neighbours on a machine; else through the replicas of one stage before the next.
-    """
-
-    pipe_parallel_size: int
-    model_parallel_size: int
-    data_parallel_world_size: int
-    sequence_parallel_size: int = 1
+    pipe_parallel_size: int  # pipeline stages; 1: no pipeline
+    model_parallel_size: int  # ranks that share one layer (tensor parallel)
+    data_parallel_world_size: int  # replicas: groups of ranks that share a micro-batch
+    sequence_parallel_size: int = 1  # ranks that share a sequence, each with a slice of its tokens (Ulysses)
+    # Ranks are counted through the stages of one replica before the next, so that neighbours in a pipeline are
+    # neighbours on a machine; else through the replicas of one stage before the next.
     pipe_within_machine: bool = False
 
     @property
@@ -154,20 +147,14 @@ def _nearest(number: int, factor: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The four numbers of a batch; the first is the product of the others.
+    """The four numbers of a batch; the first is the product of the others."""
 
-    Args:
-        global_batch_size: Samples per optimizer step over all replicas (DeepSpeed's ``train_batch_size``).
-        micro_batch_size: Samples per forward pass of a replica (``train_micro_batch_size_per_gpu``).
-        accumulation: Micro-batches per optimizer step of a replica (``gradient_accumulation_steps``);
-            in a pipeline, its ``micro_batches``.
-        replicas: Data-parallel copies (``data_parallel_world_size``).
-    """
-
-    global_batch_size: int
-    micro_batch_size: int
-    accumulation: int
-    replicas: int
+    global_batch_size: int  # samples of an optimizer step, all replicas: DeepSpeed's train_batch_size
+    micro_batch_size: int  # samples of a forward pass of a replica: train_micro_batch_size_per_gpu
+    accumulation: (
+        int  # micro-batches of a step of a replica: gradient_accumulation_steps; a pipeline's micro_batches
+    )
+    replicas: int  # data-parallel copies: data_parallel_world_size
 
     def __post_init__(self) -> None:
         assert min(self.global_batch_size, self.micro_batch_size, self.accumulation, self.replicas) >= 1, self
@@ -204,8 +191,10 @@ def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topol
     is_derived = None in (total, micro, steps)
     total = product if total is None else total
     if total % product if is_derived else total != product:
-        given = {key: number for key, number in ((of_micro, micro), (of_steps, steps)) if number is not None}
-        factors = [_with_origin(key, number, ds.origin((key,))) for key, number in given.items()]
+        given = [
+            (key, number) for key, number in ((of_micro, micro), (of_steps, steps)) if number is not None
+        ]
+        factors = [_with_origin(key, number, ds.origin((key,))) for key, number in given]
         factors.append(_with_origin(REPLICAS, replicas, f"{topology.slots} slots"))
         equals = f" = {product}" if given else ""
         message = f"is not {'a multiple of ' if is_derived else ''}{' x '.join(factors)}{equals}"

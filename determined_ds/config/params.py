@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
 from determined_ds.documents.judging import JSON_TYPES, Json, faults, one_each, problem_of
+from determined_ds.documents.points import shared
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
@@ -465,10 +466,8 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     secrets = {problem.key for problem in problems}
     for name in document.data:  # other values are not looked at: a check of a search records what is read
         if name in schemas:
-            # Points of a search share most values, and what is made of each.
             judge = functools.partial(_read, schemas[name], document, (name,))
-            what = (_read, name, repr(document.data[name]))
-            value, found = document.once(what, judge, of_places=True)
+            value, found = shared(document.data, (_read, name), judge)
             problems += [problem for problem in found if problem.key not in secrets]
             if value is not NOT_GIVEN and name in OWN_KEYS:
                 values[name] = value

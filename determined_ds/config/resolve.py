@@ -1,7 +1,13 @@
 """(hyperparameters, DeepSpeed JSON, slots, accelerator) -> ResolvedConfig, or every reason why not.
 
 One room decides, for commands, ranks and a cluster's start-up hook alike: what DeepSpeed is given, down to the last
-value, and where each of these came from.
+value, and where each of these came from. The way of a value::
+
+    hyperparameters by their real names -> Hyperparameters                                            params.py
+    the JSON, and what hyperparameters write over it -> judged, in normal form: what is *stated*      fill.py
+    slots and sizes -> Topology, Batch                                                                layout.py
+    "auto" and what is absent -> filled, and judged in the same way                                   fill.py
+    the whole, with its Strategy -> held to the compatibility table                                   rules.py
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ from determined_ds.config.rules import OF_SLOTS, Rule, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest
 from determined_ds.documents.files import read_json
-from determined_ds.documents.points import Point
+from determined_ds.documents.points import shared
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
@@ -181,23 +187,26 @@ def reconcile(
     hyperparameters, misnamed, renamed = by_real_names(hyperparameters)
     hp, problems = read_hyperparameters(hyperparameters)
     stated, faults = _judged(ds, overwrites(ds, hyperparameters, hp))
-    refused, ignored = stated.once("refused and ignored", lambda: json_problems(stated))
+    refused, ignored = stated.once(json_problems, lambda: json_problems(stated))
     problems += [*misnamed, *faults]
-    keys = {problem.key for problem in problems}
-    problems += [problem for problem in refused if problem.key not in keys]
+    blamed = {problem.key for problem in problems}
+    problems += [problem for problem in refused if problem.key not in blamed]
     warnings = [*renamed, *ignored, *disagreements(stated, hyperparameters)]
 
-    # All of the rest is checked too, to report every problem at once; with a batch of a sample a replica where the
-    # sizes are at fault themselves, so that nothing is said of what follows from them.
     sizes = {name: getattr(hp, name) for name in PARALLEL_SIZES}
     if hyperparameters.get(("model_parallel_size",)) in (None, AUTO):
         sizes["model_parallel_size"] = autotp_degree(stated.data)
     replicas = max(1, slots // math.prod(sizes.values()))
-    within = hp.pipe_within_machine
-    layout = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=within)
-    names = [(problem.key.rpartition(".")[2], problem.code) for problem in problems]
-    meant = [nearest(name, SIZES) if code == "unknown-key" else name for name, code in names]
-    counted, batch = not {*SIZES, *BATCH_KEYS} & {*meant}, None
+    layout = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=hp.pipe_within_machine)
+    # Where sizes are at fault themselves, nothing is said of what follows from them; all else is, of a batch of one
+    # sample a replica.
+    at_fault = {
+        nearest(name, SIZES) if problem.code == "unknown-key" else name
+        for problem in problems
+        for name in [problem.key.rpartition(".")[2]]
+    }
+    counted, batch = not at_fault & {*SIZES, *BATCH_KEYS}, None
+    assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
     if counted:
         wrong = topology_problem(layout, slots, hp.data_parallel_world_size, hyperparameters, slots_origin)
         problems += [wrong] if wrong else []
@@ -207,8 +216,7 @@ def reconcile(
             batch = stated_batch(hp.global_batch_size, hyperparameters, stated, layout)
         except ConfigError as error:
             problems += error.problems
-    assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
-    resolved = ResolvedConfig(
+    c = ResolvedConfig(
         hyperparameters=hyperparameters,
         ds=stated,
         topology=layout,
@@ -222,22 +230,22 @@ def reconcile(
         stated=stated,
     )
 
-    def sized(full: Document, batch: Batch) -> ResolvedConfig:
-        sizes = batch_sizes(stated, batch, hp.global_batch_size, hyperparameters.origin((TOTAL,)))
-        return replace(resolved, ds=full.overwritten_all(sizes), batch=batch)
+    def whole(full: Document, batch: Batch, warnings: list[Problem]) -> ResolvedConfig:
+        place, is_stated = hyperparameters.origin((TOTAL,)), hp.global_batch_size is not None
+        sizes = batch_sizes(full, batch, place, is_stated=is_stated)
+        return replace(c, ds=full.overwritten_all(sizes), batch=batch, warnings=tuple(warnings))
+
+    # Points of a search that differ in what is not read here, such as the batch without a pipeline, share the rest.
+    judged = c.batch if layout.pipe_parallel_size > 1 else assumed  # no other rule reads a batch
 
     def fill() -> _Filled:
-        changes, undetermined = fills(stated, hyperparameters, hp.fit, layout, accelerator)
+        changes, undetermined = fills(c)
         full, faults = _judged(stated, changes)
-        broken = [*broken_rules(sized(full, judged), slots_origin=slots_origin)]
+        broken = [*broken_rules(whole(full, judged, []), slots_origin=slots_origin)]
         return _Filled(full, undetermined, faults, broken)
 
-    judged = resolved.batch if layout.pipe_parallel_size > 1 else assumed  # no rule reads another one's batch
-    if isinstance(point := hyperparameters.data, Point):
-        given = (stated, layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
-        filled = point.once(given, fill)
-    else:
-        filled = fill()
+    given = (stated, layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
+    filled = shared(hyperparameters.data, given, fill)
     blamed = {problem.key for problem in problems}
     problems += filled.undetermined
     for problem in filled.faults:  # a hyperparameter at fault is named itself, and not what it fills
@@ -251,11 +259,11 @@ def reconcile(
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
-    return replace(sized(filled.ds, resolved.batch), warnings=tuple(warnings))
+    return whole(filled.ds, c.batch, warnings)
 
 
 class _Filled(NamedTuple):
-    """What a configuration comes to but for its batch, which many points of a search share."""
+    """What a configuration comes to but for its batch."""
 
     ds: Document
     undetermined: list[Problem]
@@ -287,22 +295,24 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
         ds: The DeepSpeed JSON, if it is known.
         hyperparameters: One point, for its tools of ``logging``.
     """
-    needed: list[tuple[Document, KeyPath, str, str]] = []  # where it is asked for, module, package
-    if ds is not None:
-        sections = [section for section in PACKAGES if ds.get((section, "enabled")) is True]
-        needed = [(ds, (section, "enabled"), PACKAGES[section], PACKAGES[section]) for section in sections]
-        if str(ds.get(("optimizer", "type"))).lower() in ("muadam", "muadamw", "musgd"):
-            needed.append((ds, ("optimizer", "type"), "mup", "mup"))
-    if hyperparameters is not None:
-        for name in read_loggers(hyperparameters):
-            needed.append((hyperparameters, (LOGGING, name), name, TOOLS[name].package))
     problems = []
-    for document, path, module, package in needed:
+
+    def need(document: Document, path: KeyPath, module: str, package: str, value: Any) -> None:
         if find_spec(module) is None:
             message = f"needs the package {package}, which is not installed on this machine"
             fix = f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it"
-            value = NOT_GIVEN if document is hyperparameters else document.get(path)
             problems.append(document.problem(path, message, fix, "missing-package", value=value))
+
+    if ds is not None:
+        for section, package in PACKAGES.items():
+            if ds.get((section, "enabled")) is True:
+                need(ds, (section, "enabled"), package, package, True)
+        kind = ds.get(("optimizer", "type"))
+        if str(kind).lower() in ("muadam", "muadamw", "musgd"):
+            need(ds, ("optimizer", "type"), "mup", "mup", kind)
+    if hyperparameters is not None:
+        for name in read_loggers(hyperparameters):
+            need(hyperparameters, (LOGGING, name), name, TOOLS[name].package, NOT_GIVEN)
     return problems
 
 
@@ -311,21 +321,13 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where points train. The files of DeepSpeed JSONs are read once for all points.
+    """Where points train. The files of DeepSpeed JSONs are read once for all points."""
 
-    Args:
-        context_dir: The folder that paths of DeepSpeed JSONs are relative to.
-        accelerator: What the ranks compute on.
-        slots: Ranks in all, >= 1; None: as the experiment says.
-        slots_origin: Where ``slots`` was stated.
-        machines: Machines that the slots are spread over.
-    """
-
-    context_dir: Path
-    accelerator: Accelerator
-    slots: int | None = None
-    slots_origin: str = ""
-    machines: int = 1
+    context_dir: Path  # the folder that paths of DeepSpeed JSONs are relative to
+    accelerator: Accelerator  # what the ranks compute on
+    slots: int | None = None  # ranks in all, >= 1; None: as the experiment says
+    slots_origin: str = ""  # where they were stated
+    machines: int = 1  # that the slots are spread over
     _read: dict[str | None, Document] = field(default_factory=dict, repr=False, compare=False)
 
     def deepspeed_json(self, hyperparameters: Document) -> Document:
@@ -349,8 +351,7 @@ class Where:
             message = "lies outside the context directory, so a cluster would not get it"
             fix = f"move it inside, and {fix}"
         elif not os.path.isfile(target):
-            is_there = os.path.exists(target)
-            message = "is not a file" if is_there else "no such file in the context directory"
+            message = "is not a file" if os.path.exists(target) else "no such file in the context directory"
             folder = next(each for each in Path(target).parents if os.path.isdir(each))
             names = sorted(os.path.relpath(path, root) for path in folder.glob("*.json"))
             fix = f"there are: {', '.join(names[:12])}" if names else fix

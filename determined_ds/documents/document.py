@@ -36,26 +36,15 @@ class Document:
     prefix: str = ""
 
     @cached_property
-    def _worked_out(self) -> dict[Any, Any]:
+    def worked_out(self) -> dict[Any, Any]:
+        """Results derived from this document, kept for the next caller: a document never changes."""
         return {}
 
-    @cached_property
-    def _of_places(self) -> dict[Any, Any]:
-        return {}
-
-    def once(self, what: Any, make: Callable[[], T], *, of_places: bool = False) -> T:
-        """What ``make`` returns, derived from this document: made for the first caller, and kept for the next.
-
-        Args:
-            what: Names the result; hashable.
-            make: A document never changes, so what it returns stays valid.
-            of_places: The result depends on places, and on no data but what ``what`` says. So all documents
-                :meth:`holding` other data of these places share it.
-        """
-        known = self._of_places if of_places else self._worked_out
-        if what not in known:
-            known[what] = make()
-        made: T = known[what]
+    def once(self, what: Any, make: Callable[[], T]) -> T:
+        """What ``make`` returns, derived from this document: made for the first caller, and kept for the next."""
+        if what not in self.worked_out:
+            self.worked_out[what] = make()
+        made: T = self.worked_out[what]
         return made
 
     def key(self, path: KeyPath) -> str:
@@ -67,26 +56,31 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        return self.once(path, lambda: self._origin(path), of_places=True)
-
-    def _origin(self, path: KeyPath) -> Origin:
+        if path in self._origins:
+            return self._origins[path]
         upwards = [path[:end] for end in range(len(path), 0, -1)]
         over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
         place = next((self.places[each] for each in upwards if each in self.places), None)
         if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
             over = next((self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None)
+        found = Origin(self.name, file=self.name if self.places else "")
         if over is not None:
-            return over if isinstance(over, Origin) else Origin(over)
-        return (
-            origin_at(self.name, place) if place else Origin(self.name, file=self.name if self.places else "")
-        )
+            found = over if isinstance(over, Origin) else Origin(over)
+        elif place:
+            found = origin_at(self.name, place)
+        self._origins[path] = found
+        return found
+
+    @cached_property
+    def _origins(self) -> dict[KeyPath, Origin]:
+        return {}
 
     def holding(self, data: dict[str, Any]) -> Document:
         """Other data of the same places."""
         made = Document(
             name=self.name, data=data, places=self.places, overwrites=self.overwrites, prefix=self.prefix
         )
-        made.__dict__["_of_places"] = self._of_places
+        made.__dict__["_origins"] = self._origins  # they do not depend on the data
         return made
 
     def get(self, path: KeyPath, default: Any = None) -> Any:

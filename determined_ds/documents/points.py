@@ -64,3 +64,8 @@ class Point(dict[str, Any]):
     def _values(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """As texts, since 1, 1.0 and true are equal, and not the same."""
         return tuple([repr(dict.__getitem__(self, name)) for name in names])
+
+
+def shared(hyperparameters: Mapping[str, Any], what: Hashable, make: Callable[[], T]) -> T:
+    """What ``make`` returns; of a :class:`Point` of a search, once for all that are alike."""
+    return hyperparameters.once(what, make) if isinstance(hyperparameters, Point) else make()

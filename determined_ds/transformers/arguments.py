@@ -21,7 +21,7 @@ from typing import Any
 
 import transformers
 
-from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, leaf_paths, overwrites, stated_rate
+from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, leaf_paths, overwrites, place_of_rate
 from determined_ds.config.params import (
     AUTO,
     LARGEST,
@@ -190,9 +190,9 @@ class ReconciledArguments:
         def of(document: Document, path: KeyPath) -> str:
             return f"{document.key(path)} ({document.origin(path)})"
 
-        rate = stated_rate(json_)
+        rate = place_of_rate(json_)
         for field, path in LEAVES.items():
-            path = rate.path if rate is not None and path == LR else path
+            path = rate if rate is not None and path == LR else path
             if (value := in_json(path)) is not None and not isinstance(value, list):
                 decided[field] = value, of(json_, path)
                 continue
