@@ -115,7 +115,7 @@ EXPERIMENT = _table(
 
 NO_LOADER = "acts in DeepSpeed's own data loader, which no trial here uses"
 NOTHING = "DeepSpeed 0.19.8 reads it and does nothing with it"
-OLD_NAME = "an old name of DeepSpeed's, which asks for nothing here"  # where it asks for something, the schema refuses it
+OLD_NAME = "an old name of DeepSpeed's, which asks for nothing here"  # else the schema refuses it
 BACKGROUND = "writes in the background, so that a checkpoint would be sealed before it is whole"
 NO_ENGINE = "no engine reads it"  # runtime/config.py get_pipeline_config: PipelineModule takes these as arguments
 MANAGED = "has every micro-batch followed by an optimizer step, since the loop leaves the count to DeepSpeed"
