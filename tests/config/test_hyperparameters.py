@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from determined_ds import Problem, ResolvedConfig
-from tests.config.deciding import nested, told
-from tests.package import decide, own_hyperparameters, refusal
+from tests.config.deciding import nested
+from tests.package import ROOT, check, decide, own_hyperparameters, refusal
 
 LARGEST = 2**31 - 1
 OWN = [name for name in own_hyperparameters() if "." not in name and name != "fit"]
 
 
 def read(source: str | dict[str, Any]) -> ResolvedConfig:
-    """Hyperparameters beside a JSON that states the batch."""
-    return decide(source, {"train_batch_size": 8})
+    """Hyperparameters beside a JSON that states the batch, on eight ranks."""
+    return decide(source, {"train_batch_size": 8}, slots=8)
 
 
 def refused(source: str | dict[str, Any]) -> Problem:
@@ -37,16 +37,17 @@ def test_all_of_fit_is_read() -> None:
     fit = read("""
 fit:
   max_length: {batches: 200}
-  validation_period: {epochs: 1}
-  checkpoint_period: {batches: [100, 50, 50]}
+  validation_period: {epochs: [3, 1, 1]}
+  checkpoint_period: {minutes: 2.5}
   reporting_period:
   checkpoint_policy: all
   step_zero_validation: true
   profile: {wait: 0, active: 20}
 """).fit
-    lengths = (fit.max_length, fit.validation_period, fit.checkpoint_period)
-    found = [(each.unit, each.value) for each in lengths if each]
-    assert found == [("batches", 200), ("epochs", 1), ("batches", (50, 100))]
+    lengths: Any = (fit.max_length, fit.validation_period, fit.checkpoint_period)
+    found = [(each.unit, each.value) for each in lengths]
+    assert found == [("batches", 200), ("epochs", (1, 3)), ("minutes", 2.5)]
+    assert lengths[2].seconds == 150
     assert (fit.reporting_period, fit.checkpoint_policy, fit.step_zero_validation) == (None, "all", True)
     assert fit.profile
     assert (fit.profile.wait, fit.profile.warmup, fit.profile.active) == (0, 2, 20)
@@ -95,12 +96,6 @@ def test_a_value_of_another_form_is_refused(key: str, wrong: Any, fix: str) -> N
     assert fix in problem.fix
 
 
-@pytest.mark.parametrize(("unit", "seconds"), [("seconds", 2.5), ("minutes", 150), ("hours", 9000)])
-def test_checkpoints_may_be_written_by_the_clock(unit: str, seconds: float) -> None:
-    period: Any = read({"fit": {"checkpoint_period": {unit: 2.5}}}).fit.checkpoint_period
-    assert (period.unit, period.value, period.seconds) == (unit, 2.5, seconds)
-
-
 @pytest.mark.parametrize(
     ("tool", "option", "secret", "variable"),
     [
@@ -116,6 +111,19 @@ def test_a_tools_secret_is_refused_and_shown_nowhere(
     assert f"{variable} in the environment" in problem.fix
     assert secret not in str(problem)
     assert read(nested("logging.wandb.group", "a1b2c3d4" * 5))  # a commit; an earlier key of W&B looks alike
+
+
+def test_mlflow_without_a_server_is_warned_of_on_a_cluster() -> None:
+    """What it writes would lie in a container."""
+
+    def findings(*overrides: str) -> list[tuple[str, str]]:
+        (report,) = check([ROOT / "experiments/gpt2/const.yaml"], context_dir=ROOT, overrides=overrides)
+        return [(found.problem.key, found.problem.code) for found in report.findings]
+
+    mlflow = "hyperparameters.logging.mlflow=true"
+    assert findings(mlflow) == [("hyperparameters.logging.mlflow", "logger-server")]
+    server = 'environment.environment_variables=["MLFLOW_TRACKING_URI=http://mlflow:5000"]'
+    assert findings(mlflow, server) == []
 
 
 # ------------------------------------------------------------------------------------------- names
@@ -138,25 +146,22 @@ def test_a_name_of_the_model_is_left_to_the_model() -> None:
     assert read(dict.fromkeys(names, object())).warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "real"),
-    [("pipeline_parallel_size", "pipe_parallel_size"), ("train_batch_size", "global_batch_size")],
-)
-def test_a_hyperparameter_by_another_name_is_read_with_a_warning(name: str, real: str) -> None:
-    batch = "" if real == "global_batch_size" else "global_batch_size: 8\n"
-    resolved, plain = decide(f"{batch}{name}: 2"), decide(f"{batch}{real}: 2")
-    assert (resolved.ds_config, resolved.topology) == (plain.ds_config, plain.topology)
-    (warning,) = [warning for warning in resolved.warnings if warning.code == "other-name"]
-    assert (warning.key, warning.fix) == (f"hyperparameters.{name}", f"write {real}")
+def test_a_hyperparameter_by_another_name_is_read_with_a_warning() -> None:
+    for name, real in {
+        "pipeline_parallel_size": "pipe_parallel_size",
+        "train_batch_size": "global_batch_size",
+    }.items():
+        resolved, plain = read({name: 8}), read({real: 8})
+        assert (resolved.ds_config, resolved.topology) == (plain.ds_config, plain.topology)
+        (warning,) = [warning for warning in resolved.warnings if warning.code == "other-name"]
+        assert (warning.key, warning.fix) == (f"hyperparameters.{name}", f"write {real}")
 
 
-@pytest.mark.parametrize(
-    ("name", "fix"), [("batch_size", "global_batch_size"), ("slots_per_trial", "resources.slots")]
-)
-def test_a_name_that_means_something_else_is_refused_with_what_to_write(name: str, fix: str) -> None:
-    (problem,) = [problem for problem in told({name: 2})[0] if problem.code == "other-name"]
-    assert problem.key == f"hyperparameters.{name}"
-    assert fix in problem.fix
+def test_a_name_that_means_something_else_is_refused_with_what_to_write() -> None:
+    for name, fix in {"batch_size": "global_batch_size", "slots_per_trial": "resources.slots"}.items():
+        problem = refused({name: 2})
+        assert (problem.key, problem.code) == (f"hyperparameters.{name}", "other-name")
+        assert fix in problem.fix
 
 
 def test_two_places_that_contradict_each_other_are_both_named() -> None:

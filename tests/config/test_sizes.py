@@ -5,9 +5,9 @@ Every number that a refusal suggests works, all else left as it was, and none th
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,23 +91,22 @@ def test_degrees_divide_the_slots_or_are_refused_with_the_nearest_that_do(
         assert problem_of("topology", {**stated, name: int(size)}, slots) is None
 
 
-# Degrees that are divided -> where eight ranks stand, as the letter of a stage, a sequence's slice or a layer's part
-# and the number of a replica.
-LAYOUTS = [
-    ({"pipe": 2}, False, "p0d0 p0d1 p0d2 p0d3 p1d0 p1d1 p1d2 p1d3"),
-    ({"pipe": 2, "model": 2}, False, "p0d0m0 p0d0m1 p0d1m0 p0d1m1 p1d0m0 p1d0m1 p1d1m0 p1d1m1"),
-    ({"pipe": 2, "model": 2}, True, "p0d0m0 p0d0m1 p1d0m0 p1d0m1 p0d1m0 p0d1m1 p1d1m0 p1d1m1"),
-    ({"sequence": 2}, False, "d0s0 d0s1 d1s0 d1s1 d2s0 d2s1 d3s0 d3s1"),
-]
-
-
-@pytest.mark.parametrize(("degrees", "within", "places"), LAYOUTS)
-def test_where_eight_ranks_stand(degrees: Numbers, within: bool, places: str) -> None:
-    hp: dict[str, Any] = {f"{name}_parallel_size": size for name, size in degrees.items()}
+@pytest.mark.parametrize(
+    ("degrees", "within", "axes"),
+    [
+        ({"pipe": 2, "model": 2}, False, ("pipe", "data", "model")),
+        ({"pipe": 2, "model": 2}, True, ("data", "pipe", "model")),
+        ({"sequence": 2}, False, ("data", "sequence")),
+    ],
+)
+def test_ranks_are_counted_through_the_last_axis_first(
+    degrees: Numbers, within: bool, axes: tuple[str, ...]
+) -> None:
+    hp = {f"{name}_parallel_size": size for name, size in degrees.items()}
     layout = decide({TOTAL: 8, "pipe_within_machine": within, **hp}, slots=8).topology
-    found = [layout.coordinates(rank) for rank in range(8)]
-    order = [axis for axis in ("pipe", "data", "sequence", "model") if axis in degrees or axis == "data"]
-    assert ["".join(f"{name[0]}{place[name]}" for name in order) for place in found] == places.split()
+    found = [tuple(layout.coordinates(rank)[axis] for axis in axes) for rank in range(8)]
+    sizes = {"data": 8 // math.prod(degrees.values()), **degrees}
+    assert found == [*itertools.product(*(range(sizes[axis]) for axis in axes))]
 
 
 OF_POINT = (TOTAL, "data_parallel_world_size", *DEGREES, "pipe_chunks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +15,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds import ConfigError, Problem, load_deepspeed_config, load_experiment
-from tests.package import (
-    DS_CONFIGS,
-    EXPERIMENTS,
-    ds_json,
-    hyperparameters,
-    refusal,
-    refusals,
-)
-
-KeyPath = tuple[str | int, ...]
-KEYS = st.text("abcdefé_XYZ", min_size=1, max_size=6)
-SCALARS = (
-    st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | st.text("ab :#'\"\\é\n", max_size=6)
-)
-DATA = st.dictionaries(
-    KEYS,
-    st.recursive(
-        SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
-    ),
-    max_size=4,
-)
-
+from tests.package import DS_CONFIGS, EXPERIMENTS, ds_json, hyperparameters, refusal, refusals
 
 # ------------------------------------------------------------------------------------- what is read, and where
 
+KEYS = st.text("abcdefé_XYZ", min_size=1, max_size=6)
+TEXTS = st.text("ab :#'\"\\é\n", max_size=6)
+SCALARS = st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | TEXTS
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
+)
+DATA = st.dictionaries(KEYS, VALUES, max_size=4)
 
-def at(text: str, document: Any, path: KeyPath) -> str:
-    """The text from the place of a key on."""
-    place = document.origin(path)
-    return text.split("\n")[place.line - 1][place.column - 1 :]
 
-
-def keys(data: Any, path: KeyPath = ()) -> list[KeyPath]:
+def keys(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """The path of every key below, those in lists included."""
-    if not isinstance(data, (dict, list)):
-        return []
-    items = [
-        ((*path, key), value) for key, value in (data.items() if isinstance(data, dict) else enumerate(data))
-    ]
-    own = [place for place, _ in items] if isinstance(data, dict) else []
-    return own + [inner for place, value in items for inner in keys(value, place)]
-
-
-@given(DATA, st.sampled_from([None, 2]))
-def test_json_is_read_with_every_place(data: dict[str, Any], indent: int | None) -> None:
-    text = json.dumps(data, indent=indent, ensure_ascii=False)
-    document = ds_json(text)
-    assert document.data == data
-    for path in keys(data):
-        assert at(text, document, path).startswith(json.dumps(path[-1], ensure_ascii=False))
+    if isinstance(data, dict):
+        yield from ((*path, key) for key in data)
+    if isinstance(data, (dict, list)):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from keys(value, (*path, key))
 
 
 @given(DATA, st.sampled_from([None, True, False]))
-def test_yaml_is_read_with_every_place(data: dict[str, Any], flow: bool | None) -> None:
-    text = yaml.safe_dump(data, default_flow_style=flow, allow_unicode=True)
-    document = hyperparameters(text)
-    assert document.data == data
-    for path in keys(data):
-        assert re.match(rf"[\"'?]? ?{path[-1]}", at(text, document, path))
+def test_all_is_read_with_every_place(data: dict[str, Any], flow: bool | None) -> None:
+    of_json = json.dumps(data, indent=None if flow else 2, ensure_ascii=False)
+    of_yaml = yaml.safe_dump(data, default_flow_style=flow, allow_unicode=True)
+    for text, read, quoted in ((of_json, ds_json, '"{}"'), (of_yaml, hyperparameters, "[\"'?]? ?{}")):
+        document: Any = read(text)
+        assert document.data == data
+        for path in keys(data):
+            place = document.origin(path)
+            at_place = text.split("\n")[place.line - 1][place.column - 1 :]
+            assert re.match(quoted.format(path[-1]), at_place)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -83,18 +57,12 @@ def test_experiments_mean_what_they_mean_to_determined(path: Path) -> None:
     assert load_experiment(path).document.data == yaml_safe_load(path.read_text())
 
 
-SCALAR = {
-    "1e-3": 0.001, "1_000": 1000, "0x1f": 31, "0o17": 15, "017": 15, "1:30": "1:30", "2024-01-01": "2024-01-01",
-    "yes": True, "~": None, "'1e-3'": "1e-3",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "value"), SCALAR.items())
-def test_a_scalar_is_what_the_master_takes_it_for(text: str, value: Any) -> None:
+def test_a_scalar_is_what_the_master_takes_it_for() -> None:
     """The master parses with Go's library: a number needs no dot, and times and dates are strings."""
-    read = hyperparameters(f"a:\n  {text}").data["a"]
-    assert read == value
-    assert type(read) is type(value)
+    numbers = {"1e-3": 0.001, "1_000": 1000, "0x1f": 31, "0o17": 15, "017": 15, "yes": True, "~": None}
+    texts = {text: text for text in ("1:30", "2024-01-01")} | {"'1e-3'": "1e-3"}
+    for text, value in {**numbers, **texts}.items():
+        assert repr(hyperparameters(f"a:\n  {text}").data["a"]) == repr(value)
 
 
 def test_anchors_are_copied_and_merges_filled() -> None:
@@ -133,65 +101,46 @@ def test_every_repeated_key_is_reported_with_both_lines(read: Callable[[str], An
     assert outer.key == "d"
 
 
-# What is wrong -> text, its place, what is said of it, what fixes it.
+def laughs(levels: int) -> str:
+    """Anchors, each of which holds the one before ten times."""
+    lines = [f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, levels)]
+    return "".join(["a0: &a0 [lol]\n", *lines])
+
+
+MERGES = f"a: &a {{{', '.join(f'k{n}: 1' for n in range(1000))}}}\nb:\n" + "- <<: *a\n" * 1000
+# What is wrong -> text, its place, what fixes it.
 BROKEN_YAML = {
-    "tab": ("a:\n\tb: 1", "2:1", "is not YAML", "spaces"),
-    "unknown-anchor": ("a: *b", "1:4", "undefined alias", "quote"),
-    "merge-of-a-number": ("a: {<<: 1}", "1:9", "merges mappings", "*anchor"),
-    "two-documents": ("a: 1\n---\nb: 2", "2:1", "another document", "YAML"),
-    "surrogate": ("a: \udcff", "1:4", "U+DCFF", "UTF-8"),
-    "nan": ("a: [1, .nan]", "1:8", "not a finite number", "finite"),
-    "too-large-an-integer": ("a: " + "9" * 5000, "1:4", "64 bits", "smaller"),
-    "python": ("a: !!python/object/apply:os.system [ls]", "1:4", "means nothing", "plain"),
-    "scalar": ("just words", "", "not a mapping", "name: ..."),
+    "unknown-anchor": ("a: *b", "1:4", "quote"),
+    "merge-of-a-number": ("a: {<<: 1}", "1:9", "*anchor"),
+    "two-documents": ("a: 1\n---\nb: 2", "2:1", "YAML"),
+    "surrogate": ("a: \udcff", "1:4", "UTF-8"),
+    "nan": ("a: [1, .nan]", "1:8", "finite"),
+    "too-large-an-integer": ("a: " + "9" * 5000, "1:4", "smaller"),
+    "python": ("a: !!python/object/apply:os.system [ls]", "1:4", "plain"),
+    "scalar": ("just words", "", "name: ..."),
+    # Small texts of which a naive reader makes what fits in no memory, and large ones.
+    "billion-laughs": (laughs(30), "1:5", "do not nest YAML anchors"),
+    "anchor-in-itself": ("a: &a\n  b: *a\n", "1:4", "do not nest YAML anchors"),
+    "merges-that-add-up": (MERGES, "52:3", "do not nest YAML anchors"),
+    "deep-block": ("\n".join(" " * n + "a:" for n in range(1000)), "101:", "configuration"),
 }
 BROKEN_JSON = {
-    "comment": ('{\n  // no\n  "a": 1}', "2:3", "is not JSON", "no comments"),
-    "trailing-comma": ('{"a": 1,\n}', "", "is not JSON", "remove the comma"),
-    "nan": ('{"a": NaN}', "1:7", "not a finite number", "finite"),
-    "too-large-an-integer": ('{"a": ' + "9" * 100 + "}", "1:7", "64 bits", "smaller"),
-    "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "deeper", "configuration"),
-    "empty": (" \n", "", "is empty", "{}"),
+    "comment": ('{\n  // no\n  "a": 1}', "2:3", "no comments"),
+    "too-large-an-integer": ('{"a": ' + "9" * 100 + "}", "1:7", "smaller"),
+    "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "configuration"),
+    "empty": (" \n", "", "{}"),
 }
 BROKEN = [(hyperparameters, "hp.yaml", *row) for row in BROKEN_YAML.values()]
 BROKEN += [(ds_json, "ds.json", *row) for row in BROKEN_JSON.values()]
 
 
-@pytest.mark.parametrize(
-    ("read", "name", "text", "place", "said", "fix"), BROKEN, ids=[*BROKEN_YAML, *BROKEN_JSON]
-)
+@pytest.mark.parametrize(("read", "name", "text", "place", "fix"), BROKEN, ids=[*BROKEN_YAML, *BROKEN_JSON])
 def test_a_broken_text_is_refused_with_its_place(
-    read: Callable[[str], Any], name: str, text: str, place: str, said: str, fix: str
+    read: Callable[[str], Any], name: str, text: str, place: str, fix: str
 ) -> None:
     problem = refusal(lambda: read(text))
     assert problem.origin.startswith(f"{name}:{place}" if place else name)
-    assert said in problem.message
     assert fix in problem.fix
-
-
-def laughs(first: str, each: str, levels: int) -> str:
-    """Anchors, each of which holds the one before ten times."""
-    text = f"a0: &a0 {first}\n"
-    for level in range(1, levels):
-        text += f"a{level}: &a{level} " + each.format(",".join([f"*a{level - 1}"] * 10)) + "\n"
-    return text
-
-
-# Small texts of which a naive reader makes what fits in no memory, and large ones.
-ENDLESS = {
-    "billion-laughs": laughs("[lol]", "[{}]", 30),
-    "anchor-in-itself": "a: &a\n  b: *a\n",
-    "merges-that-add-up": f"a: &a {{{', '.join(f'k{n}: 1' for n in range(1000))}}}\nb:\n"
-    + "- <<: *a\n" * 1000,
-    "deep-block": "\n".join(" " * n + "a:" for n in range(1000)),
-}
-
-
-@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS.keys())
-def test_yaml_that_grows_is_refused(text: str) -> None:
-    problem = refusal(lambda: hyperparameters(text))
-    assert re.match(r"hp\.yaml:\d+:\d+$", problem.origin)
-    assert re.search(r"without end|deeper|over \d+ values", problem.message)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -200,11 +149,7 @@ def test_yaml_that_grows_is_refused(text: str) -> None:
 @pytest.mark.parametrize("load", [load_experiment, load_deepspeed_config])
 def test_what_is_no_file_of_a_configuration_is_refused(load: Any, tmp_path: Path) -> None:
     (tmp_path / "below" / "it").mkdir(parents=True)
-    for name, content in {
-        "below/it/const.yaml": b"",
-        "latin": b"\na: \xe9",
-        "large": b" " * 2**23,
-    }.items():
+    for name, content in {"below/it/const.yaml": b"", "latin": b"\na: \xe9", "large": b" " * 2**23}.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
@@ -221,20 +166,12 @@ def test_what_is_no_file_of_a_configuration_is_refused(load: Any, tmp_path: Path
         assert name != "cnst.yaml" or "below/it/const.yaml" in problem.fix
 
 
-WORDS = [
+SNIPPETS = [
     b"9" * 80,
     *b"<<: |&a |*a|1e999|!!int |- |? |...\n|---\n|NaN|//|\0|\t|{|}|:|'|>|%|,|~|\"".split(b"|"),
+    *(b"\xff", b"\xc3", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\u0000", b'"\\ud800"'),
 ]
-ENCODED = [b"\xff", b"\xc3", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\u0000", b'"\\ud800"']
-EDITS = st.tuples(st.booleans(), st.floats(0, 1, exclude_max=True), st.sampled_from([*WORDS, *ENCODED]))
-
-
-def mutated(text: bytes, edits: list[tuple[bool, float, bytes]]) -> bytes:
-    """Snippets put in, or up to 40 bytes replaced by them."""
-    for cuts, position, snippet in edits:
-        start = int(position * len(text))
-        text = text[:start] + snippet + text[start + 40 * cuts :]
-    return text
+EDITS = st.tuples(st.booleans(), st.floats(0, 1, exclude_max=True), st.sampled_from(SNIPPETS))
 
 
 def problems_of(step: Callable[[], Any]) -> tuple[Problem, ...]:
@@ -249,7 +186,11 @@ def problems_of(step: Callable[[], Any]) -> tuple[Problem, ...]:
 def test_whatever_is_done_to_a_text_it_is_read_or_refused_with_its_place(
     source: Path, edits: list[tuple[bool, float, bytes]], tmp_path: Path
 ) -> None:
-    content = mutated(source.read_bytes(), edits)
+    """Snippets are put in, or up to 40 bytes replaced by them."""
+    content = source.read_bytes()
+    for cuts, position, snippet in edits:
+        start = int(position * len(content))
+        content = content[:start] + snippet + content[start + 40 * cuts :]
     path = tmp_path / source.name
     path.write_bytes(content)
     is_json = source.suffix == ".json"

@@ -6,17 +6,19 @@ import ctypes
 import gc
 from typing import Any
 
+import deepspeed
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 VOCAB_SIZE, SEQUENCE_LENGTH = 256, 8
 M_MMAP_THRESHOLD = -3
 BLOCK_BYTES = 16 * 2**10  # from here on, a block is mapped by itself, and counted in hblkhd to the page
 
 
 class _Mallinfo2(ctypes.Structure):
-    _before, _after = (
-        ("arena", "ordblks", "smblks", "hblks"),
-        ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-    )
-    _fields_ = [(name, ctypes.c_size_t) for name in (*_before, "hblkhd", *_after)]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 def model_parameters(hidden_size: int, num_layers: int) -> int:
@@ -25,26 +27,23 @@ def model_parameters(hidden_size: int, num_layers: int) -> int:
     return num_layers * block + 2 * VOCAB_SIZE * hidden_size + VOCAB_SIZE
 
 
+class Block(nn.Module):
+    """A residual feed-forward block."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size)
+        self.up = nn.Linear(hidden_size, 4 * hidden_size)
+        self.down = nn.Linear(4 * hidden_size, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
 def build(hidden_size: int, num_layers: int) -> Any:
-    """An embedding, residual feed-forward blocks, a head."""
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(hidden_size)
-            self.up = nn.Linear(hidden_size, 4 * hidden_size)
-            self.down = nn.Linear(4 * hidden_size, hidden_size)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(torch.relu(self.up(self.norm(x))))
-
-    return nn.Sequential(
-        nn.Embedding(VOCAB_SIZE, hidden_size),
-        *(Block() for _ in range(num_layers)),
-        nn.Linear(hidden_size, VOCAB_SIZE),
-    )
+    """An embedding, blocks, a head."""
+    blocks = [Block(hidden_size) for _ in range(num_layers)]
+    return nn.Sequential(nn.Embedding(VOCAB_SIZE, hidden_size), *blocks, nn.Linear(hidden_size, VOCAB_SIZE))
 
 
 def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dict[str, int]:
@@ -54,8 +53,6 @@ def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dic
         Moment -> bytes in large blocks that were allocated since the model was built. Moments: ``backward begins``,
         ``backward ends`` (the last gradient is there), ``after backward``, ``step``, ``after step``.
     """
-    import deepspeed
-
     libc = ctypes.CDLL("libc.so.6")
     libc.malloc.restype, libc.mallinfo2.restype = ctypes.c_void_p, _Mallinfo2
     assert libc.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1
@@ -78,17 +75,11 @@ def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dic
 
 
 def _loss_of(model: Any) -> Any:
-    import torch
-
     tokens = torch.arange(SEQUENCE_LENGTH).unsqueeze(0)
     return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
 
 def _train(hidden_size: int, num_layers: int, ds_config: dict[str, Any], libc: Any) -> dict[str, int]:
-    import deepspeed
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
     torch.manual_seed(0)
     gc.collect()
     before = large_blocks(libc)

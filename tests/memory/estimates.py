@@ -18,8 +18,7 @@ def estimate(*words: str | Path | int) -> dict[str, Any]:
     """What it says of a model: ``model``, and a row of bytes for each of ``strategies`` and ``schedules``."""
     result = CliRunner().invoke(main, ["check", *map(str, words), "--memory", "--json"])
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return dict(json.loads(result.stdout))
 
 
 def refused(*words: str | Path | int) -> str:

@@ -14,21 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from determined_ds import PipelineTrial, Trainer, open_context
+from tests.memory.engines import Block
 
 VOCAB_SIZE, HIDDEN, LENGTH, BLOCKS = 64, 32, 64, 8
-
-
-class Block(nn.Module):
-    """Attention's and a feed-forward's sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(HIDDEN)
-        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
-        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 def scores(embedding: nn.Embedding, x: torch.Tensor) -> torch.Tensor:
@@ -43,13 +31,9 @@ class PipedTrial(PipelineTrial):
 
     def build_layers(self) -> list[Any]:
         tied = ("tokens", nn.Embedding, VOCAB_SIZE, HIDDEN)
-        blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
-        return [
-            TiedLayerSpec(*tied),
-            *blocks,
-            LayerSpec(nn.LayerNorm, HIDDEN),
-            TiedLayerSpec(*tied, forward_fn=scores),
-        ]
+        blocks = [LayerSpec(Block, HIDDEN) for _ in range(BLOCKS)]
+        head = [LayerSpec(nn.LayerNorm, HIDDEN), TiedLayerSpec(*tied, forward_fn=scores)]
+        return [TiedLayerSpec(*tied), *blocks, *head]
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())

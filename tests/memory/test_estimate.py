@@ -103,25 +103,15 @@ def test_a_count_alone_gives_a_plausible_model(count: int) -> None:
     assert any("layers of width" in assumption for assumption in model["assumptions"])
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("345m", 345e6), ("1.5e9", 1.5e9), ("124,439,808", 124_439_808), (".5T", 5e11)]
-)
-def test_counts_are_written_in_many_ways(text: str, size: float) -> None:
-    assert estimate("--parameters", text)["model"]["num_parameters"] == size
+def test_sizes_are_written_in_many_ways() -> None:
+    for text, size in {"345m": 345e6, "1.5e9": 1.5e9, "124,439,808": 124_439_808, ".5T": 5e11}.items():
+        assert estimate("--parameters", text)["model"]["num_parameters"] == size
+    for text, size in {"80 gib": 80 * 2**30, "80GB": 80e9, "17179869184": 2**34}.items():
+        assert estimate("--parameters", "1B", "--gpu-memory", text)["gpu_memory_bytes"] == size
 
 
-@pytest.mark.parametrize(("text", "size"), [("80 gib", 80 * 2**30), ("80GB", 80e9), ("17179869184", 2**34)])
-def test_bytes_have_decimal_and_binary_units(text: str, size: float) -> None:
-    assert estimate("--parameters", "1B", "--gpu-memory", text)["gpu_memory_bytes"] == size
-
-
-@pytest.mark.parametrize("text", ["6X", "-6B", "0", "six", "inf", "1e30", "6 6", "6,7B", ""])
+@pytest.mark.parametrize("text", ["6X", "-6B", "0", "6", "six", "inf", "1e30", "6 6", "6,7B", ""])
 @pytest.mark.parametrize("option", ["--parameters", "--gpu-memory"])
 def test_what_is_not_a_number_is_refused(option: str, text: str) -> None:
     words = () if option == "--parameters" else ("--parameters", "1B")
     assert f"{option} = '{text}'" in refused(*words, option, text)
-
-
-def test_a_forgotten_unit_is_refused() -> None:
-    assert "fix: write 80GiB" in refused("--parameters", "6B", "--gpu-memory", "80")
-    assert "fix: write 6B" in refused("--parameters", "6")

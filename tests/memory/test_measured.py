@@ -42,8 +42,8 @@ def bucket_of(size: str) -> int:
 
 def estimated(size: str, config: ResolvedConfig) -> dict[str, int]:
     """Bytes of a rank by kind, ``states`` and ``device`` (all but those on the host)."""
-    hidden, layers = SIZES[size]
-    sizes = {"num_parameters": model_parameters(hidden, layers)}
+    hidden = SIZES[size][0]
+    sizes = {"num_parameters": model_parameters(*SIZES[size])}
     if config.topology.model_parallel_size > 1:
         sizes |= {"hidden_size": hidden, "vocab_size": VOCAB_SIZE}
     else:

@@ -40,22 +40,21 @@ def test_two_ranks_hold_what_is_estimated(
         "pipe_schedule": schedule,
         "pipe_chunks": chunks,
         "partition_method": method,
-        "deepspeed_config": ds_config,
     }
-    own = {"deepspeed_config": {"type": "const", "val": ds_config}, "fit": {"max_length": {"batches": 2}}}
+    const = {"deepspeed_config": {"type": "const", "val": ds_config}}
     experiment = {
         "name": "piped",
         "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train "
         "tests.memory.piped:PipedTrial",
         "resources": {"slots_per_trial": 2},
-        "hyperparameters": {**hparams, **own},
+        "hyperparameters": {**hparams, **const, "fit": {"max_length": {"batches": 2}}},
         "searcher": {"name": "single", "metric": "validation_loss"},
     }
     (tmp_path / "piped.yaml").write_text(yaml.safe_dump(experiment))
-    rows = estimate(tmp_path / "piped.yaml", ROOT)["schedules"]
-    [row] = [each for each in rows if each["is_configured"]]
+    schedules = estimate(tmp_path / "piped.yaml", ROOT)["schedules"]
+    [row] = [each for each in schedules if each["is_configured"]]
     assert (row["schedule"], row["chunks"]) == (schedule, chunks)
-    found = two_ranks.run(train, tmp_path / "run", hparams)
+    found = two_ranks.run(train, tmp_path / "run", {**hparams, "deepspeed_config": ds_config})
     # In fp32 a parameter, its gradient and two moments.
     assert [16 * own for _, own in found] == [stage["model_states_bytes"] for stage in row["stages"]]
     held = [stage["activations_bytes"] for stage in row["stages"]]

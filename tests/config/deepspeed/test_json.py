@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from determined_ds import Problem, load_deepspeed_config
 from tests.config.deciding import AUTO, Json, known_keys, nested, optimizer, told, value_at, zero
-from tests.package import CUDA, decide, experiment, refusal, resolved_of
+from tests.package import CUDA, check, decide, experiment, refusal, resolved_of
 
 ZERO = "zero_optimization"
 NODES = dict(known_keys())
@@ -111,6 +113,28 @@ def test_a_wrong_value_is_refused_with_its_fix(data: Json, fix: str) -> None:
 )
 def test_what_deepspeed_accepts_is_accepted(data: Json, key: str, given: Any) -> None:
     assert repr(value_at(decide(ds=data, accelerator=CUDA).ds_config, key)) == repr(given)
+
+
+@pytest.mark.parametrize(
+    ("ds", "module", "key"),
+    [
+        ({"wandb": {"enabled": True}}, "wandb", "wandb.enabled"),
+        (optimizer("MuAdamW", lr=0.1), "mup", "optimizer.type"),
+    ],
+)
+def test_a_package_that_a_json_needs_and_this_machine_lacks_is_a_warning(
+    ds: Json, module: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster's image may have it."""
+    monkeypatch.setitem(sys.modules, module, None)
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(ds))
+    (report,) = check([file])
+    (found,) = [each for each in report.findings if each.problem.code == "missing-package"]
+    assert (found.severity, found.problem.key) == ("warning", key)
+    assert f"pip install '{module}" in found.problem.fix
+    file.write_text(json.dumps({key.partition(".")[0]: {}}))
+    assert check([file])[0].findings == ()
 
 
 # ----------------------------------------------------------------------------------------------------- finding
