@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +19,22 @@ from determined_ds.checkpoints.files import (
     newest_good_checkpoint,
 )
 from determined_ds.checkpoints.retention import as_number, best_of
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.links import metric_of
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.records import read_result
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
-FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
-
 
 class NotFound(Exception):
     """There is no such checkpoint, or it cannot be loaded; the text says why."""
+
+
+def refused(key: str, given: str, message: str) -> ConfigError:
+    """The error of an option or an argument that names no checkpoint."""
+    fix = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
+    return ConfigError(Problem(key=key, value=given, message=message, fix=fix, code="no-checkpoint"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,37 +50,41 @@ class Found:
     damages: tuple[str, ...] = ()
 
 
-def find(given: str, run: RunDir | None = None) -> Found:
+def find(given: str, run: RunDir | None = None, *, key: str) -> Found:
     """The intact checkpoint that a word means; arguments and errors as of :func:`locate`."""
-    return intact(locate(given, run))
+    try:
+        return intact(locate(given, run, key=key))
+    except NotFound as error:
+        raise refused(key, given, str(error)) from None
 
 
-def locate(given: str, run: RunDir | None = None) -> Path:
+def locate(given: str, run: RunDir | None = None, *, key: str) -> Path:
     """The folder that a word means: of a checkpoint, which may be damaged, or of a run.
 
     Args:
         given: ``best`` or ``last`` of ``run``; a uuid in it, below ``runs`` or beside it; the path of a checkpoint, or
             of a run directory, whose newest good one is meant.
         run: The run directory that was stated, if any.
+        key: The option or the argument that gives it.
 
     Raises:
-        NotFound: there is none.
+        ConfigError: there is none.
     """
     if run is not None and given in (BEST, LAST):
         if not checkpoints_in(run.checkpoints):
-            raise NotFound(f"there is no such checkpoint: {short(run.path)} has none")
+            raise refused(key, given, f"there is no such checkpoint: {short(run.path)} has none")
         if given == LAST:
             return run.path
-        if (best := best_checkpoint(run)) is None:
-            raise NotFound(f"no checkpoint in {short(run.path)} has a validation of searcher.metric")
-        return best.path
+        if best := best_checkpoint(run):
+            return best.path
+        raise refused(key, given, f"no checkpoint in {short(run.path)} has a validation of searcher.metric")
     if (path := next(candidates(given, run), None)) is not None:
         return path
-    try:
+    is_file = False
+    with contextlib.suppress(OSError, ValueError):  # too long, or a null byte in it
         is_file = Path(given).is_file()
-    except (OSError, ValueError):  # too long, or a null byte in it
-        is_file = False
-    raise NotFound("is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint")
+    message = "is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint"
+    raise refused(key, given, message)
 
 
 def intact(path: Path) -> Found:

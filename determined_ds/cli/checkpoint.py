@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from determined_ds.checkpoints.files import checkpoint_at, checkpoints_in
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
@@ -294,25 +293,20 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
 
 def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
     """The folder that PATH means: of a checkpoint, or a run directory; a ConfigError where there is none."""
-    from determined_ds.checkpoints.named import FORM, NotFound, locate
+    from determined_ds.checkpoints.named import locate
 
-    try:
-        return locate(given, None if run_dir is None else RunDir(run_dir)).resolve()
-    except NotFound as error:
-        problem = Problem(key=key, value=given, message=str(error), fix=FORM, code="no-checkpoint")
-        raise ConfigError(problem) from None
+    return locate(given, None if run_dir is None else RunDir(run_dir), key=key).resolve()
 
 
 def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
     """The folder of the checkpoint that PATH means: a run directory's newest; it may be damaged."""
-    from determined_ds.checkpoints.named import FORM, is_checkpoint
+    from determined_ds.checkpoints.named import is_checkpoint, refused
 
     path = _located(given, run_dir, key=key)
     if is_checkpoint(path):
         return path
     if not (found := checkpoints_in(RunDir(path).checkpoints)):
-        problem = Problem(key=key, value=given, message="holds no checkpoint", fix=FORM, code="no-checkpoint")
-        raise ConfigError(problem)
+        raise refused(key, given, "holds no checkpoint")
     return found[0].path
 
 

@@ -18,7 +18,7 @@ from determined_ds.checkpoints.files import (
     num_writers,
     written_by,
 )
-from determined_ds.checkpoints.named import FORM, NotFound, candidates, find, intact
+from determined_ds.checkpoints.named import NotFound, candidates, find, intact
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import KeyPath, differences, dotted
@@ -183,10 +183,7 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     begun: tuple[str, ...] = ()
     if given != LAST:
-        try:
-            found = find(given, there)
-        except NotFound as error:
-            raise ConfigError(Problem(key="--resume", value=given, message=str(error), fix=FORM)) from None
+        found = find(given, there, key="--resume")
         checkpoint = found.checkpoint
         if checkpoint.path.parent == there.checkpoints.resolve():
             later = [each.uuid for each in kept].index(checkpoint.uuid)
