@@ -239,6 +239,6 @@ def _instead(fault: Fault) -> str:
         return place
     if "." in place and place != dotted(fault.path):
         return f"did you mean {place}?"
-    if place and above:
+    if place == word and above:
         return f"write {word} at the top level, beside {above[0]}"
     return meant_or_known(fault.meant, sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
