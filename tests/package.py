@@ -332,11 +332,12 @@ def tensors(checkpoint: Path, engine: int = 0) -> dict[tuple[str, str], Any]:
 
 def save_engines(trial: Any, context: Any, folder: Path) -> None:
     """In every rank: write the engines of a trial into a folder, without a training around them."""
-    from determined_ds.checkpoints.engines import Engines, write_engines
+    from determined_ds.checkpoints.engines import Engines
     from determined_ds.checkpoints.settings import records_of
 
     engines = Engines(trial, context, records_of(context.models))
-    engines.write_indexes(folder, write_engines(folder, engines.take(), lambda: None))
+    engines.save(folder)
+    engines.write_indexes(folder, engines.written)
     context.distributed.allgather(None)
 
 

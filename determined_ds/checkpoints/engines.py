@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engine_slices import EngineSlices, Slice, own_layout, owners_of
+from determined_ds.checkpoints.files import put_on_disk
 from determined_ds.checkpoints.fill import Filling
 from determined_ds.checkpoints.index import (
     INDEX_NAME,
@@ -33,7 +34,7 @@ from determined_ds.checkpoints.index import (
     index_of,
     write_index,
 )
-from determined_ds.checkpoints.reader import DTYPES, StoredEngine, layout_of, stored_engine
+from determined_ds.checkpoints.reader import DTYPES, layout_of, stored_engine
 from determined_ds.checkpoints.safe_load import another_model, only_data, read_data, serialized
 from determined_ds.checkpoints.settings import Record, put_settings, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
@@ -46,53 +47,47 @@ from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.expert_parallel import expert_degree_of
 from determined_ds.trial.tensor_parallel import degree_of
 
+T = TypeVar("T")
 STATES_OF_ADAM_BYTES = 8  # a parameter
 CHUNK_BYTES = 2**23
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """What this rank writes of an engine."""
-
-    folder: str  # model<I>
-    shard: str  # the name of its file of slices
-    slices: Sequence[Slice]  # live, or copies in host memory
-    description: Described
-    files: Mapping[str, bytes | memoryview]  # name -> content of other files
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Written:
-    """What this rank wrote."""
+    """What this rank wrote, or is to write."""
 
-    entries: Mapping[str, tuple[Entry, ...]] = field(
-        default_factory=dict
-    )  # of each engine's folder, its slices
-    descriptions: Mapping[str, Described] = field(default_factory=dict)
-    fingerprints: Mapping[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # file -> size and checksum, where known
+    entries: dict[str, tuple[Entry, ...]] = field(default_factory=dict)  # folder of an engine -> its slices
+    descriptions: dict[str, Described] = field(default_factory=dict)  # by the same folders
+    fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)  # file -> size and checksum
     uploaded: bool = False  # those files are in another storage, too
 
 
 class Engines:
-    """The engines of a trial; made by all ranks at once."""
+    """The engines of a trial; made by all ranks at once.
+
+    Attributes:
+        own_layouts: Of each engine why DeepSpeed writes it in its own layout; "" where it is written as slices.
+        buffers: Number of an engine -> host memory for its copy; None: they are written at once.
+        written: Of the last :meth:`save`; None where the trial's own ``save`` did not call ours.
+        jobs: What writes the copies that it took, for a thread.
+        then: Number of an engine -> what it was built with in the checkpoint that was loaded.
+    """
 
     def __init__(
         self, trial: Any, context: Any, built: Sequence[Record], averages: Mapping[str, EMA] | None = None
     ) -> None:
         self._trial = trial
-        self._averages = averages or {}
         self._context = context
+        self._models = context.models
+        self._distributed = context.distributed
         self._built = built
-        self._taken: list[Taken] = []
-        self._written = Written()
-        self._has_written = False
-        self.buffers: list[torch.Tensor] | None = None
-        self.reset_optimizer = False
-        self.then: list[Record] | None = None
+        self._averages = averages or {}
+        self.buffers: dict[int, torch.Tensor] | None = None
+        self.written: Written | None = None
+        self.jobs: list[Callable[[Callable[[], None]], None]] = []
+        self.then: dict[int, Record] = {}
         # A stage that has no part of a layer does not see what is against it: what one rank finds, all go by.
-        reasons = context.distributed.allgather([own_layout(engine) for engine in context.models])
+        reasons = self._distributed.allgather([own_layout(engine) for engine in self._models])
         self.own_layouts = [next(filter(None, found), "") for found in zip(*reasons, strict=True)]
         types = [
             f"{whole.kind} {name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, or "
@@ -101,18 +96,15 @@ class Engines:
             for name, whole in own.wholes.items()
             if whole.tensor.dtype not in DTYPES
         ]
-        if found := [each for own in context.distributed.allgather(types) for each in own]:
+        if found := [each for own in self._distributed.allgather(types) for each in own]:
             raise CheckpointError(found[0])
 
     def _cut(self) -> Iterator[tuple[int, EngineSlices]]:
         """The engines that are written as slices, by number."""
-        for number, engine in enumerate(self._context.models):
+        for number, engine in enumerate(self._models):
             if not self.own_layouts[number]:
-                yield number, self._slices(engine)
-
-    def _slices(self, engine: Any) -> EngineSlices:
-        name = getattr(self._trial, "weight_names", None)
-        return EngineSlices(engine, None if name is None else name(engine.module))
+                names = getattr(self._trial, "weight_names", None)
+                yield number, EngineSlices(engine, None if names is None else names(engine.module))
 
     def _averaged(self, own: EngineSlices, number: int) -> Iterator[Slice]:
         """This rank's parts of the averages of an engine."""
@@ -124,14 +116,14 @@ class Engines:
         """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
         if reason := next(filter(None, self.own_layouts), ""):
             return reason
-        method = "load" if overrides(self._trial, "load") else "save" if not self._has_written else ""
+        method = "load" if overrides(self._trial, "load") else "save" if self.written is None else ""
         return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
 
     def _layout(self, own: EngineSlices) -> dict[str, Any]:
         """What must be the same for a resume that changes nothing at all."""
         engine = own.engine
         return {
-            "ranks": self._context.distributed.size,
+            "ranks": self._distributed.size,
             "replicas": own.replicas,
             "zero_stage": engine.zero_optimization_stage(),
             "kind": type(engine.optimizer).__name__,
@@ -144,116 +136,112 @@ class Engines:
     # ------------------------------------------------------------------------------------- written
 
     def save(self, path: Path) -> None:
-        """Take what this rank writes of the engines, as copies where there are buffers; a collective.
-
-        :meth:`collect` is to follow. What DeepSpeed writes by itself is written now.
-        """
-        for number, engine in enumerate(self._context.models):
+        """Write this rank's files of the engines, or take copies of them for :attr:`jobs`; a collective."""
+        written, self.jobs = Written(), []
+        for number, engine in enumerate(self._models):
             if self.own_layouts[number]:
                 engine.save_checkpoint(str(path), tag=f"model{number}")
-        self._has_written = True
-        self._taken = self.take()
-        if self.buffers is None:  # before a trial's own save continues, which may read or change them
-            self._written = write_engines(path, self._taken, HEART.beat)
-            self._taken = []
-            return
-        for number, each in enumerate(self._taken):
-            slices, buffer = staged(each.slices, self.buffers[number] if number < len(self.buffers) else None)
-            self.buffers[number : number + 1] = [buffer]
-            self._taken[number] = replace(each, slices=slices)
+        for number, own in self._cut():
+            rank, folder, files = self._distributed.rank, f"model{number}", dict[str, Any]()
+            if own.is_first:
+                settings = {**settings_of(own, self._built[number]), "layout": self._layout(own)}
+                files[f"settings_stage{getattr(own.engine, 'stage_id', 0)}.pt"] = settings
+            states = {index: own.states_of(held)[2] for index, held in enumerate(own.held)}
+            if others := {index: each for index, each in states.items() if each}:
+                files[f"own_states_rank{rank}.pt"] = others
+            contents = {name: serialized(content).getbuffer() for name, content in files.items()}
+            slices = own.written(self._averaged(own, number))
+            if self.buffers is not None:
+                slices = self._copied(slices, number)
+            written.descriptions[folder] = own.described()
+            job = partial(_write, path / folder, f"rank{rank}.safetensors", slices, contents, written)
+            if self.buffers is None:  # before a trial's own save continues, which may read or change them
+                job(HEART.beat)
+            else:
+                self.jobs.append(job)
+        self.written = written
 
-    def collect(self) -> tuple[list[Taken], Written]:
-        """Of the last :meth:`save`: what is copied and to be written, and what is written."""
-        found = self._taken, self._written
-        self._taken, self._written = [], Written()
-        return found
+    def _copied(self, slices: Sequence[Slice], number: int) -> list[Slice]:
+        """Copies of an engine's slices in host memory, which training no longer changes."""
+        assert self.buffers is not None
+        slices = sorted(slices, key=lambda each: -each.tensor.element_size())  # so that each is aligned
+        total = sum(each.num_bytes for each in slices)
+        buffer = self.buffers.get(number)
+        if buffer is None or buffer.numel() < total:
+            on_gpu = any(each.tensor.is_cuda for each in slices)
+            buffer = self.buffers[number] = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
+        copies, at = [], 0
+        with torch.no_grad():
+            for each in slices:
+                place = buffer[at : at + each.num_bytes].view(each.tensor.dtype)
+                place.copy_(each.tensor, non_blocking=True)
+                copies.append(replace(each, tensor=place))
+                at += each.num_bytes
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return copies
 
     def copy_bytes(self) -> int:
         """Bytes of host memory for a copy of the engines; states that do not exist yet are taken for Adam's."""
         total = 0
         for number, own in self._cut():
             slices = own.written(self._averaged(own, number))
-            unborn = sum(lies.count for held in own.held if not own.state_of(held) for lies in held.lies)
+            unborn = sum(
+                lies.count for held in own.held if not any(own.states_of(held)) for lies in held.lies
+            )
             unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
             count = sum(each.num_bytes for each in slices) + unborn_bytes
             is_pinned = any(each.tensor.is_cuda for each in slices)  # torch pins powers of two
             total += 1 << (count - 1).bit_length() if is_pinned else count
         return total
 
-    def take(self) -> list[Taken]:
-        """What this rank writes of the engines that are cut, as it is in memory."""
-        found, rank = [], self._context.distributed.rank
-        for number, own in self._cut():
-            files: dict[str, Any] = {}
-            if own.is_first:
-                settings = {**settings_of(own, self._built[number]), "layout": self._layout(own)}
-                files[f"settings_stage{getattr(own.engine, 'stage_id', 0)}.pt"] = settings
-            if others := own.others():
-                files[f"own_states_rank{rank}.pt"] = others
-            found.append(
-                Taken(
-                    folder=f"model{number}",
-                    shard=f"rank{rank}.safetensors",
-                    slices=own.written(self._averaged(own, number)),
-                    description=own.described(),
-                    files={name: serialized(content).getbuffer() for name, content in files.items()},
-                )
-            )
-        return found
-
     def write_indexes(self, path: Path, written: Written) -> None:
         """Have rank 0 write the index of each engine; a collective."""
-        everyone = self._context.distributed.gather(written)
+        everyone = self._distributed.gather(written)
         for folder in written.entries if everyone is not None else ():
             ranks = [each.descriptions[folder] for each in everyone]
             entries = [entry for each in everyone for entry in each.entries[folder]]
             write_index(path / folder, index_of(ranks, entries))
-        self._context.distributed.allgather(None)  # callbacks of every rank see it
+        self._distributed.allgather(None)  # callbacks of every rank see it
 
     # ------------------------------------------------------------------------------------- read
 
     def load(self, path: Path) -> None:
         """Fill the engines from a checkpoint of any layout; a collective."""
-        if not are_indexed(path):
+        self.then = {}
+        if not any(path.glob(f"model*/{INDEX_NAME}")):
             self._check_own_layouts(path)
-            self.then = None
-            for number, engine in enumerate(self._context.models):
-                _load_by_deepspeed(self._context, engine, path, number)
+            for number in range(len(self._models)):
+                self._load_by_deepspeed(path, number)
             return
-        with_optimizer, then = not self.reset_optimizer, list(self._built)
-        fillings = []
-        for number, stored in enumerate(
-            self._stored(path, settings=True)
-        ):  # all are checked before any is filled
-            if stored is None:
-                continue
-            own = self._slices(self._context.models[number])
-            exact, filling = stored.settings.get("layout") == self._layout(own), Filling(own, stored)
-            if with_optimizer:
-                filling.check_optimizer(path.name, exact=exact)
-            fillings.append((number, own, stored.settings, filling, exact))
-        for number, reason in enumerate(self.own_layouts):
-            if reason:
-                _load_by_deepspeed(self._context, self._context.models[number], path, number)
-        for number, own, settings, filling, exact in fillings:
-            filling.fill(exact=exact, optimizer=with_optimizer)
-            then[number] = put_settings(own, settings, self._built[number], optimizer=with_optimizer)
-            file = path / f"model{number}" / f"own_states_rank{self._context.distributed.rank}.pt"
-            if exact and with_optimizer and file.is_file():
+        fillings, with_optimizer = self._fillings(path, settings=True), not self._context.resets_optimizer
+        exact = {
+            n: each.stored.settings.get("layout") == self._layout(each.own) for n, each in fillings.items()
+        }
+        for number, filling in fillings.items() if with_optimizer else ():
+            filling.check_optimizer(path.name, exact=exact[number])
+        for number in range(len(self._models)):
+            if number not in fillings:
+                self._load_by_deepspeed(path, number)
+        for number, filling in fillings.items():
+            own, settings = filling.own, filling.stored.settings
+            filling.fill(exact=exact[number], optimizer=with_optimizer)
+            self.then[number] = put_settings(own, settings, self._built[number], optimizer=with_optimizer)
+            file = path / f"model{number}" / f"own_states_rank{self._distributed.rank}.pt"
+            if exact[number] and with_optimizer and file.is_file():
                 state = base_optimizer(own.engine).state
                 for index, states in read_data(file, map_location="cpu").items():
                     tensor = own.held[index].tensor
                     for key, value in states.items():
                         moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
                         state.setdefault(tensor, {})[key] = moved
-        self.then = then
 
     def load_weights(self, path: Path) -> None:
         """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
-        for number, stored in enumerate(self._stored(path, settings=False)):
-            engine = self._context.models[number]
-            if stored is not None:
-                Filling(self._slices(engine), stored).fill(exact=False, optimizer=False)
+        fillings = self._fillings(path, settings=False)
+        for number, engine in enumerate(self._models):
+            if number in fillings:
+                fillings[number].fill(exact=False, optimizer=False)
                 continue
             refused = ""
             if getattr(engine, "zero_nvme_offload_optimizer", bool)():
@@ -261,80 +249,85 @@ class Engines:
             elif engine.zero_optimization_partition_weights():
                 refused = "the weights of a model-parallel engine under ZeRO 3 cannot be read alone"
             if refused:
-                key, fix = (
-                    "hyperparameters.fit.warm_start",
-                    "write all, at the ZeRO stage and slots of the checkpoint",
-                )
+                key = "hyperparameters.fit.warm_start"
+                fix = "write all, at the ZeRO stage and slots of the checkpoint"
                 raise ConfigError(
                     Problem(key=key, value="weights", message=refused, fix=fix, code="warm-start")
                 )
             parts = dict.fromkeys(("load_optimizer_states", "load_lr_scheduler_states"), False)
-            _load_by_deepspeed(self._context, engine, path, number, **parts, load_module_only=True)
+            self._load_by_deepspeed(path, number, **parts, load_module_only=True)
 
-    def load_averages(self, path: Path) -> set[str]:
-        """Continue the averages that a checkpoint holds, whichever ranks wrote them; after the engines."""
-        found = set()
-        for number, own in self._cut() if self._averages else ():
-            if not (path / f"model{number}" / INDEX_NAME).is_file():
-                continue
-            stored = stored_engine(path / f"model{number}")
-            there = {state for tensor in stored.index.tensors.values() for state in tensor.states}
-            for name, average in self._averages.items():
-                if average_state(name) in there:
-                    if name not in found:
-                        average.begin()
-                    found.add(name)
-            Filling(own, stored).fill_states(self._averaged(own, number))
+    def averages_apart(self) -> dict[str, dict[int, list[torch.Tensor]]]:
+        """Name of an average -> of each engine that was not written as slices, what only this rank can read."""
+        apart = [number for number, reason in enumerate(self.own_layouts) if reason or self.written is None]
+        found: dict[str, dict[int, list[torch.Tensor]]] = {}
+        for name, average in self._averages.items():
+            parts = {number: [part for *_, part in average.parts(number)] for number in apart}
+            found[name] = {number: each for number, each in parts.items() if each}
         return found
 
-    def _stored(self, path: Path, *, settings: bool) -> list[StoredEngine | None]:
-        """Each engine in a checkpoint, checked against those here: all ranks refuse alike; None: DeepSpeed's to load.
+    def load_averages(self, path: Path, apart: Mapping[str, Any]) -> set[str]:
+        """Continue the averages that a checkpoint holds, as slices or ``apart``; after the engines."""
+        stored = {
+            number: Filling(own, stored_engine(path / f"model{number}"))
+            for number, own in self._cut()
+            if self._averages and (path / f"model{number}" / INDEX_NAME).is_file()
+        }
+        tensors = [each for filling in stored.values() for each in filling.stored.index.tensors.values()]
+        there = {state for tensor in tensors for state in tensor.states}
+        found = {name for name in self._averages if average_state(name) in there or apart.get(name)}
+        for name in found:
+            self._averages[name].begin()
+        for number, filling in stored.items():
+            filling.fill_states(self._averaged(filling.own, number))
+        for name in found:
+            for number, parts in apart.get(name, {}).items():
+                for (_, _, own), part in zip(self._averages[name].parts(number), parts, strict=True):
+                    own.copy_(part)
+        return found
+
+    def _fillings(self, path: Path, *, settings: bool) -> dict[int, Filling]:
+        """What fills each engine but those that DeepSpeed loads, checked before any is filled: all ranks refuse alike.
 
         With its ``settings``, or its weights alone, which may be those of an engine that DeepSpeed wrote.
         """
-        distributed, models = self._context.distributed, self._context.models
         there = sum(1 for found in path.glob("model*") if found.is_dir())
-        if there != len(models):
-            words = f"it holds {there} engine{'s' * (there != 1)}, and this trial has {len(models)}"
+        if there != len(self._models):
+            words = f"it holds {there} engine{'s' * (there != 1)}, and this trial has {len(self._models)}"
             raise another_model(path.name, words)
-        found: list[StoredEngine | None] = []
-        failure = ""
-        try:
-            for number, reason in enumerate(self.own_layouts):
-                stored = (
-                    None if reason else stored_engine(path / f"model{number}", weights_alone=not settings)
-                )
+
+        def read() -> dict[int, Filling]:
+            found = {}
+            for number, own in self._cut():
+                stored = stored_engine(path / f"model{number}", weights_alone=not settings)
                 # The settings are read now: a file may be missing or cut.
-                assert stored is None or not settings or stored.settings
-                found.append(stored)
-        except CheckpointError as error:
-            failure = str(error)
-        if failures := [each for each in distributed.allgather(failure) if each]:
-            raise CheckpointError(f"checkpoint {path.name}: {failures[0]}")
-        for number, (engine, stored) in enumerate(zip(models, found, strict=True)):
-            if stored is None:
-                continue
-            everyone = distributed.allgather(Filling(self._slices(engine), stored).misfits())
+                assert not settings or stored.settings
+                found[number] = Filling(own, stored)
+            return found
+
+        fillings = together(self._distributed, read, f"checkpoint {path.name}: ")
+        for number, filling in fillings.items():
+            everyone = self._distributed.allgather(filling.misfits())
             taken = {name for _, names in everyone for name in names}
             reasons = list(dict.fromkeys(reason for own, _ in everyone for reason in own))
             reasons += [
                 f"{name} {tensor.shape} is not in this model"
-                for name, tensor in stored.index.tensors.items()
+                for name, tensor in filling.stored.index.tensors.items()
                 if name not in taken
             ]
             if reasons:
-                where = f"engine {number}: " if len(models) > 1 else ""
+                where = f"engine {number}: " if len(self._models) > 1 else ""
                 raise another_model(path.name, where + some_of(reasons))
-        return found
+        return fillings
 
     def _check_own_layouts(self, path: Path) -> None:
         """Refuse files of DeepSpeed's that these ranks did not write under this strategy.
 
         DeepSpeed itself would load the weights of some layouts, and leave out the optimizer.
         """
-        for number, engine in enumerate(self._context.models):
+        for number, engine in enumerate(self._models):
             stage = engine.zero_optimization_stage()
-            replicas = self._slices(engine).replicas if stage else 1
+            replicas = EngineSlices(engine).replicas if stage else 1
             here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
             if isinstance(engine, DDPEngine):
                 here = ("ddp", 1, 1)
@@ -347,6 +340,28 @@ class Engines:
                     "by searcher.source_checkpoint_uuid with fit.warm_start: weights"
                 )
 
+    def _load_by_deepspeed(self, path: Path, number: int, **parts: bool) -> None:
+        """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed.
+
+        Under ZeRO 3 DeepSpeed copies flat partitions, and looks at neither names nor shapes.
+        """
+        engine, reason = self._models[number], ""
+        if not isinstance(engine, DDPEngine) and engine.zero_optimization():
+            file = Path(engine._get_ckpt_name(str(path), f"model{number}"))
+            stored = read_data(file, map_location="cpu", mmap=True) if file.is_file() else {}
+            there, here = (
+                {name: tuple(shape) for group in groups or () for name, shape in group.items()}
+                for groups in (stored.get("param_shapes"), engine._get_zero_param_shapes())
+            )
+            if "param_shapes" in stored and there != here:
+                names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+                pairs = ((name, there.get(name, "missing"), here.get(name, "missing")) for name in names)
+                reason = some_of([f"{name} is {was} in it, {now} here" for name, was, now in pairs])
+        if reasons := [each for each in self._distributed.allgather(reason) if each]:
+            raise another_model(path.name, reasons[0])
+        with only_data():
+            engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
+
 
 def overrides(trial: Any, method: str) -> bool:
     """Whether a trial has its own ``save`` or ``load``."""
@@ -354,103 +369,56 @@ def overrides(trial: Any, method: str) -> bool:
     return own not in (getattr(det_ds.DeepSpeedTrial, method), getattr(ReconciledTrial, method))
 
 
-def are_indexed(path: Path) -> bool:
-    """Whether any engine in a checkpoint was written as slices."""
-    return any(path.glob(f"model*/{INDEX_NAME}"))
-
-
-def _load_by_deepspeed(context: Any, engine: Any, path: Path, number: int, **parts: bool) -> None:
-    """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed.
-
-    Under ZeRO 3 DeepSpeed copies flat partitions, and looks at neither names nor shapes.
-    """
-    reason = ""
-    if not isinstance(engine, DDPEngine) and engine.zero_optimization():
-        file = Path(engine._get_ckpt_name(str(path), f"model{number}"))
-        stored = (
-            read_data(file, map_location="cpu", mmap=True).get("param_shapes") if file.is_file() else None
-        )
-        there, here = (
-            {name: tuple(shape) for group in groups or () for name, shape in group.items()}
-            for groups in (stored, engine._get_zero_param_shapes())
-        )
-        if stored is not None and there != here:
-            names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-            words = [
-                f"{name} is {there.get(name, 'missing')} in it, {here.get(name, 'missing')} here"
-                for name in names
-            ]
-            reason = some_of(words)
-    if reasons := [each for each in context.distributed.allgather(reason) if each]:
-        raise another_model(path.name, reasons[0])
-    with only_data():
-        engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
+def together(distributed: Any, read: Callable[[], T], where: str = "") -> T:
+    """What this rank reads; where any rank cannot, all raise the same, after ``where``; a collective."""
+    found, failure = None, ""
+    try:
+        found = read()
+    except CheckpointError as error:
+        failure = str(error)
+    if failures := [each for each in distributed.allgather(failure) if each]:
+        raise CheckpointError(f"{where}{failures[0]}")
+    return found  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------- a rank's files
 
 
-def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple[list[Slice], torch.Tensor]:
-    """Copies of slices in host memory, which training no longer changes."""
-    slices = sorted(slices, key=lambda each: -each.tensor.element_size())  # as they are written
-    total = sum(each.num_bytes for each in slices)
-    if buffer is None or buffer.numel() < total:
-        on_gpu = any(each.tensor.is_cuda for each in slices)
-        buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
-    copies, at = [], 0
-    with torch.no_grad():
-        for each in slices:
-            place = buffer[at : at + each.num_bytes].view(each.tensor.dtype)
-            place.copy_(each.tensor, non_blocking=True)
-            copies.append(replace(each, tensor=place))
-            at += each.num_bytes
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return copies, buffer
+def _write(
+    folder: Path,
+    shard: str,
+    slices: Sequence[Slice],
+    files: Mapping[str, memoryview],
+    written: Written,
+    beat: Callable[[], None],
+) -> None:
+    """Write this rank's files of an engine, and put them on the disk; not a collective."""
 
+    def chunks(tensor: Any) -> Iterator[memoryview]:
+        for chunk in tensor.split(max(1, CHUNK_BYTES // tensor.element_size())):
+            yield chunk.cpu().contiguous().view(torch.uint8).numpy().data
 
-def write_engines(
-    path: Path, taken: Sequence[Taken], beat: Callable[[], None], *, alone: bool = False
-) -> Written:
-    """Write this rank's files of the engines, and put them on the disk; not a collective."""
-    entries, marks = {}, {}
-    for each in taken:
-        folder = path / each.folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-        def chunks(piece: Slice) -> Iterator[memoryview]:
-            for chunk in piece.tensor.split(max(1, CHUNK_BYTES // piece.tensor.element_size())):
-                yield chunk.cpu().contiguous().view(torch.uint8).numpy().data
-
-        slices = {piece.key: piece for piece in each.slices}
-        streams = {
-            key: Streamed(DTYPES[piece.tensor.dtype], (piece.tensor.numel(),), partial(chunks, piece))
-            for key, piece in slices.items()
-        }
-        offsets, mark = write_shard(folder / each.shard, streams, lambda _: beat(), alone=alone)
-        entries[each.folder] = tuple(
-            Entry(
-                piece.name,
-                piece.state,
-                streams[key].dtype,
-                Piece(each.shard, offsets[key], piece.start, piece.tensor.numel(), piece.run, piece.stride),
-            )
-            for key, piece in slices.items()
-        )
-        marks[f"{each.folder}/{each.shard}"] = mark
-        marks |= {f"{each.folder}/{name}": own for name, own in write_files(folder, each.files).items()}
-    return Written(
-        entries=entries,
-        descriptions={each.folder: each.description for each in taken},
-        fingerprints=marks,
+    folder.mkdir(parents=True, exist_ok=True)
+    by_key = {each.key: each for each in slices}  # of a router DeepSpeed has copies
+    types = {key: DTYPES[each.tensor.dtype] for key, each in by_key.items()}
+    streams = {
+        key: Streamed(types[key], (each.place.length,), partial(chunks, each.tensor))
+        for key, each in by_key.items()
+    }
+    offsets, mark = write_shard(folder / shard, streams, lambda _: beat())
+    written.entries[folder.name] = tuple(
+        Entry(each.name, each.state, types[key], Piece(shard, offsets[key], *each.place))
+        for key, each in by_key.items()
     )
+    for name, own in {shard: mark, **write_files(folder, files)}.items():
+        written.fingerprints[f"{folder.name}/{name}"] = own
 
 
 def write_files(folder: Path, files: Mapping[str, bytes | memoryview]) -> dict[str, dict[str, Any]]:
-    """Write small files. Returns their sizes and checksums, as a manifest has them."""
+    """Write small files to the disk. Returns their sizes and checksums, as a manifest has them."""
+    marks = {}
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in files.items()
-    }
+        put_on_disk(folder / name)
+        marks[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return marks

@@ -1,4 +1,4 @@
-"""Fills an engine from a checkpoint: each rank reads the slices that it holds, and nothing else."""
+"""Fill an engine from a checkpoint: each rank reads the slices that it holds, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from determined_ds.checkpoints.engine_slices import EngineSlices, Held, Slice
-from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
+from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
 from determined_ds.train.memory import base_optimizer
@@ -27,20 +27,20 @@ class Filling:
     """What fills one engine from what a checkpoint holds of it."""
 
     def __init__(self, own: EngineSlices, stored: StoredEngine) -> None:
-        self._own = own
-        self._stored = stored
+        self.own = own
+        self.stored = stored
         self._base = base_optimizer(own.engine) if own.engine.optimizer is not None else None
 
     def misfits(self) -> tuple[list[str], set[str]]:
-        """Why the checkpoint does not fit: tensors that it lacks, or has in another shape or kind; in words."""
+        """Why the checkpoint does not fit, in words; and which of its tensors this rank takes."""
         reasons, taken = [], set()
-        for name, whole in self._own.wholes.items():
-            found = self._stored.index.name_of(name, self._own.other_names(name))
+        for name, whole in self.own.wholes.items():
+            found = self.stored.index.name_of(name, self.own.other_names(name))
             if found is None:
                 reasons.append(f"it has no {name} {whole.shape}")
                 continue
             taken.add(found)
-            there = self._stored.index.tensors[found]
+            there = self.stored.index.tensors[found]
             if there.shape != whole.shape:
                 reasons.append(f"{name} has shape {there.shape} in it, and {whole.shape} in this model")
             elif there.kind != IMPORTED and (there.kind == TRAINED) != (whole.kind == TRAINED):
@@ -49,15 +49,15 @@ class Filling:
 
     def check_optimizer(self, uuid: str, *, exact: bool) -> None:
         """Refuse states that this optimizer cannot continue with; ``exact`` as of :meth:`fill`."""
-        there = self._stored.index.optimizer
+        there = self.stored.index.optimizer
         if self._base is None or not there:
             return
         here, reason = type(self._base).__name__, ""
         if there != here and not any(there in kin and here in kin for kin in KIN):
             reason = f", and this optimizer is {here}"
         elif not exact and (
-            any(self._stored.folder.glob("own_states_rank*.pt"))
-            or ("Muon" in here and isinstance(self._own.engine.optimizer, DeepSpeedZeroOptimizer))
+            any(self.stored.folder.glob("own_states_rank*.pt"))
+            or ("Muon" in here and isinstance(self.own.engine.optimizer, DeepSpeedZeroOptimizer))
         ):
             reason = (
                 " that are not cut along the parameters: only the ranks and the strategy that wrote them can "
@@ -71,8 +71,13 @@ class Filling:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def fill(self, *, exact: bool, optimizer: bool) -> None:
-        """Fill the engine; under ZeRO 3 a collective."""
-        own, zero = self._own, self._own.engine.optimizer
+        """Fill the engine; under ZeRO 3 a collective.
+
+        Args:
+            exact: Nothing at all has changed since the checkpoint was written.
+            optimizer: Whether its states are filled too.
+        """
+        own, zero = self.own, self.own.engine.optimizer
         if own.weights_are_split:
             zero.checkpoint_event_prologue()
         has_copies = any(not held.is_parameter for held in own.held)
@@ -102,23 +107,20 @@ class Filling:
         """Fill slices from the states of their names, where the checkpoint has those of their tensors."""
         for each in slices:
             name = self._name(each.name)
-            if each.state in self._stored.index.tensors[name].states:
+            if each.state in self.stored.index.tensors[name].states:
                 self._read(name, each.state, each)
 
     def _name(self, name: str) -> str:
         """The name under which a tensor of the engine is stored."""
-        found = self._stored.index.name_of(name, self._own.other_names(name))
-        if found is None:
+        found = self.stored.index.name_of(name, self.own.other_names(name))
+        if found is None:  # of an average, where the trial's own ``load`` took a part of the checkpoint
             raise CheckpointError(f"the checkpoint has no {name}")
         return found
-
-    def _tensor(self, parameter: Any) -> StoredTensor:
-        return self._stored.index.tensors[self._name(self._own.name_of(parameter))]
 
     def _fill_weight(self, each: Slice, states: tuple[str, str]) -> None:
         """Fill a slice from the first state that there is; of 16-bit weights, from one of their own type."""
         name, dtype = self._name(each.name), DTYPES[each.tensor.dtype]
-        there = self._stored.index.tensors[name].states
+        there = self.stored.index.tensors[name].states
         found = [state for state in states if state in there]
         if not found:
             raise CheckpointError(f"the checkpoint has no {states[0]} of {each.name}")
@@ -126,31 +128,29 @@ class Filling:
 
     def _read(self, name: str, state: str, into: Slice) -> None:
         """Fill a slice from a state by its name in the checkpoint."""
-        count = into.tensor.numel()
-        if not into.run:
-            for at, part in self._stored.parts(name, state, into.start, into.start + count):
+        start, count, run, stride = into.place
+        if not run:
+            for at, part in self.stored.parts(name, state, start, start + count):
                 into.tensor[at : at + part.numel()].copy_(part)
             return
         # Some columns of a matrix: its rows are read some at a time, and the columns taken of them.
-        rows, step = count // into.run, max(1, ROWS_ELEMENTS // into.stride)
-        for row in range(0, rows, step):
-            some = min(step, rows - row)
-            begin = into.start + row * into.stride
-            block = torch.empty(some * into.stride, dtype=into.tensor.dtype)
-            for at, part in self._stored.parts(
-                name, state, begin, begin + (some - 1) * into.stride + into.run
-            ):
+        step = max(1, ROWS_ELEMENTS // stride)
+        for row in range(0, count // run, step):
+            rows = min(step, count // run - row)
+            begin = start + row * stride
+            block = torch.empty(rows * stride, dtype=into.tensor.dtype)
+            for at, part in self.stored.parts(name, state, begin, begin + (rows - 1) * stride + run):
                 block[at : at + part.numel()].copy_(part)
-            columns = block.view(some, into.stride)[:, : into.run]
-            into.tensor[row * into.run : (row + some) * into.run].view(some, into.run).copy_(columns)
+            columns = block.view(rows, stride)[:, :run]
+            into.tensor[row * run : (row + rows) * run].view(rows, run).copy_(columns)
 
     def _make_states(self, held: Held, *, exact: bool) -> None:
         """Give a held tensor the states that its parameters have in the checkpoint, with room for their elements."""
         assert self._base is not None
-        before = self._base.state.get(held.tensor, {})
+        before = self._base.state.pop(held.tensor, {})
         states: dict[str, Any] = {}
         for lies in held.lies:
-            tensor = self._tensor(lies.parameter)
+            tensor = self.stored.index.tensors[self._name(self.own.name_of(lies.parameter))]
             for key, there in tensor.states.items():
                 if key in states or key in (WEIGHT, MASTER) or is_average(key):
                     continue
@@ -158,15 +158,13 @@ class Filling:
                 if not held.is_along(key, states[key]):
                     dtype = TORCH_DTYPES[there.dtype] if exact else held.tensor.dtype
                     states[key] = torch.zeros_like(held.tensor.data, dtype=dtype)
-            for key, value in tensor.scalars.items():
-                states[key] = value if key not in states else max(states[key], value)
+            for key, number in tensor.scalars.items():
+                states[key] = max(states.get(key, number), number)
         for key, value in states.items():
             if isinstance(value, (int, float)):
                 states[key] = self._number(held, before.get(key), key, value)
         if states:
             self._base.state[held.tensor] = states
-        else:
-            self._base.state.pop(held.tensor, None)
 
     def _number(self, held: Held, before: Any, key: str, value: float) -> Any:
         """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers.

@@ -18,14 +18,15 @@ import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from determined_ds.checkpoints.engine_slices import owners_of
-from determined_ds.checkpoints.engines import overrides
+from determined_ds.checkpoints.engines import overrides, together
 from determined_ds.checkpoints.files import (
     DATA_FIX,
     LOAD_DATA,
@@ -55,25 +56,15 @@ FIX = "resume from another checkpoint, or copy its files again"
 
 @dataclass(kw_only=True)
 class TrialState:
-    """Where training stands.
+    """Where training stands."""
 
-    Args:
-        trial_id: The trial that wrote it; another trial that starts from it counts from 0.
-        batches_trained: Optimizer steps since the start of training.
-        epochs_trained: Whole epochs among them.
-        last_validation: ``batches_trained`` at the last validation.
-        last_checkpoint: ``batches_trained`` at the last checkpoint.
-        kept: Uuids of the existing checkpoints, oldest first.
-        best: Uuid of the one whose validation was best.
-    """
-
-    trial_id: int = 0
-    batches_trained: int = 0
-    epochs_trained: int = 0
-    last_validation: int = -1
-    last_checkpoint: int = -1
-    kept: list[str] = field(default_factory=list)
-    best: str = ""
+    trial_id: int = 0  # the trial that wrote it; another trial that starts from it counts from 0
+    batches_trained: int = 0  # optimizer steps since the start of training
+    epochs_trained: int = 0  # whole epochs among them
+    last_validation: int = -1  # batches_trained at the last validation
+    last_checkpoint: int = -1  # batches_trained at the last checkpoint
+    kept: list[str] = field(default_factory=list)  # uuids of the existing checkpoints, oldest first
+    best: str = ""  # uuid of the one whose validation was best
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -91,52 +82,18 @@ def read_state(path: Path, uuid: str) -> TrialState:
         else:
             with (path / THEIR_STATE).open("rb") as file:
                 found = _PlainUnpickler(file).load()
-            theirs = {"last_validation": "last_val", "last_checkpoint": "last_ckpt"}
-            found = {**found, **{name: found.get(own, -1) for name, own in theirs.items()}}
+            found |= {"last_validation": found["last_val"], "last_checkpoint": found["last_ckpt"]}
+        if "batches_trained" not in found:
+            raise ValueError("it does not say batches_trained")
+        return TypeAdapter(TrialState).validate_python(found)
     except FileNotFoundError:
         message = f"checkpoint {uuid} has no {STATE}: it was not written by a DeepSpeedTrial"
-        raise CheckpointError(f"{message}\n  fix: {FIX}") from None
-    except (OSError, ValueError, EOFError, TypeError, pickle.UnpicklingError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"checkpoint {uuid} says {first['loc'][0]} = {first['input']!r} of where training stood"
+    except (OSError, ValueError, EOFError, TypeError, KeyError, pickle.UnpicklingError) as error:
         message = f"where training stood in checkpoint {uuid} cannot be read: {error}"
-        raise CheckpointError(f"{message}\n  fix: {FIX}") from None
-    defaults = asdict(TrialState())
-    known = {name: found[name] for name in defaults if isinstance(found, dict) and name in found}
-    odd = [name for name, value in known.items() if not isinstance(value, type(defaults[name]))]
-    if odd or "batches_trained" not in known:
-        name = odd[0] if odd else "batches_trained"
-        message = f"checkpoint {uuid} says {name} = {known.get(name)!r} of where training stood"
-        raise CheckpointError(f"{message}\n  fix: {FIX}")
-    return TrialState(**known)
-
-
-def state_files(trial: Any, context: Any, state: TrialState, by: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> text of the files that describe the state and the trial, without secrets.
-
-    ``load_data.json`` is as in Determined's own checkpoints, with the seed, the DeepSpeed configuration and the ranks
-    (see :func:`~determined_ds.checkpoints.files.written_by`) added.
-    """
-
-    def stated(getter: Callable[[], Any]) -> Any:
-        try:
-            return getter()
-        except ValueError:  # a script that opened its context without any
-            return None
-
-    config, hparams = stated(context.get_experiment_config), stated(context.get_hparams)
-    kind = type(trial)
-    load_data = {
-        "trial_type": "DeepSpeedTrial",
-        "experiment_config": config and masked(config),
-        "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
-        "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
-        "trial_seed": context.get_trial_seed(),
-        "written_by": dict(by),
-        "trial_cls_spec": getattr(trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
-        "is_trainer": True,
-    }
-    files = {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}
-    partition = getattr(context, "partition", None)
-    return files if partition is None else {**files, PARTITION: partition}
+    raise CheckpointError(f"{message}\n  fix: {FIX}")
 
 
 # ------------------------------------------------------------------------------------------- a rank's place
@@ -144,7 +101,7 @@ def state_files(trial: Any, context: Any, state: TrialState, by: Mapping[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank stands."""
+    """Where a rank stands. Ranks in equal places hold the same layers, and so read the same data."""
 
     rank: int
     ranks: int
@@ -152,17 +109,31 @@ class RankPlace:
     replicas: int
     member: int  # which of the ranks that hold the replica, such as its pipeline stage
     members: int
-    calls: int  # training metrics of an optimizer step, over all replicas
-    micro_batch_size: int  # samples of a replica in a forward pass
-    # Of each engine, which stage of its pipeline holds each layer; empty where a checkpoint does not say.
-    owners: tuple[tuple[int, ...], ...] = ()
-    copies: int = (
-        1  # neighbouring ranks that compute the same losses, of which the first counts (tensor parallel)
-    )
+    owners: tuple[tuple[int, ...], ...] = ()  # of each engine, which stage of its pipeline holds each layer
+    copies: int = 1  # neighbouring ranks that compute the same losses; the first counts (tensor parallel)
+    calls: int = field(compare=False)  # training metrics of an optimizer step, over all replicas
+    micro_batch_size: int = field(compare=False)  # samples of a replica in a forward pass
 
-    @staticmethod
-    def of(context: Any) -> RankPlace:
-        """The place of this rank; a collective."""
+
+class RankParts:
+    """Writes and reads the parts of ranks.
+
+    Args:
+        trial: Its ``load`` may be its own.
+        context: The trial's.
+        callbacks: Name -> callback, whose states are in a part.
+    """
+
+    def __init__(self, trial: Any, context: Any, callbacks: Mapping[str, Any]) -> None:
+        self._trial = trial
+        self._context = context
+        self._callbacks = callbacks
+        self._was_read_back = False
+
+    @cached_property
+    def here(self) -> RankPlace:
+        """The place of this rank; the first call is a collective."""
+        context = self._context
         distributed, mpu, batch = context.distributed, context._mpu, context.resolved.batch
         holds = distributed.allgather(mpu.data_parallel_rank)
         rank, replica = distributed.rank, mpu.data_parallel_rank
@@ -174,63 +145,71 @@ class RankPlace:
             replicas=mpu.data_parallel_world_size,
             member=holds[:rank].count(replica),
             members=holds.count(replica),
-            calls=mpu.data_parallel_world_size * (1 if in_one_call else batch.accumulation),
-            micro_batch_size=batch.micro_batch_size,
             owners=tuple(owners_of(engine) for engine in context.models),
             copies=max((degree_of(engine) for engine in context.models), default=1),
+            calls=mpu.data_parallel_world_size * (1 if in_one_call else batch.accumulation),
+            micro_batch_size=batch.micro_batch_size,
         )
 
-    def holds_same(self, other: RankPlace) -> bool:
-        """Whether the rank that wrote ``other`` held the same layers, and so read the same data.
+    # ------------------------------------------------------------------------------------- written
 
-        One that does not say which it held was of a pipeline with one part a rank.
+    def state_files(self, state: TrialState, own_layout: str, data: Any) -> dict[str, bytes]:
+        """Name -> content of the files that describe the state and the trial, without secrets.
+
+        ``load_data.json`` is as in Determined's own checkpoints, with the seed, the DeepSpeed configuration and the
+        ranks (see :func:`~determined_ds.checkpoints.files.written_by`) added.
+
+        Args:
+            state: Where training stands.
+            own_layout: Why only the same layout can read it, or "".
+            data: Has the position in the training data; None where there are none.
         """
-        names = ("rank", "ranks", "replica", "replicas", "member", "members", "copies")
-        is_plain = all(list(owners) == sorted(owners) for owners in self.owners)
-        return all(getattr(self, name) == getattr(other, name) for name in names) and (
-            self.owners == other.owners or (not other.owners and is_plain)
-        )
 
+        def stated(getter: Callable[[], Any]) -> Any:
+            try:
+                return getter()
+            except ValueError:  # a script that opened its context without any
+                return None
 
-class RankParts:
-    """Writes and reads the parts of ranks."""
-
-    def __init__(self, trial: Any, context: Any, callbacks: Mapping[str, Any]) -> None:
-        self._trial = trial
-        self._context = context
-        self._callbacks = callbacks
-        self._here: RankPlace | None = None
-        self._was_read_back = False
-
-    @property
-    def here(self) -> RankPlace:
-        """The place of this rank; the first call is a collective."""
-        if self._here is None:
-            self._here = RankPlace.of(self._context)
-        return self._here
-
-    def written_by(self, own_layout: str, data: Any) -> dict[str, Any]:
-        """Who writes a checkpoint, see :func:`~determined_ds.checkpoints.files.written_by`."""
-        return {
-            "ranks": self.here.ranks,
-            "replicas": self.here.replicas,
-            "micro_batch_size": self.here.micro_batch_size,
-            "engine": self._context.engine,
-            "own_layout": own_layout or None,
-            "data_apart": getattr(data, "apart", None),
+        context, kind = self._context, type(self._trial)
+        config, hparams = stated(context.get_experiment_config), stated(context.get_hparams)
+        load_data = {
+            "trial_type": "DeepSpeedTrial",
+            "experiment_config": config and masked(config),
+            "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
+            "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
+            "trial_seed": context.get_trial_seed(),
+            "written_by": {
+                "ranks": self.here.ranks,
+                "replicas": self.here.replicas,
+                "micro_batch_size": self.here.micro_batch_size,
+                "engine": context.engine,
+                "own_layout": own_layout or None,
+                "data_apart": getattr(data, "apart", None),
+            },
+            "trial_cls_spec": getattr(self._trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
+            "is_trainer": True,
         }
+        files = {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}
+        if (partition := getattr(context, "partition", None)) is not None:
+            files[PARTITION] = partition
+        return {name: text.encode() for name, text in files.items()}
 
     def taken(self, part: dict[str, Any], *, at_once: bool) -> Callable[[], memoryview]:
         """What gives this rank's part as bytes: called now or, with a copy of the part, in another thread.
 
         The first one is made now, and tried for whether it can be read back.
         """
-        kept = part if at_once or not self._was_read_back else _frozen(part)
-        if self._was_read_back:
-            return lambda: self._serialized(kept).getbuffer()
+        if self._was_read_back and not at_once:
+            try:
+                kept = copy.deepcopy(part)
+                return lambda: self._serialized(kept).getbuffer()
+            except Exception:  # what cannot be copied is written now, or refused with its owner's name
+                pass
         file = self._serialized(part)
-        check_loadable(file, part, self._callbacks)
-        self._was_read_back = True
+        if not self._was_read_back:
+            check_loadable(file, part, self._callbacks)
+            self._was_read_back = True
         return file.getbuffer
 
     def _serialized(self, part: dict[str, Any]) -> io.BytesIO:
@@ -243,17 +222,27 @@ class RankParts:
             check_state("on_checkpoint_save_start of a callback", part)
             raise
 
+    # ------------------------------------------------------------------------------------- read
+
     def read(self, path: Path, uuid: str, *, batch: int) -> tuple[dict[str, Any], str]:
-        """This rank's part; a collective."""
+        """This rank's part, and a line to show where other ranks wrote it; a collective.
+
+        Args:
+            path: The checkpoint's folder.
+            uuid: Its name.
+            batch: Batches trained when it was written.
+        """
         here, distributed = self.here, self._context.distributed
         num_written = len(list(path.glob(PART.format("*"))))
         if not any(distributed.allgather(num_written or (path / LOAD_DATA).is_file())):  # it was imported
             return {}, ""
         num_written = max(1, num_written)  # one that is missing is named when it is read
         same_number = num_written == here.ranks
-        own = self._together(lambda: self._part(path, here.rank) if same_number else {})
-        then = RankPlace(**own["place"]) if "place" in own else None
-        if all(distributed.allgather(bool(own) and (then is None or here.holds_same(then)))):
+        own = together(distributed, lambda: self._part(path, here.rank) if same_number else {})
+        then = (
+            RankPlace(**own["place"]) if "place" in own else None
+        )  # Determined's own loop does not write it
+        if all(distributed.allgather(bool(own) and then in (None, here))):
             if then is not None:
                 own["parts"] = dict(own.get("parts", {}))
                 if own["parts"].get("data"):  # the micro-batch may have changed
@@ -270,25 +259,13 @@ class RankParts:
                 f"other parts of the model; only those can read it: {reason}\n  fix: resume with {num_written} slots, "
                 "and the pipeline and model-parallel sizes that wrote it"
             )
-        part = self._together(lambda: self._joined(path, num_written, batch))
+        part = together(distributed, lambda: self._joined(path, num_written, batch))
         before = written_by(path)
         words = f" ({count(before['replicas'], 'replica')}, {before['engine']})" if before else ""
         was = count(num_written, "rank") + words
         now = f"{count(here.ranks, 'rank')} ({count(here.replicas, 'replica')}, {self._context.engine})"
         changed = f"{now}, with other layers of the pipeline each" if was == now else f"{was} -> {now}"
         return part, f"elastic     {changed}; training metrics since the last report begin anew"
-
-    def _together(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What this rank reads; where any rank cannot, all raise the same."""
-        part: dict[str, Any] = {}
-        failure = ""
-        try:
-            part = read()
-        except CheckpointError as error:
-            failure = str(error)
-        if failures := [each for each in self._context.distributed.allgather(failure) if each]:
-            raise CheckpointError(failures[0])
-        return part
 
     def _part(self, path: Path, rank: int, *, on_host: bool = False) -> dict[str, Any]:
         """A rank's part, its tensors on this rank's device where they were on the other's."""
@@ -301,36 +278,33 @@ class RankParts:
         file = path / PART.format(rank)
         part = read_data(file, map_location=placed, **({"mmap": True} if on_host else {}))
         if not isinstance(part, dict):
-            raise CheckpointError(
-                f"checkpoint {path.name}: {file.name} does not hold the part of a rank\n  fix: {FIX}"
-            )
+            message = f"checkpoint {path.name}: {file.name} does not hold the part of a rank"
+            raise CheckpointError(f"{message}\n  fix: {FIX}")
         return part
 
     def _joined(self, path: Path, num_written: int, batch: int) -> dict[str, Any]:
         """The part of this rank, out of the parts of all ranks that wrote a checkpoint."""
         here = self.here
         old = [self._part(path, rank, on_host=True) for rank in range(num_written)]
-        # A rank that did not write its place held a replica.
-        alone = {"ranks": num_written, "replicas": num_written, "member": 0, "members": 1}
-        alone |= {"calls": here.calls, "micro_batch_size": here.micro_batch_size}
-        places = [
-            RankPlace(**part.get("place", {"rank": rank, "replica": rank, **alone}))
-            for rank, part in enumerate(old)
-        ]
+        places = [RankPlace(**part["place"]) for part in old]
         # The old rank that held the same replica, of several that with the same part of it.
         held = [place for place in places if place.replica == here.replica]
         same = [place for place in held if (place.member, place.members) == (here.member, here.members)]
         counterpart = next((place.rank for place in (*same, *held)), None)
-        nearest = self._part(path, counterpart or 0)
-        kept = {name: state for name, state in nearest.items() if name != "place"}
-        kept["callbacks"], kept["parts"] = {}, {}
-        for name, state in nearest["callbacks"].items():
-            states = tuple(part["callbacks"][name] for part in old if name in part["callbacks"])
-            kept["callbacks"][name] = _one_of(f"callback {name!r}", state, states)
-        for name, state in nearest["parts"].items():
-            if name not in ("metrics", "reducers", "data"):
-                states = tuple(part["parts"][name] for part in old if name in part["parts"])
-                kept["parts"][name] = _one_of(f"the state of {name!r}", state, states)
+        kept = self._part(path, counterpart or 0)
+        del kept["place"]
+        begin_anew = {"parts": ("metrics", "reducers", "data")}
+        for kind, owner in (("callbacks", "callback"), ("parts", "the state of")):
+            for name in begin_anew.get(kind, ()):
+                kept[kind].pop(name, None)
+            for name, state in kept[kind].items():
+                if not all(_is_equal(state, part[kind][name]) for part in old if name in part[kind]):
+                    logger.warning(
+                        "warning: %s %r differed between the ranks that wrote the checkpoint, and the ranks are others "
+                        "now: that of the same replica, or of rank 0, is kept",
+                        owner,
+                        name,
+                    )
         kept["parts"]["data"] = self._position([part["parts"].get("data") or {} for part in old], places)
         if counterpart is None:  # a further replica: a seed that none had before
             kept["rng_state"] = {SEED: mixed_seed(self._context.get_trial_seed(), here.replica, batch)}
@@ -347,33 +321,6 @@ class RankParts:
         if reason := data_refusal(written, replicas=here.replicas, micro_batch_size=here.micro_batch_size):
             raise CheckpointError(f"{reason}\n  fix: {DATA_FIX}")
         return dict(state)
-
-
-def _frozen(value: Any) -> Any:
-    """A copy that training no longer changes."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is dict:
-        return {key: _frozen(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_frozen(each) for each in value)
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # what cannot be copied cannot be written either: writing it names its owner
-        return value
-
-
-def _one_of(owner: str, own: Any, states: Sequence[Any]) -> Any:
-    """The state to continue with; a warning where ranks had several, since those of ranks that are gone are lost."""
-    if not all(_is_equal(own, state) for state in states):
-        logger.warning(
-            "warning: %s differed between the ranks that wrote the checkpoint, and the ranks are others now: that of "
-            "the same replica, or of rank 0, is kept",
-            owner,
-        )
-    return own
 
 
 def _is_equal(first: Any, second: Any) -> bool:

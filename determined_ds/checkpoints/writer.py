@@ -22,31 +22,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import determined as det
-import numpy as np
 import torch
 from determined.errors import CheckpointNotFound
+from torch.utils._pytree import tree_leaves
 
 from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.beside import COPIES, ENDS_WITHIN_S, WriterThread, is_beside
-from determined_ds.checkpoints.engines import (
-    Engines,
-    Written,
-    overrides,
-    write_engines,
-    write_files,
-)
-from determined_ds.checkpoints.files import PART, damage_of, put_on_disk, warn_if_unverified
-from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state, state_files
+from determined_ds.checkpoints.engines import Engines, Written, overrides, write_files
+from determined_ds.checkpoints.files import PART, damage_of, warn_if_unverified
+from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
 from determined_ds.checkpoints.settings import put_into_effect, records_of
@@ -60,22 +53,6 @@ from determined_ds.train.ending import exit_code_of
 from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
 from determined_ds.trial.author import method_of
-
-logger = logging.getLogger("determined_ds")
-
-# What is loaded by each warm start, in words.
-TAKEN = {
-    "weights": "its weights alone, with a new optimizer and schedule",
-    "all": "its weights, optimizer, schedule and loss scale",
-}
-
-
-class Stateful(Protocol):
-    """Something whose state a checkpoint holds."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -100,7 +77,7 @@ class Checkpoints:
         trial: Its ``save`` and ``load`` write and read the engines.
         context: Its core context stores the files, here or on the cluster.
         callbacks: Name -> callback; their state is kept.
-        parts: Name -> what else has a state on each rank.
+        parts: Name -> what else has a ``state_dict`` and ``load_state_dict`` on each rank.
         total_limit: Checkpoints to keep at most, always with the best and the newest; None: all.
         warm_start: ``weights`` or ``all``: what is loaded from another trial's checkpoint.
         note: Shows a line to the user.
@@ -111,7 +88,7 @@ class Checkpoints:
         trial: Any,
         context: Any,
         callbacks: dict[str, Any],
-        parts: dict[str, Stateful],
+        parts: dict[str, Any],
         total_limit: int | None = None,
         *,
         warm_start: str = "weights",
@@ -128,25 +105,17 @@ class Checkpoints:
         self._built = records_of(context.models)
         self._own_parts = RankParts(trial, context, callbacks)
         self._averages = {name: each for name, each in callbacks.items() if isinstance(each, EMA)}
-        self._engines = Engines(trial, context, self._built, self._averages)
-        context.engine_files = self._engines
-        self._engines.reset_optimizer = context.resets_optimizer
+        self._engines = context.engine_files = Engines(trial, context, self._built, self._averages)
+        self._storage: Any = getattr(context._core.checkpoint, "_storage_manager", None)
+        self._is_local = isinstance(self._storage, AtomicStorage)
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
-        self._deleting: list[Future[None]] = []
-        self._buffers: list[list[torch.Tensor]] = []  # none: every checkpoint is written at once
+        self._deleting: Future[None] | None = None
+        self._buffers: list[dict[int, torch.Tensor]] = []  # none: every checkpoint is written at once
 
-    def add_part(self, name: str, part: Stateful) -> None:
+    def add_part(self, name: str, part: Any) -> None:
         """Keep another state on each rank, before anything is saved or loaded."""
         self._parts[name] = part
-
-    @property
-    def _storage(self) -> Any:
-        return getattr(self._context._core.checkpoint, "_storage_manager", None)
-
-    @property
-    def _is_local(self) -> bool:
-        return isinstance(self._storage, AtomicStorage)
 
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
         for callback in self._callbacks.values():
@@ -166,23 +135,15 @@ class Checkpoints:
         """
         if asynchronous is False:
             return
-
-        def arrays(value: Any) -> Iterator[int]:
-            if isinstance(value, (torch.Tensor, np.ndarray)):
-                yield int(value.nbytes)
-            elif isinstance(value, (Mapping, list, tuple)):
-                for each in value.values() if isinstance(value, Mapping) else value:
-                    yield from arrays(each)
-
         part_bytes = 0
         for owner in (*self._callbacks.values(), *self._parts.values()):
             with contextlib.suppress(
                 Exception
             ):  # it may need something from training: the checkpoint says so
-                part_bytes += sum(arrays(owner.state_dict()))
+                part_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(owner.state_dict()))
         engines, distributed = self._engines, self._distributed
         if is_beside(asynchronous, self._trial, engines, distributed, self._note, part_bytes=part_bytes):
-            self._buffers = [[] for _ in range(COPIES)]
+            self._buffers = [{} for _ in range(COPIES)]
 
     @property
     def batch_in_writing(self) -> int | None:
@@ -197,7 +158,7 @@ class Checkpoints:
 
     # -------------------------------------------------------------------------------------------- save
 
-    def save(self, state: TrialState, *, best: bool = False, waits: bool = True) -> str:
+    def save(self, state: TrialState, *, best: bool = False, waits: bool = True) -> None:
         """Write a checkpoint; a collective.
 
         Args:
@@ -205,9 +166,6 @@ class Checkpoints:
             best: The validation before it was the best so far.
             waits: Return when it is complete. Otherwise it may be written while training continues: :meth:`seal_oldest`
                 or :meth:`finish` is to be called.
-
-        Returns:
-            Its uuid.
 
         Raises:
             CheckpointError: it does not fit on the disk; or an earlier one could not be written.
@@ -235,12 +193,11 @@ class Checkpoints:
         }
         closing = contextlib.ExitStack()
         path, uuid = closing.enter_context(self._context._core.checkpoint.store_path(metadata, shard=True))
-        path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         state.kept.append(uuid)
         state.best = uuid if best else state.best
         pending = Pending(
-            uuid=str(uuid),
+            uuid=uuid,
             path=path,
             closing=closing,
             metadata=metadata,
@@ -257,7 +214,6 @@ class Checkpoints:
             self._pending.append(pending)
         else:
             self._seal(pending, work(HEART.beat))
-        return pending.uuid
 
     def _take(self, pending: Pending, *, at_once: bool) -> Callable[[Callable[[], None]], Written]:
         """Take what this rank writes, and write what only this thread can; a collective.
@@ -265,7 +221,7 @@ class Checkpoints:
         Returns:
             What writes the rest, without a collective; it gets a function to call now and then.
         """
-        path = pending.path
+        path, engines = pending.path, self._engines
         checkpoint: dict[str, Any] = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
@@ -274,43 +230,32 @@ class Checkpoints:
             "place": dict(vars(self._own_parts.here)),
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
-        if overrides(self._trial, "save"):
-            self._trial.save(self._context, path)
-        else:
-            self._engines.save(path)
-        taken, written = self._engines.collect()
-        # Averages of engines that are not written as slices, which only these ranks can read.
-        cut = {each.folder for each in taken} | written.entries.keys()
-        others = [number for number in range(len(self._context.models)) if f"model{number}" not in cut]
-        for name, average in self._averages.items():
-            parts = {number: [part for *_, part in average.parts(number)] for number in others}
-            checkpoint["callbacks"][name] = {number: own for number, own in parts.items() if own}
+        engines.written, engines.jobs = None, []
+        self._trial.save(self._context, path) if overrides(self._trial, "save") else engines.save(path)
+        written, jobs = engines.written or Written(), engines.jobs
+        checkpoint["callbacks"].update(engines.averages_apart())
         part = self._own_parts.taken(checkpoint, at_once=at_once)
         HEART.beat()
-        texts, is_chief = {}, self._distributed.rank == 0
+        is_chief, texts = self._distributed.rank == 0, {}
         if is_chief:
-            by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
-            texts = state_files(self._trial, self._context, pending.state, by)
+            texts = self._own_parts.state_files(pending.state, engines.own_layout(), self._parts.get("data"))
         send, info = None, cluster_info()
         is_trial = not at_once and info is not None and info.task_type == "TRIAL"
         if info is not None and is_trial and not self._storage.store_path_is_direct_access():
             send = functools.partial(upload, info.trial._config["checkpoint_storage"], path, pending.uuid)
-        with_code = is_chief and not self._is_local  # off-cluster the context directory is at hand
 
         def write(beat: Callable[[], None]) -> Written:
-            found = write_engines(path, taken, beat, alone=True) if taken else written
-            files: dict[str, bytes | memoryview] = {PART.format(self._distributed.rank): part()}
-            files |= {name: text.encode() for name, text in texts.items()}
-            marks = {**found.fingerprints, **write_files(path, files)}
+            for job in jobs:
+                job(beat)
+            own = write_files(path, {PART.format(self._distributed.rank): part(), **texts})
+            written.fingerprints.update(own)
             beat()
-            if with_code:
+            if is_chief and not self._is_local:  # off-cluster the context directory is at hand
                 write_code(path)
             if send is not None:
-                send(sorted(marks), beat)
-            elif not at_once:  # so that the seal, which training waits for, finds them there
-                for name in marks:
-                    put_on_disk(path / name)
-            return replace(found, fingerprints=marks, uploaded=send is not None)
+                send(sorted(written.fingerprints), beat)
+            written.uploaded = send is not None
+            return written
 
         return write
 
@@ -339,9 +284,9 @@ class Checkpoints:
         """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
         while self._pending:
             self.seal_oldest()
-        while self._deleting:
+        if self._deleting is not None:
             with HEART.patiently():
-                self._deleting.pop().result()
+                self._deleting.result()
 
     def abandon(self) -> None:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
@@ -352,27 +297,26 @@ class Checkpoints:
         self.abandon()
         wait([each.writing for each in self._pending if each.writing is not None], timeout=ENDS_WITHIN_S)
         self._distributed.allgather(None)
-        for each in self._pending:
+        unsealed, self._pending = self._pending, []
+        for each in unsealed:
             if self._distributed.local_rank == 0:
                 shutil.rmtree(each.path, ignore_errors=True)
             if self._distributed.rank == 0 and not self._is_local:
                 with contextlib.suppress(Exception):  # it may be what is out of reach
                     self._storage.delete(each.uuid, ["**/*"])
         rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
-        unsealed = [each.uuid for each in self._pending]
-        sealed = [uuid for uuid in pending.state.kept if uuid not in unsealed]
+        sealed = [uuid for uuid in pending.state.kept if uuid not in [each.uuid for each in unsealed]]
         last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"
         fix = "" if "\n  fix: " in words else "\n  fix: remove the cause, then add --resume"
         failed = CheckpointError(
             f"the checkpoint of batch {pending.batch} could not be written, and {last}: rank {rank}: {words}{fix}"
         )
         failed.exit_code = exit_code
-        self._pending = []
         raise failed from own
 
     def _seal(self, pending: Pending, written: Written) -> None:
         """Make the files that all ranks have written a checkpoint; a collective."""
-        path, uuid = pending.path, pending.uuid
+        path, uuid, core_checkpoints = pending.path, pending.uuid, self._context._core.checkpoint
         self._engines.write_indexes(path, written)
         HEART.beat()
         for callback in self._callbacks.values():
@@ -388,19 +332,15 @@ class Checkpoints:
         kept = pending.state.kept  # those after it are not sealed, and count for nothing yet
         for each in over_limit(kept[: kept.index(uuid) + 1], self._total_limit, pending.best):
             kept.remove(each)
-            if self._distributed.rank == 0:
+            if self._distributed.rank != 0:
+                continue
+            if self._is_local:  # a large one takes long, and training may continue
+                rest = self._storage.set_aside(each)
+                self._deleting = self._thread.submit(functools.partial(_remove, rest))
+                core_checkpoints._report_checkpoint_deleted(each, {})
+            else:
                 with HEART.patiently():
-                    self._delete(each, beside=pending.writing is not None)
-
-    def _delete(self, uuid: str, *, beside: bool) -> None:
-        """Delete a checkpoint; a large one takes long, and the thread does that where training is to continue."""
-        checkpoints = self._context._core.checkpoint
-        if not (beside and self._is_local):
-            checkpoints.delete(uuid)
-            return
-        folder = self._storage.set_aside(uuid)
-        self._deleting.append(self._thread.submit(lambda _: shutil.rmtree(folder, ignore_errors=True)))
-        checkpoints._report_checkpoint_deleted(uuid, {})
+                    core_checkpoints.delete(each)
 
     # -------------------------------------------------------------------------------------------- load
 
@@ -445,7 +385,7 @@ class Checkpoints:
         self._verify(path, path.name)
         state = read_state(path, path.name)
         self._load_weights(path, path.name)
-        if self._averages.keys() - self._engines.load_averages(path):
+        if self._averages.keys() - self._engines.load_averages(path, {}):
             self._note("EMA         the checkpoint holds no average: its weights are used")
         return state
 
@@ -467,24 +407,19 @@ class Checkpoints:
         state = read_state(path, uuid)
         if state.trial_id == trial_id or (self._is_local and trial_id is not None):
             checkpoint = self._load_all(path, uuid, state.batches_trained)
-            continued = self._engines.load_averages(path)
-            for name, average in self._averages.items():
-                others = checkpoint.get("callbacks", {}).pop(name, {})
-                if others and name not in continued:
-                    average.begin()
-                for number, parts in others.items():
-                    for (_, _, own), part in zip(average.parts(number), parts, strict=True):
-                        own.copy_(part)
-            for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
-                for name, owned in checkpoint.get(states, {}).items():
+            callbacks = checkpoint.get("callbacks", {})
+            self._engines.load_averages(path, {name: callbacks.pop(name, {}) for name in self._averages})
+            for owners, kind in ((self._callbacks, "callbacks"), (self._parts, "parts")):
+                for name, owned in checkpoint.get(kind, {}).items():
                     if name in owners:
                         owners[name].load_state_dict(owned)
             return state, checkpoint.get("rng_state", {})
+        taken = "its weights alone, with a new optimizer and schedule"
         if self._warm_start == "all":
+            taken = "its weights, optimizer, schedule and loss scale"
             self._load_all(path, uuid, state.batches_trained)
         else:
             self._load_weights(path, uuid)
-        taken = TAKEN[self._warm_start]
         if overrides(self._trial, "load"):
             taken = f"what {method_of(self._trial, 'load')} takes"
         whose = f"trial {state.trial_id}" if state.trial_id else "/".join(path.parent.parent.parts[-2:])
@@ -494,11 +429,10 @@ class Checkpoints:
 
     def _load_weights(self, path: Path, uuid: str) -> None:
         """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
-        parts = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
-        part = next((part for part in parts if part.is_file()), None)
-        self._call_back(
-            "on_checkpoint_load_start", read_data(part, map_location="cpu") if part is not None else {}
-        )
+        files = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
+        file = next((file for file in files if file.is_file()), None)
+        part = {} if file is None else read_data(file, map_location="cpu")
+        self._call_back("on_checkpoint_load_start", part)
         self._load_engines(path, uuid, self._engines.load_weights)
 
     def _load_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
@@ -506,15 +440,12 @@ class Checkpoints:
         checkpoint, elastic = self._own_parts.read(path, uuid, batch=batch)
         if elastic:
             self._note(elastic)
-        built = checkpoint.get("built")
         self._call_back("on_checkpoint_load_start", checkpoint)
-        self._engines.then = None
         self._load_engines(path, uuid, self._engines.load)
-        if not overrides(self._trial, "load"):
-            built = self._engines.then or built
-        if built is not None:
-            for line in put_into_effect(self._context.models, built, self._built):
-                self._note(f"schedule    {line}")
+        built = checkpoint.get("built") or self._built
+        then = [self._engines.then.get(number, each) for number, each in enumerate(built)]
+        for line in put_into_effect(self._context.models, then, self._built):
+            self._note(f"schedule    {line}")
         return checkpoint
 
     def _load_engines(self, path: Path, uuid: str, load: Callable[[Path], None]) -> None:
@@ -525,6 +456,10 @@ class Checkpoints:
         else:
             with explained(uuid, own_method=False):
                 load(path)
+
+
+def _remove(folder: Path, _beat: Callable[[], None]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def scramble(models: list[Any]) -> None:
