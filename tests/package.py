@@ -590,6 +590,13 @@ def while_writing(act: Callable[[], object]) -> None:
     engines.write_shard = acting
 
 
+def show_signs_all_the_time() -> None:
+    """In this rank, the watch shows a sign of life again and again."""
+    from determined_ds.train.group import watch
+
+    watch.INTERVAL_S = 0.01
+
+
 def damage_seen_by_ranks(checkpoint: Path) -> str | None:
     """What ranks find wrong with a checkpoint that are started by this process, in which :func:`damage` has read it."""
     from determined_ds.checkpoints.files import VERIFIED, verified_here

@@ -85,7 +85,7 @@ def read_state(path: Path, uuid: str) -> TrialState:
             found |= {"last_validation": found["last_val"], "last_checkpoint": found["last_ckpt"]}
         if "batches_trained" not in found:
             raise ValueError("it does not say batches_trained")
-        return TypeAdapter(TrialState).validate_python(found)
+        return TypeAdapter(TrialState).validate_json(json.dumps(found), strict=True)
     except FileNotFoundError:
         message = f"checkpoint {uuid} has no {STATE}: it was not written by a DeepSpeedTrial"
     except ValidationError as error:

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "a part that was cut": (PART, cut, "det_state_dict_rank0.pth is not what torch.save wrote"),
     "a harmful part": (PART, harmful, "could run code, and is not loaded"),
     "no JSON": (STATE, b"{nope", "cannot be read"),
-    "a list": (STATE, b"[1]", "batches_trained = None"),
+    "a list": (STATE, b"[1]", "it does not say batches_trained"),
     "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
     "a number for a list": (STATE, b'{"batches_trained": 4, "kept": 3}', "kept = 3"),
     "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: it is not JSON"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +191,32 @@ def test_ranks_meet_at_the_port_of_their_allocation_on_the_interface_that_somebo
     for found in two_ranks.run(met, {**given, "C10D_PORT": port}):
         assert (found["ranks"], found["interface"]) == ([0, 1], interface)
         assert (found["port"] == port) is moves
+
+
+ENDING = """
+import sys
+from determined_ds import open_context
+from tests.package import show_signs_all_the_time
+
+show_signs_all_the_time()
+hparams = {"global_batch_size": 2, "deepspeed_config": {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}}
+with open_context(hparams=hparams, run_dir=sys.argv[1], accelerator="cpu") as context:
+    context.distributed.allgather(None)
+    sys.exit(0)
+"""
+
+
+def test_a_script_that_ends_while_its_rank_shows_a_sign_of_life_is_not_aborted(tmp_path: Path) -> None:
+    """Python ends a thread that returns from a call of torch's store then, and C++ aborts the process."""
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING, tmp_path],
+            env={**os.environ, **address, "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [rank.communicate(timeout=TOO_LONG_S)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said

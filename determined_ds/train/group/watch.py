@@ -11,6 +11,7 @@ example with an upload, says so, and is waited for.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -46,6 +47,7 @@ from determined_ds.train.ending import on_cluster
 
 INTERVAL_S = 1.0  # between two signs of life
 FEW = 4  # intervals without a sign after which a rank counts as missing, once something has gone wrong
+ENDS_WITHIN_S = 10.0  # a store that does not answer does not keep a process
 GONE = "dead, stopped or cut off"
 # Frames of a stack, innermost first, that are searched for those of a rank that waits for another one.
 SHOWN_FRAMES = 6
@@ -206,21 +208,34 @@ class Watch:
         self._judge = Judge(len(names), timeout_s=timeout_s, few_s=FEW * self._interval_s)
         self._connect = board
         self._board: Board | None = None
+        self._is_done = False
         self._ended = threading.Event()
         self._count = 0
         self._heard = [Sign()] * len(names)  # by rank 0, of all
         self._word: dict[str, Any] = {}  # of rank 0, for the others
         self._silence_s = 0.0  # of rank 0
         self._life = _Life(timeout_s)
-        for task in (self._talk, self._look):
-            threading.Thread(target=task, name=f"watch{task.__name__}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=task, name=f"watch{task.__name__}", daemon=True)
+            for task in (self._talk, self._look)
+        ]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self._close)
 
     def stop(self) -> None:
         """This rank no longer needs the others, which are shown so."""
-        if not self._ended.is_set():
+        if not self._is_done:
+            self._is_done = True
             self._ended.set()
             with contextlib.suppress(Exception):
                 self._show(self._connect(self._interval_s))
+
+    def _close(self) -> None:
+        """End its threads: Python aborts the process that ends while one of them is in a call of the store."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(ENDS_WITHIN_S)
 
     def _talk(self) -> None:
         while not self._ended.is_set():
@@ -250,7 +265,7 @@ class Watch:
             beats=HEART.beats,
             patient=bool(HEART.patient),
             waits=any(word in file for file in files for word in WAITS),
-            done=self._ended.is_set() or HEART.rests,
+            done=self._is_done or HEART.rests,
         )
 
     def _look(self) -> None:
