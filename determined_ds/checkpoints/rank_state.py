@@ -101,7 +101,7 @@ def read_state(path: Path, uuid: str) -> TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank stands. Ranks in equal places hold the same layers, and so read the same data."""
+    """Where a rank stands. Ranks in equal places hold the same layers, and so have read the same data."""
 
     rank: int
     ranks: int
@@ -239,9 +239,8 @@ class RankParts:
         num_written = max(1, num_written)  # one that is missing is named when it is read
         same_number = num_written == here.ranks
         own = together(distributed, lambda: self._part(path, here.rank) if same_number else {})
-        then = (
-            RankPlace(**own["place"]) if "place" in own else None
-        )  # Determined's own loop does not write it
+        # Determined's own loop writes no place.
+        then = RankPlace(**own["place"]) if "place" in own else None
         if all(distributed.allgather(bool(own) and then in (None, here))):
             if then is not None:
                 own["parts"] = dict(own.get("parts", {}))

@@ -137,9 +137,8 @@ class Checkpoints:
             return
         part_bytes = 0
         for owner in (*self._callbacks.values(), *self._parts.values()):
-            with contextlib.suppress(
-                Exception
-            ):  # it may need something from training: the checkpoint says so
+            # It may need something from training: then the checkpoint says so.
+            with contextlib.suppress(Exception):
                 part_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(owner.state_dict()))
         engines, distributed = self._engines, self._distributed
         if is_beside(asynchronous, self._trial, engines, distributed, self._note, part_bytes=part_bytes):
