@@ -12,7 +12,7 @@ schedule's is used, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -241,29 +241,28 @@ def fills(c: ResolvedConfig) -> tuple[list[Change], list[Problem]]:
         # Source: ThroughputTimer in deepspeed 0.19.8's utils/timer.py, which is on by default.
         fill(("timers", "throughput", "enabled"), False, by_accelerator)
 
-    problems = []
-    for path in places:
-        if isinstance(ds.get(path), list):
-            message, fix = (
-                'has an "auto" in it',
-                '"auto" stands for a whole value: write the list, or "auto" for it',
-            )
-            problems.append(ds.problem(path, message, fix, "auto-undetermined"))
-        elif now(*path) is None:
-            leaf, is_auto = path[-1], ds.get(path) == AUTO
-            # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
-            is_decay = leaf == "warmup_max_lr" and now("scheduler", "type") == "WarmupDecayLR"
-            if is_decay or leaf == "total_num_steps" or (is_auto and leaf in NEEDED):
-                fix = (
-                    f"add the hyperparameter {_hyperparameter(leaf, c.hyperparameters)[0]}, or write a number"
-                )
-                if leaf == "total_num_steps":
-                    fix = "state fit.max_length in batches, or write the number of steps"
-                message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
-                problems.append(ds.problem(path, message, fix, "auto-undetermined"))
-            if is_auto:
-                changes[path] = NOT_GIVEN, ""
+    problems = [*_undetermined(c, places, now)]
+    changes |= {path: (NOT_GIVEN, "") for path in places if ds.get(path) == AUTO and now(*path) is None}
     return [(path, *change) for path, change in changes.items()], problems
+
+
+def _undetermined(c: ResolvedConfig, places: list[KeyPath], now: Callable[..., Any]) -> Iterator[Problem]:
+    """A problem for each place that is open still, ``now`` saying what it holds, and has no default worth having."""
+    for path in places:
+        leaf, is_auto = path[-1], c.ds.get(path) == AUTO
+        message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
+        fix = f"add the hyperparameter {_hyperparameter(leaf, c.hyperparameters)[0]}, or write a number"
+        if isinstance(c.ds.get(path), list):
+            message, fix = 'has an "auto" in it', 'write the whole list, or "auto" in its place'
+        elif now(*path) is not None:
+            continue
+        elif leaf == "total_num_steps":
+            fix = "state fit.max_length in batches, or write the number of steps"
+        elif leaf == "warmup_max_lr" and now("scheduler", "type") == "WarmupDecayLR":
+            pass  # without its highest rate it would go up to 0.001, whatever rate the trial's own optimizer has
+        elif not is_auto or leaf not in NEEDED:
+            continue
+        yield c.ds.problem(path, message, fix, "auto-undetermined")
 
 
 def _open_places(ds: Document) -> list[KeyPath]:

@@ -401,8 +401,7 @@ class Hyperparameters:
     @property
     def shorthands(self) -> dict[str, int]:
         """Those of :data:`SHORTHANDS` that are stated."""
-        stated = {name: getattr(self, name) for name in SHORTHANDS}
-        return {name: value for name, value in stated.items() if value is not None}
+        return {name: value for name in SHORTHANDS if (value := getattr(self, name)) is not None}
 
 
 PARALLEL_SIZES = ("pipe_parallel_size", "model_parallel_size", "sequence_parallel_size")
@@ -569,13 +568,12 @@ def _is_misspelt(key: str) -> bool:
 
 def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
     """A warning where ``fit.save_total_limit`` deletes, while training, what the experiment says is to be kept."""
+    if total_limit is None:
+        return None
     most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
-    for name, limit in most.items() if total_limit is not None else ():
-        value = document.get(("checkpoint_storage", name))
-        if type(value) is int and limit is not None and value > limit:
-            message = (
-                f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
-            )
-            fix = "leave save_total_limit out, or raise it"
-            return document.problem(("checkpoint_storage", name), message, fix, "save-limit")
+    message = f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
+    for name, limit in most.items():
+        path: KeyPath = ("checkpoint_storage", name)
+        if type(value := document.get(path)) is int and value > limit:
+            return document.problem(path, message, "leave save_total_limit out, or raise it", "save-limit")
     return None

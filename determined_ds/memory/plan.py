@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -105,22 +104,9 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
     # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
     at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
     sizes = [size for size in divisors(samples) if samples // size >= at_least]
-    forms = [
-        form
-        for form in plain_forms(has_stages=stages > 1)
-        if (request.offload == "auto" or bool(form.offload_optimizer) == (request.offload != "none"))
-        # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
-        and (form.zero_stage or stages == 1 or request.precision == "fp32")
-        and (form.zero_stage == 3 or request.offload != "nvme")
-    ]
-
-    def sends(way: tuple[Strategy, bool]) -> tuple[bool, ...]:
-        form, is_checkpointed = way
-        return bool(form.offload_optimizer), form.zero_stage == 3, bool(form.offload_param), is_checkpointed
-
     device = "nvme" if request.offload == "nvme" else "cpu"
-    for form, is_checkpointed in sorted(itertools.product(forms, (False, True)), key=sends):
-        strategy = replace(
+    strategies = [
+        replace(
             form,
             offload_optimizer=form.offload_optimizer and device,
             offload_param=form.offload_param and device,
@@ -132,6 +118,19 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
             grad_accum_dtype="fp32" if stages > 1 and request.precision == "bf16" else None,
             overlap_comm=True if form.zero_stage >= 2 and not form.offload_optimizer else None,
         )
+        for form in plain_forms(has_stages=stages > 1)
+        for is_checkpointed in (False, True)
+        if (request.offload == "auto" or bool(form.offload_optimizer) == (request.offload != "none"))
+        # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
+        and (form.zero_stage or stages == 1 or request.precision == "fp32")
+        and (form.zero_stage == 3 or request.offload != "nvme")
+    ]
+
+    def sends(each: Strategy) -> tuple[bool, ...]:
+        offloads = bool(each.offload_optimizer), each.zero_stage == 3, bool(each.offload_param)
+        return *offloads, each.activation_checkpointing
+
+    for strategy in sorted(strategies, key=sends):
         for size in reversed(sizes):
             each = replace(strategy, micro_batch_size=size, accumulation=samples // size)
             found = Fit(shape=request.shape, strategy=each, gpu_memory_bytes=request.gpu_memory_bytes)

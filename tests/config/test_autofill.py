@@ -80,7 +80,7 @@ def test_deepspeed_clips_unless_it_is_told_not_to() -> None:
         # DeepSpeed would go up to 0.001, whatever the rate of the trial's own optimizer is.
         (scheduler("WarmupDecayLR", total_num_steps=9), "", PEAK, "hyperparameter learning_rate"),
         (DECAYING, "fit: {max_length: {epochs: 1}}", TOTAL, "fit.max_length in batches"),
-        (scheduler(warmup_max_lr=[AUTO, 1]), "learning_rate: 1", PEAK, "whole value"),
+        (scheduler(warmup_max_lr=[AUTO, 1]), "learning_rate: 1", PEAK, "whole list"),
     ],
 )
 def test_an_auto_that_nothing_determines_is_refused(ds: Json, hp: str, key: str, fix: str) -> None:
