@@ -20,6 +20,9 @@ ONE_MACHINE = [
     "hyperparameters.global_batch_size=16",
 ]
 LIMIT = "hyperparameters.fit={max_length: {batches: 64}, save_total_limit: %d}"
+KEEP = "checkpoint_storage={save_trial_%s: %d}"
+NO_FIT, LOGS = "hyperparameters.fit=null", "hyperparameters.logging={wandb: {project: x}}"
+AS_WORDS = "entrypoint=[python3, train.py]"
 VARIABLES = "environment.environment_variables"
 
 
@@ -27,19 +30,13 @@ VARIABLES = "environment.environment_variables"
     ("overrides", "found"),
     [
         # A script may decide what is not stated; what is stated is checked, and what its code cannot honour.
-        (
-            ["entrypoint=[python3, train.py]", BATCH, "hyperparameters.fit=null"],
-            ["error batch hyperparameters.global_batch_size"],
-        ),
+        ([AS_WORDS, BATCH, NO_FIT], ["error batch hyperparameters.global_batch_size"]),
         ([SCRIPT, "hyperparameters.deepspeed_config=null"], ["note left-open entrypoint"]),
-        (
-            [SCRIPT, "hyperparameters.logging={wandb: {project: x}}"],
-            ["warning logger-script hyperparameters.logging"],
-        ),
+        ([SCRIPT, LOGS], ["warning logger-script hyperparameters.logging"]),
         # A trial in Determined's own form is checked like ours, and trains as long as its searcher says.
-        ([THEIRS, "hyperparameters.fit=null", *LENGTH], ["warning deprecated-key entrypoint"]),
+        ([THEIRS, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
         (
-            [THEIRS, "hyperparameters.fit=null"],
+            [THEIRS, NO_FIT],
             ["error max-length hyperparameters.fit.max_length", "warning deprecated-key entrypoint"],
         ),
         # Another command is left to Determined.
@@ -55,15 +52,9 @@ VARIABLES = "environment.environment_variables"
         ([LAUNCHER, *ONE_MACHINE], []),
         ([OTHER_LAUNCHER, *WIDE], []),
         # A limit that may delete what is to be kept: while training, only the best and the newest surely stay.
-        (
-            ["checkpoint_storage={save_trial_best: 2}", LIMIT % 5],
-            ["warning save-limit checkpoint_storage.save_trial_best"],
-        ),
-        (
-            ["checkpoint_storage={save_trial_latest: 3}", LIMIT % 2],
-            ["warning save-limit checkpoint_storage.save_trial_latest"],
-        ),
-        (["checkpoint_storage={save_trial_latest: 3}", LIMIT % 3], []),
+        ([KEEP % ("best", 2), LIMIT % 5], ["warning save-limit checkpoint_storage.save_trial_best"]),
+        ([KEEP % ("latest", 3), LIMIT % 2], ["warning save-limit checkpoint_storage.save_trial_latest"]),
+        ([KEEP % ("latest", 3), LIMIT % 3], []),
         # Variables that a launch sets, and devices that are none.
         ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
         ([f"{VARIABLES}={{tpu: [A=1]}}"], [f"error unknown-key {VARIABLES}.tpu"]),

@@ -49,17 +49,19 @@ def write(file: str, **changes: Any) -> str:
 
 WARNED = setting(learning_rate=0.5)  # the DeepSpeed JSON states another, and wins
 WRONG = setting(global_batch_size=9)  # on two slots
+NOTED = ["--set", "entrypoint=python3 trial.py", *setting(deepspeed_config="null")]  # its code decides
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "strictly", "summary"),
     [
         ([], 0, 0, "1 file checked, nothing to fix"),
+        (NOTED, 0, 0, "1 file checked, nothing to fix"),
         (WARNED, 0, 1, "0 errors, 1 warning in 1 file"),
         (WRONG, 2, 2, "1 error, 0 warnings in 1 file"),
         ([*WARNED, *WRONG], 2, 2, "1 error, 1 warning in 1 file"),
     ],
-    ids=["clean", "warnings", "errors", "warnings stand beside errors"],
+    ids=["clean", "a note", "warnings", "errors", "warnings stand beside errors"],
 )
 def test_exit_code_and_summary(arguments: list[str], code: int, strictly: int, summary: str) -> None:
     result = check(GOOD, *arguments)
@@ -67,24 +69,6 @@ def test_exit_code_and_summary(arguments: list[str], code: int, strictly: int, s
     assert summary in result.stdout.splitlines()
     for more in ([], ["--json"]):
         assert check(GOOD, *arguments, "--strict", *more).exit_code == strictly
-
-
-def test_a_metric_that_cannot_be_known_is_a_note_and_counts_as_nothing() -> None:
-    trial = Path("trial.py")
-    trial.write_text(trial.read_text().replace("-> torch.Tensor:", "-> Any:"))
-    asked = (
-        GOOD,
-        "--set",
-        "searcher.metric=validation_accuracy",
-        "--set",
-        "searcher.smaller_is_better=false",
-    )
-    result = check(*asked, "--strict")
-    assert result.exit_code == 0
-    assert ": note: searcher.metric = 'validation_accuracy'" in result.stdout
-    declared = 'Trial):\n    validation_metrics = ("validation_accuracy",)\n'
-    trial.write_text(trial.read_text().replace("Trial):", declared))
-    assert findings(*asked) == []
 
 
 def test_it_reads_as_a_compiler_does_and_json_says_the_same() -> None:
@@ -185,35 +169,6 @@ def test_a_wrong_option_checks_nothing(option: str, value: str) -> None:
     result = check(GOOD, option, value)
     assert (result.exit_code, result.stdout) == (2, "")
     assert option in result.stderr
-
-
-def test_what_does_not_fit_a_gpu_is_told_with_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    large = ["experiments/gpt2/const.yaml", "--gpu-memory", "4GiB", *setting(global_batch_size=4096)]
-    (finding,) = findings(*large)
-    assert (finding.severity, finding.code) == ("error", "memory")
-    fix = re.fullmatch(r"set train_micro_batch_size_per_gpu to (\d+) \(at most \d+ fit\)", finding.fix)
-    fixed = {"overwrite_deepspeed_args.train_micro_batch_size_per_gpu": fix[1] if fix else 0}
-    assert check(*large, *setting(**fixed)).exit_code == 0
-
-
-# ------------------------------------------------------------------------------------------ what is found
-
-
-def test_points_that_cannot_run_are_passed_over_by_the_search_and_an_error_where_none_can() -> None:
-    def grid(*batches: int) -> str:
-        axes = {"global_batch_size": batches, "width": (1, 2)}
-        changes = {name: {"type": "categorical", "vals": [*values]} for name, values in axes.items()}
-        return write("grid.yaml", searcher={"name": "grid", "metric": "validation_loss"}, **changes)
-
-    result = check(grid(8, 9, 10))
-    assert result.exit_code == 0
-    assert "    points: all 2 points with global_batch_size = 9; 33 % of the 6\n" in result.stdout
-    assert "grid.yaml: 4 of 6 points can run\n" in result.stdout
-    assert [each.severity for each in findings("grid.yaml")] == ["warning"]
-    (report,) = reports(grid(9, 11))
-    assert report["points"] == {"checked": 4, "runnable": 0, "size": 4}
-    assert {each.severity for each in report["findings"]} == {"error"}
 
 
 def test_what_would_be_sent_is_told_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.harness.command import ROOT
-from tests.memory.estimates import estimate, refused
+from tests.memory.estimates import estimate, refused, settings
 
 GPT2 = ROOT / "experiments" / "gpt2" / "const.yaml"
 SIX_BILLION = ("--parameters", "6B", "--slots", "8")
@@ -50,12 +51,15 @@ def test_that_nothing_fits_is_an_answer() -> None:
     ],
 )
 def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None:
-    large = (str(GPT2), str(ROOT), "--set", "hyperparameters.model_size=xl", "--gpu-memory", gpu)
+    large = (str(GPT2), str(ROOT), *settings(model_size="xl"), "--gpu-memory", gpu)
     assert shown(*large)
     checked = CliRunner().invoke(main, ["check", *large])
     assert checked.exit_code == 2
     assert "a rank needs" in checked.stdout
     assert f"fix: {fix}" in checked.stdout
+    if stated := re.search(r"set (\w+) to (\d+)", fix):
+        fixed = settings(**{f"overwrite_deepspeed_args__{stated[1]}": int(stated[2])})
+        assert CliRunner().invoke(main, ["check", *large, *fixed]).exit_code == 0
 
 
 def test_an_experiments_own_strategy_is_marked() -> None:

@@ -38,11 +38,8 @@ def explained(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_it_is_what_a_run_gives_deepspeed(trained: Path) -> None:
-    given = json.loads((trained / "run/deepspeed_config.json").read_text())
-    assert (
-        explained(trained / "own_model/experiment.yaml", trained / "own_model", "--accelerator", "cpu")
-        == given
-    )
+    given, folder = json.loads((trained / "run/deepspeed_config.json").read_text()), trained / "own_model"
+    assert explained(folder / "experiment.yaml", folder, "--accelerator", "cpu") == given
     assert (given["train_batch_size"], given["train_micro_batch_size_per_gpu"]) == (8, 4)
     assert "auto" not in json.dumps(given)
 
@@ -67,9 +64,8 @@ def test_of_a_search_it_is_the_point_in_the_middle() -> None:
 
 
 def test_a_warning_does_not_disturb_the_mapping(own_model: Path) -> None:
-    result = check(
-        own_model / "experiment.yaml", own_model, "--accelerator", "cpu", *LR, "--explain", "--json"
-    )
+    words = (own_model / "experiment.yaml", own_model, "--accelerator", "cpu", *LR)
+    result = check(*words, "--explain", "--json")
     assert (result.exit_code, json.loads(result.stdout)["optimizer"]["params"]["lr"]) == (0, 0.01)
     assert ": warning: hyperparameters.learning_rate = 0.25 (--set " in result.stderr
 

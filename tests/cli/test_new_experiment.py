@@ -155,15 +155,15 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
     assert load_experiment(Path(YAML)).hyperparameters.get(("deepspeed_config",)) == JSON
     config = load_deepspeed_config(JSON)
     assert (config["zero_optimization"], config["bf16"]) == ({"stage": 1}, {"enabled": True})
-    before = Path(YAML).read_bytes(), Path(JSON).read_bytes()
-    assert start("--precision", "bf16", "--force").exit_code == 0
-    assert (Path(YAML).read_bytes(), Path(JSON).read_bytes()) == before
+    before, again = (Path(YAML).read_text(), Path(JSON).read_text()), ("--precision", "bf16", "--force")
+    Path(JSON).write_text("mine")
+    assert start(*again).exit_code == 0
+    assert (Path(YAML).read_text(), Path(JSON).read_text()) == before
 
 
 @pytest.mark.parametrize(
     ("flags", "stage", "offloaded", "micro_batch", "chosen"),
     [
-        ({"parameters": "1.5B"}, 0, "", 2, {}),
         ({"parameters": "124M", "slots": 2, "precision": "fp16"}, 0, "", 32, {}),
         ({"parameters": "70B"}, 3, "", 2, {"activation_checkpointing": True}),
         ({"offload": "nvme", "nvme_path": "/local_nvme"}, 3, "optimizer", 2, {}),
@@ -232,8 +232,6 @@ def test_a_file_that_is_there_is_kept(context: Path) -> None:
     refused(start(), f"{JSON}: is there already", "give --force to replace it")
     assert written(context) == {JSON}
     assert Path(JSON).read_text() == "mine"
-    assert start("--force").exit_code == 0
-    assert Path(JSON).read_text() != "mine"
 
 
 @pytest.mark.parametrize(

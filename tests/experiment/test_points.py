@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.master_schemas import sanity_errors
-from tests.package import ENTRYPOINT, experiment, points, refusal, refusals
+from tests.package import ENTRYPOINT, experiment, points, refusal
 
 
 def config(hyperparameters: dict[str, Any], searcher: str = "grid", seed: int = 0) -> dict[str, Any]:
@@ -118,24 +118,6 @@ def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
     searched = isinstance(spec, dict) and spec["type"] != "const"
     assert read.searched == (("hyperparameters.h", "hyperparameters.nested.deeper") if searched else ())
     assert sanity_errors(read.config) == []
-
-
-@pytest.mark.parametrize("searcher", ["single", "random"])
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"type": "const", "val": 1, "vals": [1]},
-        {"type": "categorical"},
-        {"type": "AdamW", "params": {}},
-        ranged("int", 2, 1),
-        ranged("int", 1, 2, count="3"),
-        ranged("log", 1, 2),
-    ],
-)
-def test_what_the_master_refuses_to_search_is_refused(spec: dict[str, Any], searcher: str) -> None:
-    given_spec = config({"a": {"h": spec}}, searcher)
-    assert sanity_errors(given_spec)
-    assert {each.key[:19] for each in refusals(lambda: experiment(given_spec))} == {"hyperparameters.a.h"}
 
 
 @pytest.mark.parametrize(

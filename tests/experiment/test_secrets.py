@@ -7,66 +7,55 @@ from typing import Any
 
 import pytest
 
-from tests.harness.checked import Found, report_of
+from tests.harness.checked import DEEPSPEED, report_of
 
 GITHUB = "ghp_" + "a1B2" * 9
 HUGGING_FACE = "hf_" + "abcdefghijklmnopq" * 2
 AWS = "AKIA" + "ABCDEFGH" * 2
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "Ab1+" * 20
-# Where a secret may stand: the sections, and the key that is named.
-PLACES: dict[str, tuple[dict[str, Any], str]] = {
-    "a variable by its name": ({"environment": {"environment_variables": ["HF_TOKEN=s3cret"]}}, "0"),
-    "one for a kind of slot": ({"environment": {"environment_variables": {"cpu": ["DB_PASSWORD=s3cret"]}}}, "cpu.0"),
-    "a variable by its value": ({"environment": {"environment_variables": [f"A={GITHUB}"]}}, "0"),
-    "in an address": ({"environment": {"environment_variables": ["http_proxy=http://me:s3cret@a:80"]}}, "0"),
-    "of a storage": (
-        {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}},
-        "access_key",
-    ),
-    "in an address of data": ({"data": {"url": "https://me:s3cret@host/data"}}, "data.url"),
-    "a private key": ({"data": {"key": PEM}}, "data.key"),
-    "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, "hub.hf_token"),
-    "in DeepSpeed's JSON": (
-        {"hyperparameters": {"deepspeed_config": {"type": "const", "val": {
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-            "comet": {"enabled": True, "api_key": "s3cret"},
-        }}}},
-        "comet.api_key",
-    ),
-}  # fmt: skip
+S3 = {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}
+COMET = {"type": "const", "val": {**DEEPSPEED, "comet": {"enabled": True, "api_key": "s3cret"}}}
+SECRET = "token WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID MYSQL_PWD SMTP_PASS"
+OTHERS = "TOKENIZERS_PARALLELISM MAX_TOKENS PWD KEYBOARD AUTHOR DB_PASSWORD_FILE MONKEY_BUSINESS"
+COMMIT = {"wandb": {"group": "0123456789" * 4}}  # as long as an old key
 
 
-def warned(folder: Path, sections: dict[str, Any]) -> list[Found]:
-    every: list[Found] = report_of(folder, **sections)["findings"]
-    return [each for each in every if each.code.startswith("secret")]
+def variables(*given: str, **of_devices: list[str]) -> dict[str, Any]:
+    return {"environment": {"environment_variables": of_devices or [*given]}}
 
 
-@pytest.mark.parametrize(("sections", "key"), PLACES.values(), ids=PLACES.keys())
-def test_a_secret_is_named_and_not_shown(tmp_path: Path, sections: dict[str, Any], key: str) -> None:
-    (only,) = warned(tmp_path, sections)
-    assert only.key.endswith(key)
+def each_of(names: str, value: str) -> dict[str, Any]:
+    return variables(*(f"{name}={value}" for name in names.split()))
+
+
+# What it is -> the sections in which it stands, and the ends of the keys that are named.
+PLACES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "variables by their names": (each_of(SECRET, "x1"), ["0", "1", "2", "3", "4", "5"]),
+    "one for a kind of slot": (variables(cpu=["DB_PASSWORD=s3cret"]), ["cpu.0"]),
+    "a variable by its value": (variables(f"A={GITHUB}"), ["0"]),
+    "in an address": (variables("http_proxy=http://me:s3cret@a:80"), ["0"]),
+    "variables of other names": (each_of(OTHERS, "x1"), []),
+    "variables without a value": (each_of(SECRET, ""), []),
+    "of a storage": ({"checkpoint_storage": S3}, ["access_key"]),
+    "in an address of data": ({"data": {"url": "https://me:s3cret@host/data"}}, ["data.url"]),
+    "a private key": ({"data": {"key": PEM}}, ["data.key"]),
+    "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, ["hub.hf_token"]),
+    "in DeepSpeed's JSON": ({"hyperparameters": {"deepspeed_config": COMET}}, ["comet.api_key"]),
+    "other hyperparameters": ({"hyperparameters": {"pad_token": "<pad>", "tokens": ["<s>"]}}, []),
+    "a commit": ({"hyperparameters": {"logging": COMMIT}}, []),
+}
+
+
+@pytest.mark.parametrize(("sections", "keys"), PLACES.values(), ids=PLACES)
+def test_a_secret_is_named_and_not_shown(tmp_path: Path, sections: dict[str, Any], keys: list[str]) -> None:
+    found = [each for each in report_of(tmp_path, **sections)["findings"] if each.code == "secret"]
+    assert len(found) == len(keys)
+    assert all(each.key.endswith(key) for each, key in zip(found, keys, strict=True))
     for secret in ("s3cret", GITHUB, HUGGING_FACE, AWS, "Ab1+"):
-        assert secret not in str(only)
-
-
-def test_only_variables_of_such_a_name_are_secrets(tmp_path: Path) -> None:
-    def found(names: str, value: str) -> int:
-        variables = [f"{name}={value}" for name in names.split()]
-        return len(warned(tmp_path, {"environment": {"environment_variables": variables}}))
-
-    secret = "token WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID MYSQL_PWD SMTP_PASS"
-    assert (found(secret, "x1"), found(secret, "")) == (6, 0)
-    others = "TOKENIZERS_PARALLELISM MAX_TOKENS PWD KEYBOARD AUTHOR DB_PASSWORD_FILE MONKEY_BUSINESS"
-    assert found(others, "x1") == 0
-
-
-def test_other_names_are_none(tmp_path: Path) -> None:
-    logging = {"wandb": {"group": "0123456789" * 4}}  # as long as an old key, and as a commit
-    hyperparameters = {"pad_token": "<pad>", "top_k": "10", "tokens": ["<s>"], "logging": logging}
-    assert warned(tmp_path, {"hyperparameters": hyperparameters}) == []
+        assert secret not in str(found)
 
 
 def test_a_placeholder_of_a_stored_configuration_is_warned_of(tmp_path: Path) -> None:
-    (only,) = warned(tmp_path, {"data": {"password": "<secret DET_DS_DATA_PASSWORD, not stored>"}})
+    (only,) = report_of(tmp_path, data={"password": "<secret DET_DS_DATA_PASSWORD, not stored>"})["findings"]
     assert (only.code, only.key) == ("secret-missing", "data.password")
     assert "a cluster takes it for the value" in only.message

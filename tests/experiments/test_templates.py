@@ -21,11 +21,6 @@ from tests.package import LOG_POLICIES, records
 CLUSTER_STORAGE = {"type": "shared_fs", "host_path": "/determined"}
 
 
-def test_there_is_a_template_for_every_strategy() -> None:
-    names = {Path(path).stem for path in TEMPLATES if path.startswith("experiments/gpt2/")}
-    assert names >= {"const", "search", *(Path(path).stem for path in JSONS)}
-
-
 @pytest.mark.parametrize("path", TEMPLATES)
 def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
     for line, start in zip(comments(path), ("# Shows: ", "# Needs: ", "# Gave: "), strict=True):
@@ -64,11 +59,6 @@ def test_it_checks_clean(path: str, accelerator: str, monkeypatch: pytest.Monkey
         assert report["points"]["runnable"] == report["points"]["checked"]
 
 
-@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.endswith("/search.yaml")])
-def test_a_search_has_something_to_search(path: str) -> None:
-    assert len(load_experiment(ROOT / path).searched) >= 2
-
-
 def test_every_deepspeed_json_is_used() -> None:
     used = {load_experiment(ROOT / path).hyperparameters.get(("deepspeed_config",)) for path in TEMPLATES}
     assert used == set(JSONS)
@@ -92,28 +82,21 @@ def test_it_runs(path: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- what goes to the cluster
 
 
-# Determined's client matches .detignore by a class of pathspec's that is to be renamed.
-IGNORES_THE_MATCHER = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-
-
 def sent_from(folder: Path) -> dict[str, int]:
     """The files that `det experiment create CONFIG folder` sends, and their sizes in bytes."""
     files = context.read_v1_context(folder)
     return {file.path: len(base64.b64decode(file.content or "")) for file in files if file.type == ord("0")}
 
 
-@IGNORES_THE_MATCHER
 def test_what_the_cluster_gets() -> None:
     sent = sent_from(ROOT)
     # a file of data would be more
     assert (sum(sent.values()) < 2e6, len(sent) < 330) == (True, True)
     only_here = ("script", "train/as_on_cluster", "train/shape", "launch/run", "report/watch")
+    assert all((ROOT / f"determined_ds/{name}.py").is_file() for name in only_here)
     assert not {f"determined_ds/{name}.py" for name in only_here} & sent.keys()
-    assert {path.split("/")[0] for path in sent if "/" in path} == {
-        "determined_ds",
-        "experiments",
-        "model_defs",
-    }
+    folders = {path.split("/")[0] for path in sent if "/" in path}
+    assert folders == {"determined_ds", "experiments", "model_defs"}
     assert {*JSONS, "startup-hook.sh", "setup.cfg", "constraints.txt"} <= set(sent)
     assert not {*TEMPLATES} & set(sent)  # each is sent beside it
 
@@ -137,7 +120,6 @@ def modules_loaded_by(module: str) -> set[Path]:
     return found
 
 
-@IGNORES_THE_MATCHER
 @pytest.mark.parametrize(
     ("module", "least"),
     [("determined_ds.train", 50), ("determined_ds.cluster.startup", 20), ("determined_ds.doctor", 20)],
@@ -149,24 +131,15 @@ def test_the_cluster_gets_every_module_that_a_task_may_load(module: str, least: 
     assert needed <= set(sent_from(ROOT))
 
 
-@IGNORES_THE_MATCHER
 def test_what_the_cluster_does_not_get(tmp_path: Path) -> None:
     """Neither tests, runs, environments and caches nor secrets, wherever they lie."""
     (tmp_path / ".detignore").write_text((ROOT / ".detignore").read_text())
     wanted = ["determined_ds/train/__main__.py", "model_defs/mine/trial.py", "experiments/mine/zero1.json"]
     unwanted = [
-        "tests/test_a.py",
         "experiments/mine/const.yaml",
-        "runs/gpt2/1/metrics.jsonl",
-        "experiments/runs/1/checkpoint.pt",
-        ".venv/lib/torch.so",
-        ".git/HEAD",
-        "data.bin",
-        "determined_ds/__pycache__/train.pyc",
-        "model_defs/mine/.env",
-        "model_defs/mine/server.pem",
-        "experiments/id_rsa",
-        "determined_ds.egg-info/PKG-INFO",
+        *("tests/test_a.py", "runs/gpt2/1/metrics.jsonl", "experiments/runs/1/checkpoint.pt", "data.bin"),
+        *(".venv/lib/torch.so", ".git/HEAD", "determined_ds.egg-info/PKG-INFO", "experiments/id_rsa"),
+        *("determined_ds/__pycache__/a.pyc", "model_defs/mine/.env", "model_defs/mine/server.pem"),
     ]
     for name in (*wanted, *unwanted):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -73,17 +73,13 @@ SCALARS = (
 )
 KEYS = st.sampled_from(["type", "name", "int", "nested", "a", "slots"])
 SECTIONS = st.sampled_from(["entrypoint", "searcher", "hyperparameters", "resources", "a", "labels", "data"])
-
-
-@given(
-    st.dictionaries(
-        SECTIONS,
-        st.recursive(
-            SCALARS,
-            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-            max_leaves=8,
-        ),
-    )
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
 )
+
+
+@given(st.dictionaries(SECTIONS, ANYTHING))
 def test_whatever_stands_in_a_section_is_judged(config: dict[str, Json]) -> None:
     agree(BASE | config)
