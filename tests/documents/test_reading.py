@@ -126,6 +126,7 @@ BROKEN_YAML = {
 }
 BROKEN_JSON = {
     "comment": ('{\n  // no\n  "a": 1}', "2:3", "no comments"),
+    "nan": ('{"a": NaN}', "1:7", "finite"),
     "too-large-an-integer": ('{"a": ' + "9" * 100 + "}", "1:7", "smaller"),
     "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "configuration"),
     "empty": (" \n", "", "{}"),

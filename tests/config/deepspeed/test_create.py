@@ -56,7 +56,6 @@ NVME = create_offload_config("nvme", nvme_path="/nvme", buffer_count=4)
         ({"learning_rate": 0.1}, "scheduler.params.warmup_max_lr", 0.1),
         ({"optimizer": "Lion"}, "optimizer.params", {"lr": "auto", "betas": "auto", "weight_decay": "auto"}),
         ({"scheduler": "WarmupDecayLR"}, "scheduler.params.total_num_steps", "auto"),
-        ({"reduce_bucket_size": 5e8}, "zero_optimization.reduce_bucket_size", 500_000_000),
         ({"sections": {"zero_optimization": {"reduce_scatter": False}}}, "zero_optimization.stage", 1),
         ({"zero_stage": 3, "offload_param": NVME}, "zero_optimization.offload_param.pin_memory", "auto"),
     ],

@@ -63,15 +63,8 @@ def test_a_comment_is_ignored_at_the_top_only_as_deepspeed_does(key: str) -> Non
 # ------------------------------------------------------------------------------------------------------- types
 
 # A value of each type, and one of none of the others.
-OF_TYPE: Json = {
-    "integer": 3,
-    "number": 0.5,
-    "string": "x",
-    "boolean": True,
-    "object": {},
-    "array": [],
-    "null": None,
-}
+OF_TYPE: Json = {"integer": 3, "number": 0.5, "string": "x", "boolean": True}
+OF_TYPE |= {"object": {}, "array": [], "null": None}
 
 
 @pytest.mark.parametrize("kind", OF_TYPE)

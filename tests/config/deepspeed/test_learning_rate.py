@@ -52,11 +52,7 @@ CASES: dict[str, tuple[Json, float, list[tuple[str, Any]]]] = {
     "of neither": (config("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
     "of neither, by a cosine": (config("WarmupCosineLR"), FILLED, []),
     "a test of a range": (config("LRRangeTest", **RANGE_TEST), FILLED, []),
-    "a test of a range of its own": (
-        config("LRRangeTest", OTHER, **OF_ITS_OWN),
-        STATED,
-        [HYPERPARAMETER, OWN],
-    ),
+    "a range of its own": (config("LRRangeTest", OTHER, **OF_ITS_OWN), STATED, [HYPERPARAMETER, OWN]),
 }
 
 
