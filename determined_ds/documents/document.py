@@ -6,7 +6,6 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
@@ -34,17 +33,14 @@ class Document:
     places: Mapping[KeyPath, Place] = field(default_factory=dict)
     overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
     prefix: str = ""
-
-    @cached_property
-    def worked_out(self) -> dict[Any, Any]:
-        """Results derived from this document, kept for the next caller: a document never changes."""
-        return {}
+    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    _origins: dict[KeyPath, Origin] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, what: Any, make: Callable[[], T]) -> T:
         """What ``make`` returns, derived from this document: made for the first caller, and kept for the next."""
-        if what not in self.worked_out:
-            self.worked_out[what] = make()
-        made: T = self.worked_out[what]
+        if what not in self._made:
+            self._made[what] = make()
+        made: T = self._made[what]
         return made
 
     def key(self, path: KeyPath) -> str:
@@ -56,30 +52,25 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        if path in self._origins:
-            return self._origins[path]
-        upwards = [path[:end] for end in range(len(path), 0, -1)]
-        over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
-        place = next((self.places[each] for each in upwards if each in self.places), None)
-        if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
-            over = next((self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None)
-        found = Origin(self.name, file=self.name if self.places else "")
-        if over is not None:
-            found = over if isinstance(over, Origin) else Origin(over)
-        elif place:
-            found = origin_at(self.name, place)
-        self._origins[path] = found
-        return found
-
-    @cached_property
-    def _origins(self) -> dict[KeyPath, Origin]:
-        return {}
+        if path not in self._origins:
+            upwards = [path[:end] for end in range(len(path), 0, -1)]
+            over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
+            place = next((self.places[each] for each in upwards if each in self.places), None)
+            if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
+                over = next(
+                    (self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None
+                )
+            found = Origin(self.name, file=self.name if self.places else "")
+            if over is not None:
+                found = over if isinstance(over, Origin) else Origin(over)
+            elif place:
+                found = origin_at(self.name, place)
+            self._origins[path] = found
+        return self._origins[path]
 
     def holding(self, data: dict[str, Any]) -> Document:
         """Other data of the same places."""
-        made = Document(
-            name=self.name, data=data, places=self.places, overwrites=self.overwrites, prefix=self.prefix
-        )
+        made = replace(self, data=data)
         made.__dict__["_origins"] = self._origins  # they do not depend on the data
         return made
 
@@ -107,9 +98,8 @@ class Document:
 
     def sub(self, path: KeyPath) -> Document:
         """The document below ``path``; places and overwrites travel along. The value must be a mapping."""
-        value = self.get(path)
+        value, length = self.get(path), len(path)
         assert isinstance(value, dict), path
-        length = len(path)
 
         def below(table: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
             return {key[length:]: item for key, item in table.items() if key[:length] == path and key != path}
@@ -117,13 +107,8 @@ class Document:
         # An overwrite of an ancestor covers everything below it.
         is_covered = any(path[:end] in self.overwrites for end in range(1, length + 1))
         covering: dict[KeyPath, str] = {(key,): self.origin((*path, key)) for key in value if is_covered}
-        return Document(
-            name=self.name,
-            data=value,
-            places=below(self.places),
-            overwrites={**covering, **below(self.overwrites)},
-            prefix=self.key(path),
-        )
+        over, places = {**covering, **below(self.overwrites)}, below(self.places)
+        return replace(self, data=value, places=places, overwrites=over, prefix=self.key(path))
 
     def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
         """A document with the value at ``path`` overwritten: mappings merge leaf by leaf, all else replaces.
@@ -154,12 +139,11 @@ class Document:
             return node
 
         for path, value, origin in changes:
+            while value is NOT_GIVEN and path:
+                above = section(path[:-1])
+                del above[path[-1]]
+                path = () if above else path[:-1]
             if value is NOT_GIVEN:
-                for end in range(len(path), 0, -1):
-                    above = section(path[: end - 1])
-                    del above[path[end - 1]]
-                    if above:
-                        break
                 continue
             for leaf, leaf_value in _leaves(value, path, section(path[:-1]).get(path[-1])):
                 section(leaf[:-1])[leaf[-1]] = leaf_value

@@ -8,6 +8,7 @@ jsonschema takes nearly as long to load as a whole ``det-ds check`` runs; the te
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
@@ -139,7 +140,7 @@ def faults(
             elif keyword == "required":
                 for key in wanted if isinstance(value, dict) else ():
                     if key not in fields or (fields[key] is None and not fits(known.get(key, True), None)):
-                        yield Fault((*path, key), "missing", fields.get(key), schema)
+                        yield Fault((*path, key), "missing", None, schema)
             elif keyword == "eventuallyRequired":  # once the cluster has filled in its defaults
                 for key in wanted if isinstance(value, dict) else ():
                     if fields.get(key) is None:
@@ -290,9 +291,9 @@ def problem_of(
         code, usual = "invalid", "write one of them"
         message = f"must have one of {', '.join(schema['properties'])}"
     else:
-        kinds = [JSON_TYPES[name] for name in _listed(schema["type"]) if name != "null"]
-        if float in kinds and int in kinds:
-            kinds.remove(int)
+        names = _listed(schema["type"])
+        unsaid = {"null", "integer"} if "number" in names else {"null"}
+        kinds = [JSON_TYPES[name] for name in names if name not in unsaid]
         code, wanted = "wrong-type", " or ".join(KINDS[kind] for kind in kinds) or "null"
         message = f"must be {wanted}, not {kind_of(fault.value)}"
         usual = _type_fix(kinds[0], fault.value) if kinds and fault.value is not None else "remove it"
@@ -301,15 +302,12 @@ def problem_of(
 
 def _type_fix(kind: type, value: Json) -> str:
     """How to write a value of the right type; a number that is one but for quotes or a point, as it is."""
+    number = math.nan
     if kind in (int, float) and isinstance(value, (str, float)):
-        try:
+        with contextlib.suppress(ValueError):
             number = float(value)
-        except ValueError:
-            return f"write {KINDS[kind]}"
-        is_whole = (
-            number.is_integer() and abs(number) <= 2**53
-        )  # floats beyond it are no longer every integer
-        if is_whole or (kind is float and math.isfinite(number)):
-            plain = int(number) if is_whole else number
-            return f"remove the quotes: {plain}" if isinstance(value, str) else f"write {plain}"
+    is_whole = number.is_integer() and abs(number) <= 2**53  # beyond it, not every integer is a float
+    if is_whole or (kind is float and math.isfinite(number)):
+        plain = int(number) if is_whole else number
+        return f"remove the quotes: {plain}" if isinstance(value, str) else f"write {plain}"
     return f"write {KINDS[kind]}"

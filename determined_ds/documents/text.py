@@ -22,8 +22,6 @@ from determined_ds.errors import ConfigError, Problem
 MAX_DEPTH = 100
 MAX_NODES = 100_000
 MAX_BITS = 64
-IS_IT = "check that it is a configuration"
-TOO_DEEP, TOO_LARGE = f"nested deeper than {MAX_DEPTH} levels", f"over {MAX_NODES} values"
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -88,8 +86,7 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 
 
 def _node_of(text: str, name: str) -> yaml.Node | None:
-    unprintable = _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0)
-    if unprintable:
+    if unprintable := _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0):
         message = f"is not text: it holds the character U+{ord(unprintable.group()):04X}"
         fix = "remove it, and save the file as UTF-8 text"
         raise refusal(name, message, fix, _place_of(text, unprintable.start()))
@@ -110,7 +107,8 @@ def _composed(text: str, name: str) -> yaml.Node | None:
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or count > MAX_NODES:
-            raise refusal(name, TOO_DEEP if depth > MAX_DEPTH else TOO_LARGE, IS_IT, _place(event))
+            message = f"nested deeper than {MAX_DEPTH} levels, or over {MAX_NODES} values"
+            raise refusal(name, message, "check that it is a configuration", _place(event))
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     return node
 
@@ -118,6 +116,9 @@ def _composed(text: str, name: str) -> yaml.Node | None:
 def _place(node: Any) -> Place:
     """Where a node or an event begins."""
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+_Pairs = dict[str, tuple[yaml.Node, yaml.Node]]  # key and value of each name in a mapping
 
 
 class _NodeReader:
@@ -129,7 +130,7 @@ class _NodeReader:
         self.places: dict[KeyPath, Place] = {}
         self._repeated: list[Problem] = []
         self._num_nodes = 0
-        self._pairs: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # of each mapping by its id
+        self._pairs: dict[int, _Pairs] = {}  # of each mapping by its id
 
     def read(self, node: yaml.Node) -> Any:
         """The data of the top node, each key once."""
@@ -158,25 +159,21 @@ class _NodeReader:
             message = "grows without end, by anchors that hold each other"
             raise self._refused(node, message, "do not nest YAML anchors in themselves")
 
-    def _merged(
-        self, node: yaml.MappingNode, path: KeyPath, depth: int
-    ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def _merged(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> _Pairs:
         """Key and value of each name in a mapping: those that ``<<`` merges first, unless it gives them itself."""
         if id(node) in self._pairs:
             return self._pairs[id(node)]
         self._grow(0, node, depth)
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        first: dict[str, Place] = {}
+        own, merged, first = _Pairs(), _Pairs(), dict[str, Place]()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._refused(key, "a key must be a plain word", "write `key: value`")
-            if key.value in first:
-                message = f"given twice, on lines {first[key.value][0]} and {_place(key)[0]}"
-                at, name = origin_at(self.name, _place(key)), dotted((*path, key.value))
-                fix, code = "keep one of them", "duplicate-key"
-                self._repeated.append(Problem(key=name, message=message, origin=at, fix=fix, code=code))
-            first.setdefault(key.value, _place(key))
+            place = _place(key)
+            if (before := first.setdefault(key.value, place)) is not place:
+                message, fix = f"given twice, on lines {before[0]} and {place[0]}", "keep one of them"
+                at, name = origin_at(self.name, place), dotted((*path, key.value))
+                problem = Problem(key=name, message=message, origin=at, fix=fix, code="duplicate-key")
+                self._repeated.append(problem)
             if key.tag != _MERGE:
                 own[key.value] = (key, value)
                 continue
@@ -243,24 +240,21 @@ def parse_json(text: str, name: str) -> Document:
     except json.JSONDecodeError as error:
         at, fix = error.pos, "fix the JSON there; it has no comments, and writes true, false, null"
         # Python 3.13 points at the comma itself, older ones behind it.
-        comma = re.compile(r"\s*,\s*[}\]]").match(text, len(text[:at].rstrip(", \r\n\t")))
-        if comma:
+        if comma := re.compile(r"\s*,\s*[}\]]").match(text, len(text[:at].rstrip(", \r\n\t"))):
             at, fix = comma.start(), "remove the comma before the bracket"
         raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, at)) from None
-    except RecursionError:
-        raise refusal(name, TOO_DEEP, IS_IT) from None
-    except ValueError as error:  # an integer of more than 4300 digits
-        raise refusal(name, f"is not JSON: {error}", "write a smaller number") from None
+    except (RecursionError, ValueError) as error:  # a ValueError: an integer of more than 4300 digits
+        raise refusal(name, f"is not JSON: {error}", "check that it is a configuration") from None
     if not isinstance(data, dict):
         raise refusal(name, "is not a JSON object", 'start it with "{"')
 
     reader = _NodeReader(name)
     try:  # JSON is YAML too, and says so where its keys are
         node = _composed(text, name)
+        assert node is not None
+        reader.read(node)
     except yaml.YAMLError:  # but for escaped surrogates, and keys of a thousand characters
-        return Document(name=name, data=data)
-    assert node is not None
-    reader.read(node)
+        reader.places.clear()
     return Document(name=name, data=data, places=reader.places)
 
 
