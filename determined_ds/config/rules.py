@@ -229,9 +229,10 @@ TABLE = (
     row("expert-gradients", _of(ZERO, ("contiguous_gradients", "reduce_scatter")),  # stage_1_and_2.py; losses measured
         lambda s, c, v: v is False and s.zero_stage in (1, 2) and not s.uses_bf16_optimizer and _experts(c),
         "without it, gradients of experts come out wrong under ZeRO 1, or DeepSpeed refuses them", "remove {key}"),
-    row("expert-compiler", "compile.autoep_non_moe", lambda s, c, v: s.torch_compile and v is not True and _experts(c),
-        "torch's compiler refuses grouped products of fp32, by which experts are computed",  # torch 2.13; measured
-        "set it to true: all but the layers of experts is compiled; or hyperparameters.torch_compile to false"),
+    row("expert-compiler", "compile.autoep_non_moe",  # torch 2.13's _meta_registrations.py _meta_grouped_mm_common
+        lambda s, c, v: s.torch_compile and s.precision != "bf16" and v is not True and _experts(c),
+        "torch's compiler takes the grouped products by which experts are computed in bf16 only, not in {s.precision}",
+        "set it to true: all but the layers of experts is compiled; or use bf16, or torch_compile: false"),
     # ---- states: what each ZeRO stage can offload and leave out
     row("offload-param-stage", f"{ZERO}.offload_param", lambda s, c, v: s.offload_param and s.zero_stage != 3,
         "parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {s.zero_stage}",

@@ -100,7 +100,7 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
         {**zero(1, contiguous_gradients=False, offload_optimizer=TO_CPU), **IN_FP32},
         {**zero(1, contiguous_gradients=False), **IN_FP32}),
     ("expert-compiler", "compile.autoep_non_moe"): each_of(
-        EP, {**EP, "compile": {"autoep_non_moe": True}}, hp=COMPILED),
+        EP, {**EP, **FP16, **zero(1)}, {**EP, **BF16, **zero(1)}, hp=COMPILED),
     # ---- What each ZeRO stage can offload and leave out
     ("offload-param-stage", f"{ZERO}.offload_param"): each_of(*(zero(stage, offload_param=TO_CPU) for stage in (2, 3))),
     ("offload-optimizer-stage", f"{ZERO}.offload_optimizer"): each_of(
