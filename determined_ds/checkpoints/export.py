@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -22,9 +22,12 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.files import PARTIAL, damage_of, sync_to_disk, warn_if_unverified
-from determined_ds.checkpoints.weights import Weight, open_engine, weights_of, write_safetensors, write_torch
-from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError, Problem
+from determined_ds.checkpoints.files import PARTIAL, sync_to_disk
+from determined_ds.checkpoints.index import EngineIndex
+from determined_ds.checkpoints.reader import DTYPES, Weight, open_engine, weights_of, write_torch
+from determined_ds.checkpoints.settings import some_of
+from determined_ds.checkpoints.shard_file import Streamed, write_shard
+from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.memory.units import format_bytes
 from determined_ds.rundir.limits import room_in
 from determined_ds.rundir.run_dir import existing
@@ -32,231 +35,222 @@ from determined_ds.train.load_model import trial_of
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.author import method_of
 
-logger = logging.getLogger("determined_ds")
-HUGGINGFACE, SAFETENSORS, TORCH = FORMATS = ("huggingface", "safetensors", "torch")
+HUGGINGFACE, TORCH = "huggingface", "torch"
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NUM_SHOWN = 5
 SHARD_BYTES = 5 * 10**9  # most of one file of safetensors, as save_pretrained's; a larger tensor has its own
 OTHER_BYTES = 2**20  # headers, indexes and small files
 MADE = ".determined_ds.json"  # in a folder that was made here: the names of its files
-# What a folder of Hugging Face's holds beside the weights, and is read without running code of it; and of these what
-# its Trainer writes for the training alone.
-BESIDE, TRAINERS_OWN = ("*.json", "*.txt", "*.jinja", "*.model"), ("trainer_state.json", "determined_ds.json")
-BASE, LAYER, ORIGINAL = "base_model.model.", "base_layer.", ".original_module."  # parts of peft's names
-SAVED = re.compile(r"\.modules_to_save\.[^.]+\.")
+# What a folder of Hugging Face's holds beside the weights, and is read without running code of it; and what of that
+# belongs to its own weights, or was written by its Trainer for the training alone.
+BESIDE = ("*.json", "*.txt", "*.jinja", "*.model")
+NOT_BESIDE = ("*.index.json", "trainer_state.json", "determined_ds.json")
 # (what begins, its bytes) -> within it, called with the bytes that are done.
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportRequest:
-    """What to export."""
-
-    path: Path  # the checkpoint's folder
-    to: str  # one of FORMATS
-    out: Path  # the folder, or with torch the file, to make
-    engine: int = 0  # which of the trial's
-    dtype: str | None = None  # a key of TYPES; None: as the model computes
-    average: str | None = None  # the name of an EMA whose averages are taken; None: the weights themselves
-    merge_lora: bool = False  # whether adapters are merged into the weights
-    config: Path | None = (
-        None  # a folder with config.json and tokenizer of the model; None: those of the trial
-    )
-    context_dir: Path = Path()  # with the code of the trial
-    force: bool = False  # whether an earlier export is replaced
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written."""
-
-    out: Path
-    num_tensors: int
-    num_bytes: int
-    notes: tuple[str, ...] = ()  # what the user should know
-
-
-@contextlib.contextmanager
-def unseen(said: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A :data:`Stage` that shows nothing."""
-    yield lambda count: None
-
-
 def refused(option: str, value: Any, message: str, fix: str) -> ConfigError:
     """The error of an option that cannot be met."""
-    given = {} if value is None else {"value": str(value)}
-    return ConfigError(Problem(key=option, message=message, fix=fix, code="export", **given))
+    value = value if value is NOT_GIVEN else str(value)
+    return ConfigError(Problem(key=option, value=value, message=message, fix=fix, code="export"))
 
 
-def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
-    """Export a checkpoint; ``stage`` shows how far it is.
+def export(
+    path: Path,
+    out: Path,
+    *,
+    to: str,
+    engine: int,
+    dtype: str | None,
+    average: str | None,
+    merge_lora: bool,
+    config: Path | None,
+    context_dir: Path,
+    force: bool,
+    stage: Stage,
+) -> dict[str, Any]:
+    """Export a checkpoint.
+
+    Args:
+        path: The checkpoint's folder.
+        out: The folder, or for torch the file, to make.
+        to: ``huggingface``, ``safetensors`` or ``torch``.
+        engine: Which of the trial's, counted from 0.
+        dtype: ``fp32``, ``bf16`` or ``fp16``; None: as the model computes.
+        average: The name of an EMA whose averages are taken; None: the weights themselves.
+        merge_lora: Whether adapters are merged into the weights.
+        config: A folder with config.json and tokenizer of the model; None: those of the trial.
+        context_dir: With the code of the trial.
+        force: Whether an earlier export is replaced.
+        stage: Shows how far it is.
+
+    Returns:
+        ``out``, ``tensors``, ``bytes`` (of them), and ``notes``: what the user should know.
 
     Raises:
         ConfigError: the request cannot be met.
         CheckpointError: the checkpoint is damaged, or lacks what was requested.
     """
-    path, out, notes = request.path.absolute(), request.out.resolve(), []
-    config = None if request.config is None else request.config.absolute()
-    request = replace(request, path=path, config=config)  # code of the trial runs in another folder
-    check_target(path, out, force=request.force, is_file=request.to == TORCH)
-    if request.merge_lora and request.to != HUGGINGFACE:
-        raise refused("--merge-lora", None, f"is for --to {HUGGINGFACE}", "leave it out")
-    with stage("verify", sum(each.stat().st_size for each in path.rglob("*") if each.is_file())) as read:
-        if damage := damage_of(path, read=read):
-            raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: export another checkpoint")
-    warn_if_unverified(path)
-    with contextlib.ExitStack() as of_trial:
-        engine = open_engine(path, request.engine)
-        dtype = None if request.dtype is None else TYPES[request.dtype]
-        of_engine = partial(weights_of, path, engine, average=request.average)
-        weights, model, stem = of_engine(dtype=dtype), None, "model"
-        if request.to == HUGGINGFACE:
-            model = of_trial.enter_context(_pretrained(request))
-            others = {**engine.index.aliases, **engine.index.common}
-            if model.adapted is not None and not request.merge_lora:
-                weights, stem = (
-                    _adapter(model, weights, engine.index.aliases),
-                    "adapter_model",
-                )  # peft reads one file
-                if not model.adapter_config.base_model_name_or_path:
+    path, out, notes = path.absolute(), out.resolve(), []  # code of the trial runs in another folder
+    if merge_lora and to != HUGGINGFACE:
+        raise refused("--merge-lora", NOT_GIVEN, f"is for --to {HUGGINGFACE}", "leave it out")
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(replacing(out, path, force=force, is_file=to == TORCH))
+        with stage("verify", sum(each.stat().st_size for each in path.rglob("*") if each.is_file())) as read:
+            stored = open_engine(path, engine, read=read)
+        of_engine = partial(weights_of, path, stored, average=average)
+        weights = of_engine(dtype=None if dtype is None else TYPES[dtype])
+        index, model, adapter_config = stored.index, None, None
+        if to == HUGGINGFACE:
+            model = stack.enter_context(_pretrained(path, config and config.absolute(), context_dir))
+            if model.adapted is None and merge_lora:
+                message = "the checkpoint's model has no adapters of peft"
+                raise refused("--merge-lora", NOT_GIVEN, message, "leave it out")
+            if model.adapted is None:
+                weights = _named(model.model, weights, {**index.aliases, **index.common})
+            elif merge_lora:
+                # As peft merges: in the type of the weights; with --dtype in the most exact one that there is.
+                exact = weights if dtype is None else of_engine(dtype=torch.float32)
+                merged = _merged(
+                    model.adapted, *(_by_tensor(model, each, index) for each in (weights, exact))
+                )
+                weights = _named(model.model, merged, {})
+            else:
+                weights, adapter_config = _adapter(model, _by_tensor(model, weights, index))
+                if not adapter_config.base_model_name_or_path:
                     notes.append(
                         "the adapter's base model began with random weights, and has no name: only --merge-lora "
                         "exports it, too"
                     )
-            else:
-                if request.merge_lora:
-                    # As peft merges: in the type of the weights; with --dtype in the most exact one that there is.
-                    exact = weights if dtype is None else of_engine(dtype=torch.float32)
-                    weights = _merged(model, weights, exact, engine.index.aliases)
-                    others = {_in_base(alias): _in_base(name) for alias, name in others.items()}
-                weights = _named(model.model, weights, others)
         num_bytes = sum(each.num_bytes for each in weights.values())
-        check_disk(out, num_bytes)
-        with stage("write", num_bytes) as advance, replacing(out) as made:
-            if request.to == TORCH:
-                write_torch(made, weights, engine.index.aliases, advance)
+        check_room(made, num_bytes)
+        with stage("write", num_bytes) as advance:
+            if to == TORCH:
+                write_torch(made, weights, index.aliases, advance)
             else:
-                made.mkdir()
-                split = split_state_dict_into_shards_factory(
-                    dict(weights),
-                    get_storage_size=lambda each: each.num_bytes,
-                    filename_pattern=stem + "{suffix}.safetensors",
-                    max_shard_size=num_bytes + 1 if stem == "adapter_model" else SHARD_BYTES,
-                )
-                for file, names in split.filename_to_tensors.items():
-                    write_safetensors(made / file, {name: weights[name] for name in names}, advance)
-                if split.is_sharded:
-                    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-                    (made / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-            if model is not None:
-                model.write_beside(made, weights, is_adapter=stem != "model")
-    return Exported(out=out, num_tensors=len(weights), num_bytes=num_bytes, notes=tuple(notes))
+                _write_folder(made, weights, advance, is_adapter=adapter_config is not None)
+        if model is not None:
+            _write_beside(made, model, weights, adapter_config)
+    return {"out": str(out), "tensors": len(weights), "bytes": num_bytes, "notes": notes}
+
+
+def _write_folder(
+    made: Path, weights: Mapping[str, Weight], advance: Callable[[int], None], *, is_adapter: bool
+) -> None:
+    """Write files of safetensors, with an index where there are several."""
+    made.mkdir()
+    stem = "adapter_model" if is_adapter else "model"
+    split = split_state_dict_into_shards_factory(
+        dict(weights),
+        get_storage_size=lambda each: each.num_bytes,
+        filename_pattern=stem + "{suffix}.safetensors",
+        max_shard_size=2**63 if is_adapter else SHARD_BYTES,  # peft reads one file
+    )
+    for file, names in split.filename_to_tensors.items():
+        streams = {
+            name: Streamed(DTYPES[weights[name].dtype], weights[name].shape, weights[name].chunks)
+            for name in names
+        }
+        write_shard(made / file, streams, advance, sealed=False)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (made / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 # ------------------------------------------------------------------------------------------- names of transformers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrained:
+class _Pretrained:
     """The model of transformers that a checkpoint is of; without values, on the meta device."""
 
     model: Any  # of a class of transformers itself
-    adapted: Any = None  # as the trial builds it, a peft.PeftModel; None: it has no adapters
-    prefix: str = ""  # of the names of adapted in the trial's model
-    trial: Any = None  # which writes more files
-    files: tuple[Path, ...] = ()  # more files of the model, to be copied
-
-    @property
-    def adapter_config(self) -> Any:
-        """That of peft, for users of the adapter."""
-        config = copy.deepcopy(self.adapted.active_peft_config)
-        config.inference_mode = True
-        config.base_model_name_or_path = config.base_model_name_or_path or self.model.config.name_or_path
-        return config
-
-    def write_beside(self, out: Path, weights: Mapping[str, Weight], *, is_adapter: bool) -> None:
-        """Write the configuration, the tokenizer and what else belongs to a model."""
-        if self.trial is not None:
-            try:
-                self.trial.export_files(out)
-            except Exception as error:  # code of the trial
-                method = method_of(self.trial, "export_files")
-                raise CheckpointError(f"{method} failed: {type(error).__name__}: {error}") from error
-        for file in self.files:
-            shutil.copyfile(file, out / file.name)
-        if is_adapter:
-            self.adapter_config.save_pretrained(out)
-            return
-        floating = [each.dtype for each in weights.values() if each.dtype.is_floating_point]
-        self.model.config.dtype = max(floating, key=floating.count) if floating else None
-        self.model.config.save_pretrained(out)
-        if self.model.can_generate() and not (out / "generation_config.json").is_file():
-            self.model.generation_config.save_pretrained(out)
+    adapted: Any  # as the trial builds it, a peft.PeftModel; None: it has no adapters
+    built: Any  # all that the trial builds, whose names the checkpoint has
+    trial: Any  # which writes more files, such as a tokenizer; None: they are in a folder
+    files: list[Path]  # these
 
 
 @contextlib.contextmanager
-def _pretrained(request: ExportRequest) -> Iterator[Pretrained]:
+def _pretrained(path: Path, folder: Path | None, context_dir: Path) -> Iterator[_Pretrained]:
     """That of a folder's config.json, or of the checkpoint's trial, whose code can be called inside."""
     import transformers
 
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
 
-    def on_meta(config: Any, whose: str, kind: Any = None) -> Any:
+    trial: Any = None
+    kind, adapted, built, files = None, None, None, list[Path]()
+    folder = folder or next((file.parent for file in path.glob("checkpoint-*/config.json")), None)
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            name = str(folder)
+            with _explained(f"{folder} has no config.json that transformers reads"):
+                config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            files = [file for pattern in BESIDE for file in folder.glob(pattern)]
+            files = [file for file in files if not any(map(file.match, NOT_BESIDE))]
+        else:
+            try:
+                trial = stack.enter_context(trial_of(path, context_dir))
+            except CheckpointError as error:  # it was written by a script, or does not say by what
+                raise _unknown(str(error).splitlines()[0]) from None
+            name, config = type(trial).__name__, trial.huggingface_config()
+        if config is None:
+            if isinstance(trial, PipelineTrial):
+                raise _unknown(f"{name} builds a pipeline, and has no huggingface_config")
+            with _explained(f"{name}.build_model fails on the meta device"):
+                built = returned.model(trial, trial.build_model())
+            modules = list(built.modules())
+            models = [each for each in modules if isinstance(each, transformers.PreTrainedModel)]
+            if not models:
+                raise _unknown(f"{name} trains a {type(built).__name__}, without a model of transformers")
+            adapted = next((each for each in modules if hasattr(each, "get_base_model")), None)
+            # Of a trial's own class its nearest parent in transformers, which users of an export have.
+            parents = type(models[0]).__mro__
+            kind = next(each for each in parents if each.__module__.startswith("transformers."))
+            config = models[0].config
         names = getattr(config, "architectures", None) or []
-        kind = kind or next((found for name in names if (found := getattr(transformers, name, None))), None)
+        kind = kind or next((found for each in names if (found := getattr(transformers, each, None))), None)
         if kind is None:
-            raise _unknown(f"the configuration of {whose} names no architectures of transformers")
+            raise _unknown(f"the configuration of {name} names no architectures of transformers")
         config = copy.deepcopy(config)
         config.architectures = [kind.__name__]
-        try:
-            with torch.device("meta"), only_errors("transformers"):
-                return kind(config)
-        except Exception as error:
-            message = f"{kind.__name__} cannot be built from the configuration of {whose}: {error}"
-            raise _unknown(message) from error
+        with _explained(f"{kind.__name__} cannot be built from the configuration of {name}"):
+            model = kind(config)
+        yield _Pretrained(model=model, adapted=adapted, built=built, trial=trial, files=files)
 
-    by_trainer = next(request.path.glob("checkpoint-*/config.json"), None)
-    folder = request.config or (by_trainer and by_trainer.parent)
-    if folder is not None:
+
+def _write_beside(
+    made: Path, of: _Pretrained, weights: Mapping[str, Weight], adapter_config: Any | None
+) -> None:
+    """Write what from_pretrained, of transformers or of peft, goes by, and what else belongs to a model."""
+    for file in of.files:
+        shutil.copyfile(file, made / file.name)
+    if of.trial is not None:
         try:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # whatever is wrong with the file
-            raise _unknown(f"{folder} has no config.json that transformers reads: {error}") from error
-        found = [file for pattern in BESIDE for file in folder.glob(pattern)]
-        kept = [file for file in found if not file.match("*.index.json") and file.name not in TRAINERS_OWN]
-        yield Pretrained(model=on_meta(config, str(folder)), files=tuple(kept))
+            of.trial.export_files(made)
+        except Exception as error:  # code of the trial
+            method = method_of(of.trial, "export_files")
+            raise CheckpointError(f"{method} failed: {type(error).__name__}: {error}") from error
+    if adapter_config is not None:
+        adapter_config.save_pretrained(made)
         return
-    with contextlib.ExitStack() as stack:
-        try:
-            trial = stack.enter_context(trial_of(request.path, request.context_dir))
-        except CheckpointError as error:  # it was written by a script, or does not say by what
-            raise _unknown(str(error).splitlines()[0]) from None
-        name, config = type(trial).__name__, trial.huggingface_config()
-        if config is not None:
-            yield Pretrained(model=on_meta(config, name), trial=trial)
-            return
-        if isinstance(trial, PipelineTrial):
-            raise _unknown(f"{name} builds a pipeline, and has no huggingface_config")
-        try:
-            with torch.device("meta"), only_errors("transformers"):
-                built: Any = returned.model(trial, trial.build_model())
-        except DeterminedDSError:
-            raise
-        except Exception as error:
-            raise _unknown(f"{name}.build_model fails on the meta device: {error}") from error
-        for at, module in built.named_modules():
-            is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")
-            if is_adapted or isinstance(module, transformers.PreTrainedModel):
-                inner = module.get_base_model() if is_adapted else module
-                # Of a trial's own class its nearest parent in transformers, which users of an export have.
-                kind = next(
-                    each for each in type(inner).__mro__ if each.__module__.startswith("transformers.")
-                )
-                model, adapted = on_meta(inner.config, name, kind), module if is_adapted else None
-                yield Pretrained(model=model, adapted=adapted, prefix=f"{at}." if at else "", trial=trial)
-                return
-        raise _unknown(f"{name} trains a {type(built).__name__}, which holds no model of transformers")
+    floating = [each.dtype for each in weights.values() if each.dtype.is_floating_point]
+    of.model.config.dtype = max(floating, key=floating.count) if floating else None
+    of.model.config.save_pretrained(made)
+    if of.model.can_generate() and not (made / "generation_config.json").is_file():
+        of.model.generation_config.save_pretrained(made)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """In here models are built on the meta device, and what transformers or a trial raises becomes a message."""
+    try:
+        with torch.device("meta"), only_errors("transformers"):
+            yield
+    except DeterminedDSError:
+        raise
+    except Exception as error:
+        raise _unknown(f"{what}: {error}") from error
 
 
 def _unknown(message: str) -> ConfigError:
@@ -269,128 +263,144 @@ def _named(model: Any, weights: Mapping[str, Weight], others: Mapping[str, str])
 
     Names may have one prefix more than those of the model; ``others`` has more names of the weights.
     """
-    tensors, names = model.state_dict(keep_vars=True), dict[int, list[str]]()
+    tensors, tied = model.state_dict(keep_vars=True), dict[int, list[str]]()
     for name, tensor in tensors.items():
-        names.setdefault(id(tensor), []).append(name)
-    tied = {every[0]: every for every in names.values()}
-    ends = [each for name in (*list(tied)[:1], *list(tied)[-1:]) for each in tied[name]]
-    cut = {each.removesuffix(end) for each in (*weights, *others) for end in ends if each.endswith(f".{end}")}
-    tries = []
-    for prefix in sorted({"", *cut}, key=len):
-        wrong, matched = [], {}
-        for name, every in tied.items():
-            own = [others.get(prefix + each, prefix + each) for each in every]
-            matched[name] = found = list(dict.fromkeys(each for each in own if each in weights))
-            shape = tuple(tensors[name].shape)
-            if not found:
-                wrong.append(f"{name} {shape} is not in the checkpoint")
-            elif (stored := weights[found[0]].shape) != shape:
-                wrong.append(f"{name} has shape {stored} in the checkpoint, and {shape} in it")
-        taken = {each for found in matched.values() for each in found}
-        wrong += [f"{name} {each.shape} is not in it" for name, each in weights.items() if name not in taken]
-        tries.append((wrong, matched))
-    wrong, matched = min(tries, key=lambda each: len(each[0]))
-    if wrong:
-        more = f"; and {len(wrong) - NUM_SHOWN} more" if len(wrong) > NUM_SHOWN else ""
-        shown, kind = "; ".join(wrong[:NUM_SHOWN]), type(model).__name__
-        message = f"the checkpoint's tensors are not those of {kind}: {shown}{more}"
-        fix = "--to safetensors keeps the names; or give the trial a weight_names(model) with those of Hugging Face"
-        raise refused("--to", HUGGINGFACE, message, fix)
-    for name, (one, *copies) in matched.items():
-        for other in copies:
-            if not torch.equal(weights[one].whole(), weights[other].whole()):
+        tied.setdefault(id(tensor), []).append(name)
+    stored = {**weights, **{other: weights[name] for other, name in others.items()}}
+    starts = ((name, at) for name in stored for at in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
+    prefixes = Counter(name[:at] for name, at in starts if name[at:] in tensors)
+    prefix = max(prefixes, key=lambda each: prefixes[each], default="")
+    found, taken, wrong = {}, set[Weight](), []
+    for name, *more in tied.values():
+        shape = tuple(tensors[name].shape)
+        there = [prefix + each for each in (name, *more) if prefix + each in stored]
+        if not there:
+            wrong.append(f"{name} {shape} is not in the checkpoint")
+            continue
+        found[name] = stored[there[0]]
+        taken |= {stored[each] for each in there}
+        if found[name].shape != shape:
+            wrong.append(f"{name} has shape {found[name].shape} in the checkpoint, and {shape} in it")
+            continue
+        for other in there[1:]:
+            if stored[other] != found[name] and not torch.equal(stored[other].whole(), found[name].whole()):
                 raise CheckpointError(
                     f"the checkpoint has two tensors for {name}, which the Hugging Face model ties, and they differ: "
-                    f"{one} and {other}\n  fix: a configuration with tie_word_embeddings: false, by --config FOLDER; "
-                    "or --to safetensors"
+                    f"{there[0]} and {other}\n  fix: a configuration with tie_word_embeddings: false, by --config "
+                    "FOLDER; or --to safetensors"
                 )
-    return {name: weights[own] for name, (own, *_) in matched.items()}
+    wrong += [f"{name} {each.shape} is not in it" for name, each in weights.items() if each not in taken]
+    if wrong:
+        message = f"the checkpoint's tensors are not those of {type(model).__name__}: {some_of(wrong)}"
+        fix = "--to safetensors keeps the names; or give the trial a weight_names(model) with those of Hugging Face"
+        raise refused("--to", HUGGINGFACE, message, fix)
+    return found
 
 
 # ------------------------------------------------------------------------------------------- adapters of peft
 
 
-def _merged(
-    model: Pretrained, weights: Mapping[str, Weight], exact: Mapping[str, Weight], aliases: Mapping[str, str]
-) -> dict[str, Weight]:
+def _by_tensor(model: _Pretrained, weights: Mapping[str, Weight], index: EngineIndex) -> dict[int, Weight]:
+    """The weights by the identity of the tensors of the model that the trial builds."""
+    tensors = model.built.state_dict(keep_vars=True)
+    stored = ((index.aliases.get(name, name), tensor) for name, tensor in tensors.items())
+    return {id(tensor): weights[name] for name, tensor in stored if name in weights}
+
+
+def _of(tensors: Mapping[str, torch.Tensor], weights: Mapping[int, Weight]) -> dict[str, Weight]:
+    """The weights of tensors, by their names."""
+    if lacking := [name for name, tensor in tensors.items() if id(tensor) not in weights]:
+        message = f"the checkpoint lacks tensors of the model that the trial builds: {some_of(lacking)}"
+        raise refused("--to", HUGGINGFACE, message, "--context-dir with the code that trained it")
+    return {name: weights[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _merged(adapted: Any, weights: Mapping[int, Weight], exact: Mapping[int, Weight]) -> dict[str, Weight]:
     """The weights by the names of the base model, each merged by peft when it is written."""
-    if model.adapted is None:
-        raise refused("--merge-lora", None, "the checkpoint's model has no adapters of peft", "leave it out")
-    kinds = [str(each.peft_type.value) for each in model.adapted.peft_config.values()]
+    kinds = [str(each.peft_type.value) for each in adapted.peft_config.values()]
     if kinds != ["LORA"]:
         message = f"the model has adapters of {', '.join(kinds)}, and one LoRA alone is merged"
-        raise refused("--merge-lora", None, message, "export without --merge-lora")
+        raise refused("--merge-lora", NOT_GIVEN, message, "export without --merge-lora")
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    def merge(module: Any, name: str, parts: Mapping[str, Weight]) -> Iterator[torch.Tensor]:
-        own = copy.deepcopy(module)
+    def merge(layer: Any, name: str, parts: Mapping[str, Weight]) -> Iterator[torch.Tensor]:
+        own = copy.deepcopy(layer)
         own.load_state_dict({each: weight.whole() for each, weight in parts.items()}, assign=True)
         own.merge()
         yield own.get_base_layer().state_dict()[name]
 
-    found: dict[str, Weight] = {}
-    inside: set[str] = set()
-    for path, module in model.adapted.named_modules():
-        if not hasattr(module, "get_base_layer") or not hasattr(module, "merge"):
-            continue
-        own = {name: f"{model.prefix}{path}.{name}" for name in module.state_dict()}
-        own = {name: aliases.get(each, each) for name, each in own.items()}
-        inside |= set(own.values())
-        parts = {name: exact[each] for name, each in own.items()}
-        for name in module.get_base_layer().state_dict():
-            read = partial(merge, module, name, parts)
-            found[_in_base(f"{path}.{name}")] = replace(weights[own[LAYER + name]], read=read)
-    for name, each in weights.items():
-        if name not in inside and ORIGINAL not in name:
-            found[_in_base(name.removeprefix(model.prefix))] = each
-    return found
+    found = dict(weights)
+    layers: list[Any] = [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]
+    for layer in layers:
+        parts, unmerged = _of(layer.state_dict(keep_vars=True), exact), copy.deepcopy(layer)
+        for name, tensor in layer.get_base_layer().state_dict(keep_vars=True).items():
+            found[id(tensor)] = replace(found[id(tensor)], read=partial(merge, unmerged, name, parts))
+    with _explained("peft cannot merge the adapters"):
+        base = adapted.merge_and_unload()  # on the meta device: it says which tensor has which name then
+    return _of(base.state_dict(keep_vars=True), found)
 
 
-def _in_base(name: str) -> str:
-    """A name of a peft model in its base model: a module that is trained whole is beside its first weights."""
-    return SAVED.sub(".", name.removeprefix(BASE).replace(f".{LAYER}", "."))
-
-
-def _adapter(
-    model: Pretrained, weights: Mapping[str, Weight], aliases: Mapping[str, str]
-) -> dict[str, Weight]:
-    """The adapter's tensors by the names that peft writes."""
+def _adapter(model: _Pretrained, weights: Mapping[int, Weight]) -> tuple[dict[str, Weight], Any]:
+    """The adapter's tensors by the names that peft writes, and the configuration that peft reads them with."""
     import peft
 
-    own, names = {}, {}
-    for name, tensor in model.adapted.state_dict(keep_vars=True).items():
-        stored = aliases.get(model.prefix + name, model.prefix + name)
-        if stored in weights:
-            own[name], names[id(tensor)] = tensor, stored
-    kept = peft.get_peft_model_state_dict(model.adapted, state_dict=own, save_embedding_layers=False)
-    return {name: weights[names[id(tensor)]] for name, tensor in kept.items()}
+    tensors = model.adapted.state_dict(keep_vars=True)
+    kept = peft.get_peft_model_state_dict(model.adapted, state_dict=tensors, save_embedding_layers=False)
+    config = copy.deepcopy(model.adapted.active_peft_config)
+    config.inference_mode = True
+    config.base_model_name_or_path = config.base_model_name_or_path or model.model.config.name_or_path
+    return _of(kept, weights), config
 
 
 # ------------------------------------------------------------------------------------------- the target
 
 
-def check_target(source: Path, out: Path, *, force: bool, is_file: bool = False) -> None:
-    """Refuse a target that holds the source or lies in it, and one that may not be replaced.
+@contextlib.contextmanager
+def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) -> Iterator[Path]:
+    """A name aside, for what takes the place of ``out`` when all of it is written; nothing is left where that fails.
 
-    Replaced is, with ``force``, a file, or what was made here in a folder; what else is in that folder stays.
+    With ``force``, a file is replaced; and, in a folder, what was made here: what else is in it stays.
+
+    Raises:
+        ConfigError: the target holds the source or lies in it, may not be replaced, or cannot be written.
     """
-    inside, exists = (
-        "name a folder outside it",
-        out.exists() and not (out.is_dir() and not any(out.iterdir())),
-    )
-    if out.resolve().is_relative_to(source.resolve()):
-        raise refused("--output", out, f"lies in {source}", inside)
-    if source.resolve().is_relative_to(out.resolve()):
-        raise refused("--output", out, f"holds {source}", "name another folder")
-    if out.exists() and out.is_dir() == is_file:
-        kind = "folder, and a file" if is_file else "file, and a folder"
-        raise refused("--output", out, f"is a {kind} is to be made", "name another")
-    if exists and not force:
-        raise refused("--output", out, "exists already", "name another, or add --force to replace it")
-    if exists and not is_file and _made_in(out) is None:
-        message = (
-            f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
-        )
-        raise refused("--output", out, message, "name another folder, or remove this one yourself")
+    source, made_before = source.resolve(), _made_in(out)
+    aside = existing(out.parent) / f".{out.name}.{os.getpid()}{PARTIAL}"
+    exists = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    kind = "a file" if is_file else "a folder"
+    not_ours = f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
+
+    def refuse(when: bool, message: str, fix: str = "name another") -> None:
+        if when:
+            raise refused("--output", out, message, fix)
+
+    refuse(out.is_relative_to(source), f"lies in {source}", "name a folder outside it")
+    refuse(source.is_relative_to(out), f"holds {source}")
+    refuse(out.exists() and out.is_dir() == is_file, f"is not {kind}, and {kind} is to be made")
+    refuse(exists and not force, "exists already", "name another, or add --force to replace it")
+    refuse(exists and not is_file and made_before is None, not_ours, "name another, or remove it yourself")
+    refuse(not os.access(aside.parent, os.W_OK | os.X_OK), f"{aside.parent} cannot be written to")
+    try:
+        yield aside
+        names = [str(file.relative_to(aside)) for file in sorted(aside.rglob("*")) if file.is_file()]
+        if not is_file:
+            (aside / MADE).write_text(json.dumps({"files": names}, indent=1) + "\n")
+        sync_to_disk(aside)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if made_before is None:
+            aside.replace(out)
+            return
+        for name in made_before:
+            if (out / name).resolve().is_relative_to(out):
+                (out / name).unlink(missing_ok=True)
+        for name in (*names, MADE):  # the list last: until then, it can be done again
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).replace(out / name)
+    finally:
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink(missing_ok=True)
 
 
 def _made_in(folder: Path) -> list[str] | None:
@@ -401,43 +411,10 @@ def _made_in(folder: Path) -> list[str] | None:
         return None
 
 
-def check_disk(out: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for."""
-    folder = existing(out.absolute().parent)
-    if num_bytes + OTHER_BYTES > shutil.disk_usage(folder).free:
+def check_room(made: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for; ``made`` is of :func:`replacing`."""
+    if num_bytes + OTHER_BYTES > shutil.disk_usage(made.parent).free:
         raise CheckpointError(
-            f"no space left on the disk of {out}: {room_in(folder)}, and {format_bytes(num_bytes)} are needed\n"
-            "  fix: free some space, or --output on another disk; --dtype bf16 takes half of fp32"
+            f"no space left on the disk of {made.parent}: {room_in(made.parent)}, and {format_bytes(num_bytes)} are "
+            "needed\n  fix: free some space, or --output on another disk"
         )
-
-
-@contextlib.contextmanager
-def replacing(out: Path) -> Iterator[Path]:
-    """A name beside a target, which takes its place when all is written; nothing is left where that fails.
-
-    Of a folder that was made here, the files that were made are replaced, and all others stay.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}{PARTIAL}")
-    try:
-        yield aside
-        files: list[str] = []
-        if aside.is_dir():
-            files = [str(file.relative_to(aside)) for file in sorted(aside.rglob("*")) if file.is_file()]
-            (aside / MADE).write_text(json.dumps({"files": files}, indent=1) + "\n")
-        sync_to_disk(aside)
-        before = _made_in(out)
-        if before is None:
-            aside.replace(out)
-            return
-        for name in before:
-            if (out / name).resolve().is_relative_to(out.resolve()):
-                (out / name).unlink(missing_ok=True)
-        for name in (*files, MADE):  # the list last: until then, it can be done again
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (aside / name).replace(out / name)
-    finally:
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink(missing_ok=True)

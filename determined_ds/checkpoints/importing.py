@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import safetensors
 
-from determined_ds.checkpoints.export import Stage, check_disk, check_target, refused, replacing, unseen
+from determined_ds.checkpoints.export import Stage, check_room, refused, replacing
 from determined_ds.checkpoints.files import STATE, files_of, fingerprint, write_manifest
 from determined_ds.checkpoints.index import (
     IMPORTED,
@@ -30,31 +32,15 @@ from determined_ds.checkpoints.index import (
 )
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.reader import layout_of
-from determined_ds.checkpoints.shard_file import ITEM_BYTES, Placed, read_header
-from determined_ds.errors import ConfigError
+from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES
 
 FIX = "give a file of safetensors, or a folder that save_pretrained has written"
 TO_SAFETENSORS = "save its state_dict as safetensors: safetensors.torch.save_file(torch.load(FILE), OUT)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imported:
-    """What was imported."""
-
-    num_tensors: int
-    num_bytes: int  # of them
-    linked: bool  # whether its files take no room of their own
-
-
 def import_weights(
-    given: Path,
-    out: Path,
-    *,
-    prefix: str = "",
-    skip: Sequence[str] = (),
-    force: bool = False,
-    stage: Stage = unseen,
-) -> Imported:
+    given: Path, out: Path, *, prefix: str, skip: Sequence[str], force: bool, stage: Stage
+) -> dict[str, Any]:
     """Make a checkpoint of weights.
 
     Args:
@@ -65,86 +51,86 @@ def import_weights(
         force: Whether an earlier import at ``out`` is replaced.
         stage: Shows how far it is.
 
+    Returns:
+        ``tensors`` and their ``bytes``; ``linked``: whether its files take no room of their own.
+
     Raises:
         ConfigError: these are not such files, or ``out`` exists.
         CheckpointError: the disk has no room.
     """
-    out = out.resolve()
     files = _files_at(given)
-    check_target(given, out, force=force)
-    headers = {file: _header_of(file) for file in files}
     tensors: dict[str, StoredTensor] = {}
     linked, left = True, sum(file.stat().st_size for file in files)
-    with replacing(out) as made, stage("read", left) as read:
+    with replacing(out.resolve(), given, force=force) as made, stage("read", left) as read:
         folder = made / "model0"
         folder.mkdir(parents=True)
         for file in files:
-            target = folder / file.name
-            try:
-                os.link(file.resolve(), target)  # of a link what it means
-            except OSError:  # another disk, another's file, or a file system without links
-                linked = False
-                check_disk(out, left)
-                shutil.copyfile(file, target)
-            left -= file.stat().st_size
-            for name, entry in headers[file].items():
+            for name, tensor in _tensors_in(file):
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
                     continue
                 if prefix + name in tensors:
-                    raise refused(
-                        "WEIGHTS", file.name, f"{name} is in several files", "give the folder of one model"
-                    )
-                count = (entry.end - entry.begin) // ITEM_BYTES[entry.dtype]
-                piece = Piece(file=target.name, offset=entry.begin, start=0, length=count)
-                states = {WEIGHT: StoredState(dtype=entry.dtype, pieces=(piece,))}
-                tensors[prefix + name] = StoredTensor(shape=entry.shape, kind=IMPORTED, states=states)
+                    message = f"{name} is in several files"
+                    raise refused("WEIGHTS", file.name, message, "give the folder of one model")
+                tensors[prefix + name] = tensor
+            try:
+                os.link(file.resolve(), folder / file.name)  # of a link what it means
+            except OSError:  # another disk, another's file, or a file system without links
+                linked = False
+                check_room(made, left)
+                shutil.copyfile(file, folder / file.name)
+            left -= file.stat().st_size
         if not tensors:
             raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
         write_index(folder, EngineIndex(tensors=tensors))
         (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
         prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
-    num_bytes = sum(state.num_bytes for each in tensors.values() for state in each.states.values())
-    return Imported(num_tensors=len(tensors), num_bytes=num_bytes, linked=linked)
+    num_bytes = sum(each.states[WEIGHT].num_bytes for each in tensors.values())
+    return {"tensors": len(tensors), "bytes": num_bytes, "linked": linked}
 
 
 def _files_at(given: Path) -> list[Path]:
     """The files with weights that a path means: of an index those that it names, else all of a folder."""
-
-    def wrong(message: str, fix: str = FIX) -> ConfigError:
-        return refused("WEIGHTS", given, message, fix)
-
     if given.is_file():
         if given.suffix != ".safetensors":
-            raise wrong("is not a file of safetensors", TO_SAFETENSORS)
+            raise refused("WEIGHTS", given, "is not a file of safetensors", TO_SAFETENSORS)
         return [given]
     if not given.is_dir():
-        raise wrong("there is no such file or folder")
+        raise refused("WEIGHTS", given, "there is no such file or folder", FIX)
     if (given / "latest").is_file() or layout_of(given) is not None:
         fix = "give OUT of: python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
-        raise wrong("is a checkpoint of DeepSpeed's", fix)
-    indexes = sorted(given.glob("*.safetensors.index.json"))
-    try:
-        named = {name for file in indexes for name in json.loads(file.read_bytes())["weight_map"].values()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise wrong(f"{indexes[0].name} is not an index: {error!r}") from None
-    files = [given / name for name in sorted(named)] or sorted(given.glob("*.safetensors"))
+        raise refused("WEIGHTS", given, "is a checkpoint of DeepSpeed's", fix)
+    names: set[str] = set()
+    for file in given.glob("*.safetensors.index.json"):
+        try:
+            names.update(json.loads(file.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise refused("WEIGHTS", file, f"is not an index: {error!r}", "copy it again") from None
+    files = [given / name for name in sorted(names)] or sorted(given.glob("*.safetensors"))
     if not files:
-        raise wrong("holds no *.safetensors", TO_SAFETENSORS)
+        raise refused("WEIGHTS", given, "holds no *.safetensors", TO_SAFETENSORS)
     if missing := [file.name for file in files if not file.is_file()]:
-        raise wrong(f"{missing[0]} is missing, which its index names", "copy it again")
+        message = f"{missing[0]} is missing, which its index names"
+        raise refused("WEIGHTS", given, message, "copy it again")
     return files
 
 
-def _header_of(file: Path) -> Mapping[str, Placed]:
+def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a file by name, as an index has them; none is read."""
     try:
-        with safetensors.safe_open(
-            file, framework="pt"
-        ):  # it checks all of the header, and the length of the file
-            found = read_header(file)
+        # It checks all of the header, and that the bytes of the tensors follow each other to the end of the file.
+        with safetensors.safe_open(file, framework="pt") as opened, file.open("rb") as stream:
+            at = LENGTH_BYTES + int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            kinds = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            for name, kind in kinds.items():
+                shape, dtype = tuple(kind.get_shape()), kind.get_dtype()
+                if dtype not in ITEM_BYTES:
+                    message = f"holds numbers of the type {dtype}, which no engine trains"
+                    raise refused("WEIGHTS", file, message, FIX)
+                piece = Piece(file=file.name, offset=at, start=0, length=math.prod(shape))
+                states = {WEIGHT: StoredState(dtype=dtype, pieces=(piece,))}
+                yield name, StoredTensor(shape=shape, kind=IMPORTED, states=states)
+                at += piece.length * ITEM_BYTES[dtype]
     except (safetensors.SafetensorError, ValueError) as error:
         fix = "copy it again; an interrupted download is too short"
         raise refused("WEIGHTS", file, f"is not a whole file of safetensors: {error}", fix) from None
-    if odd := next((each for each in found.values() if each.dtype not in ITEM_BYTES), None):
-        raise refused("WEIGHTS", file, f"holds numbers of the type {odd.dtype}, which no engine trains", FIX)
-    return found

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +24,33 @@ from determined_ds.checkpoints.files import (
     is_sealed,
     num_writers,
 )
-from determined_ds.checkpoints.index import ENGINES, MASTER, WEIGHT, EngineIndex, StoredState, read_index
+from determined_ds.checkpoints.index import ENGINES, MASTER, WEIGHT, EngineIndex, StoredTensor, read_index
 from determined_ds.errors import CheckpointError
 
 if TYPE_CHECKING:
     from determined_ds.checkpoints.reader import StoredEngine
 
-# Degree -> what it is called on a line for people.
-LAYOUT = {
-    "pipe_parallel_size": "pipeline",
-    "model_parallel_size": "model-parallel",
-    "sequence_parallel_size": "sequence-parallel",
+# Key of a strategy -> what a line for people says of it. Of the degrees, one rank is not worth a word.
+DEGREES = {
+    "pipe_parallel_size": "pipeline {}",
+    "model_parallel_size": "model-parallel {}",
+    "sequence_parallel_size": "sequence-parallel {}",
+    "zero_hpz_partition_size": "hpZ {}",
+}
+WORDS = {
+    "zero_stage": "ZeRO {}",
+    "precision": "{}",
+    **DEGREES,
+    "pipe_schedule": "schedule {}",
+    "offload_optimizer": "optimizer offloaded to {}",
+    "offload_param": "parameters offloaded to {}",
+    "train_batch_size": "batch {}",
+    "train_micro_batch_size_per_gpu": "micro-batch {}",
+    "gradient_accumulation_steps": "accumulation {}",
+    "optimizer": "{}",
 }
 INTACT, DAMAGED, UNVERIFIED = "intact", "damaged", "unverified"
 CHUNK = 2**22  # elements
-ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
 
 # ------------------------------------------------------------------------------------------- what one holds
 
@@ -70,9 +81,9 @@ def describe(path: Path) -> dict[str, Any]:
             {
                 "name": folder.name,
                 "bytes": sum(size for file, size in files.items() if file.startswith(f"{folder.name}/")),
-                "optimizer": None if index is None else index.optimizer,
-                "parameters": None if index is None else index.num_parameters,
-                "tensors": None if index is None else _tensors(index),
+                "optimizer": index and index.optimizer,
+                "parameters": index and index.num_parameters,
+                "tensors": index and _tensors(index),
             }
         )
     written_with = (metadata.get("framework"), metadata.get("determined_version"))
@@ -95,14 +106,9 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _tensors(index: EngineIndex) -> list[dict[str, Any]]:
-    """Each tensor of an engine: name, shape, dtype, kind, bytes, states, scalars, aliases."""
-    aliases: dict[str, list[str]] = {}
-    for alias, name in index.aliases.items():
-        aliases.setdefault(name, []).append(alias)
     found = []
     for name, tensor in index.tensors.items():
         shown = tensor.states.get(WEIGHT) or tensor.states.get(MASTER)
-        states = {state: {"dtype": each.dtype} for state, each in tensor.states.items()}
         found.append(
             {
                 "name": name,
@@ -110,9 +116,9 @@ def _tensors(index: EngineIndex) -> list[dict[str, Any]]:
                 "dtype": shown.dtype if shown else None,
                 "kind": tensor.kind,
                 "bytes": sum(state.num_bytes for state in tensor.states.values()),
-                "states": states,
+                "states": {state: {"dtype": each.dtype} for state, each in tensor.states.items()},
                 "scalars": dict(tensor.scalars),
-                "aliases": aliases.get(name, []),
+                "aliases": [alias for alias, own in index.aliases.items() if own == name],
             }
         )
     return found
@@ -126,6 +132,13 @@ def _strategy(load_data: Mapping[str, Any]) -> dict[str, Any]:
     zero = ds_config.get("zero_optimization") or {}
     on = (name for name in ("bf16", "fp16") if (ds_config.get(name) or {}).get("enabled"))
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    of_trial = (
+        "pipe_parallel_size",
+        "model_parallel_size",
+        "sequence_parallel_size",
+        "pipe_schedule",
+        "pipe_chunks",
+    )
     found = {
         "zero_stage": zero.get("stage", 0),
         "precision": next(on, "fp32"),
@@ -133,28 +146,16 @@ def _strategy(load_data: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": (ds_config.get("optimizer") or {}).get("type"),
         "zero_hpz_partition_size": zero.get("zero_hpz_partition_size"),
         **{name: (zero.get(name) or {}).get("device") for name in ("offload_optimizer", "offload_param")},
-        **{name: hparams.get(name) for name in (*LAYOUT, "pipe_schedule", "pipe_chunks")},
+        **{name: hparams.get(name) for name in of_trial},
     }
     return {name: value for name, value in found.items() if value not in (None, "none")}
 
 
 def strategy_in_words(strategy: Mapping[str, Any]) -> str:
-    """A strategy for people: ``ZeRO 1, bf16, batch 32 (micro-batch 8, accumulation 2), AdamW``."""
-    if not strategy:
-        return "unknown"
-    words = [f"ZeRO {strategy['zero_stage']}", strategy["precision"]]
-    for name, label in LAYOUT.items():
-        if isinstance(strategy.get(name), int) and strategy[name] > 1:
-            schedule = strategy.get("pipe_schedule") if name == "pipe_parallel_size" else None
-            words.append(f"{label} {strategy[name]}{f' ({schedule})' if schedule else ''}")
-    if (strategy.get("zero_hpz_partition_size") or 1) > 1:
-        words.append(f"hpZ {strategy['zero_hpz_partition_size']}")
-    offloads = [name for name in ("offload_optimizer", "offload_param") if name in strategy]
-    words += [f"{name.replace('_', ' ')} to {strategy[name]}" for name in offloads]
-    parts = {"train_micro_batch_size_per_gpu": "micro-batch", "gradient_accumulation_steps": "accumulation"}
-    sizes = ", ".join(f"{label} {strategy[name]}" for name, label in parts.items() if name in strategy)
-    words.append(f"batch {strategy.get('train_batch_size', '?')}" + (f" ({sizes})" if sizes else ""))
-    return ", ".join([*words, *filter(None, [strategy.get("optimizer")])])
+    """A strategy for people: ``ZeRO 1, bf16, batch 32, micro-batch 8, accumulation 2, AdamW``."""
+    shown = {name: strategy[name] for name in WORDS if name in strategy}
+    words = [WORDS[name].format(value) for name, value in shown.items() if name not in DEGREES or value != 1]
+    return ", ".join(words) or "unknown"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _read(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- whether it is intact
 
 
-def verify(checkpoint: Checkpoint, *, read: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
+def verify(checkpoint: Checkpoint, *, read: Callable[[int], object]) -> dict[str, Any]:
     """Read all of a checkpoint and compare it with its manifest.
 
     Args:
@@ -207,24 +208,9 @@ def bytes_in(path: Path) -> int:
 # ------------------------------------------------------------------------------------------- where two differ
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorDifference:
-    """A tensor that differs."""
-
-    engine: str  # its folder, ``model0``
-    tensor: str  # its name; empty for a whole engine
-    state: str  # ``weight``, ``fp32``, one of the optimizer's; empty for the whole tensor
-    message: str  # what differs
-    # Index of the first element that differs, by dimension; None where no elements were compared.
-    place: tuple[int, ...] | None = None
-    values: tuple[float, float] | None = None  # that element in both
-    num_elements: int = 0  # how many differ
-    largest: float | None = None  # the largest absolute difference
-
-
 def differences(
-    first: Path, second: Path, *, weights_only: bool = False, tolerance: float = 0.0
-) -> tuple[list[TensorDifference], bool]:
+    first: Path, second: Path, *, weights_only: bool, tolerance: float
+) -> tuple[list[dict[str, Any]], bool]:
     """Every tensor in which two checkpoints differ, in the order of the first, whichever ranks wrote them.
 
     Args:
@@ -234,8 +220,10 @@ def differences(
         tolerance: Elements whose absolute difference is at most this are equal.
 
     Returns:
-        The differences, and whether weights alone were compared: only those of an engine that DeepSpeed wrote by
-        itself can be read.
+        The differences, each with ``engine``; ``tensor``, empty for a whole engine; ``state``, empty for a whole
+        tensor; ``message``; where elements differ ``place`` of the first by dimension, its ``values`` in both,
+        ``num_elements``, and the ``largest`` absolute difference. And whether weights alone were compared: only those
+        of an engine that DeepSpeed wrote by itself can be read.
 
     Raises:
         CheckpointError: one of them has no tensors that can be read.
@@ -252,98 +240,97 @@ def differences(
                 f"{path} has no folder model0 of an engine: a loop of this library did not write it"
             )
     weights_only = weights_only or any(each.is_given for each in (*here.values(), *there.values()))
-    found: list[TensorDifference] = []
-    for name in sorted({*here, *there}):
-        if name in here and name in there:
-            found += _in_engine(name, here[name], there[name], weights_only, tolerance)
+    found = []
+    for engine in sorted({*here, *there}):
+        if engine in here and engine in there:
+            rows = _in_engine(here[engine], there[engine], weights_only, tolerance)
         else:
-            message = f"engine {ONLY_FIRST if name in here else ONLY_SECOND}"
-            found.append(TensorDifference(engine=name, tensor="", state="", message=message))
+            rows = iter([_row("", "", f"engine {_only(engine in here)}")])
+        found += [{"engine": engine, **row} for row in rows]
     return found, weights_only
 
 
-def _in_engine(
-    engine: str, first: StoredEngine, second: StoredEngine, weights_only: bool, tolerance: float
-) -> Iterator[TensorDifference]:
-    def found(tensor: str, state: str, message: str, **more: Any) -> TensorDifference:
-        return TensorDifference(engine=engine, tensor=tensor, state=state, message=message, **more)
+def _row(tensor: str, state: str, message: str, **elements: Any) -> dict[str, Any]:
+    row = {"tensor": tensor, "state": state, "message": message}
+    return {**row, "place": None, "values": None, "num_elements": 0, "largest": None, **elements}
 
+
+def _only(in_first: bool) -> str:
+    return f"only in the {'first' if in_first else 'second'}"
+
+
+def _in_engine(
+    first: StoredEngine, second: StoredEngine, weights_only: bool, tolerance: float
+) -> Iterator[dict[str, Any]]:
     def counterpart(name: str, index: EngineIndex, other: EngineIndex) -> str | None:
         *more, last = index.names_of(name)
         return other.name_of(last, more)
 
     pairs: list[tuple[str | None, str | None]]
     pairs = [(name, counterpart(name, first.index, second.index)) for name in first.index.tensors]
-    paired = {other for _, other in pairs}
-    unpaired = [name for name in second.index.tensors if name not in paired]
-    pairs += [(counterpart(name, second.index, first.index), name) for name in unpaired]
-    for one, other in pairs:
+    pairs += [(counterpart(name, second.index, first.index), name) for name in second.index.tensors]
+    for one, other in dict.fromkeys(pairs):
         if one is None or other is None:
-            yield found(one or other or "", "", ONLY_FIRST if one else ONLY_SECOND)
+            yield _row(one or other or "", "", _only(other is None))
             continue
         left, right = first.index.tensors[one], second.index.tensors[other]
         if left.shape != right.shape:
-            yield found(one, "", f"the shape is {list(left.shape)} and {list(right.shape)}")
+            yield _row(one, "", f"the shape is {list(left.shape)} and {list(right.shape)}")
             continue
-        here, there = _compared_as(left.states, right.states)
-        for state in dict.fromkeys((*here, *there)):
+        here, there = _compared_states(left, right)
+        for state in {**here, **there}:
             if weights_only and state not in (WEIGHT, MASTER):
                 continue
             if state not in here or state not in there:
-                yield found(one, state, ONLY_FIRST if state in here else ONLY_SECOND)
-            elif here[state] != there[state]:
-                yield found(one, state, f"the type is {here[state]} and {there[state]}")
+                yield _row(one, state, _only(state in here))
+            elif (was := left.states[here[state]].dtype) != (now := right.states[there[state]].dtype):
+                yield _row(one, state, f"the type is {was} and {now}")
             else:
-                held = [state if state in each.states else WEIGHT for each in (left, right)]
-                sides = ((first, one, held[0]), (second, other, held[1]))
-                if differing := _in_state(left.shape, sides, tolerance):
-                    number = differing["num_elements"]
-                    yield found(one, state, f"{number:,} of {left.count:,} differ", **differing)
+                sides = ((first, one, here[state]), (second, other, there[state]))
+                if elements := _in_state(left.shape, sides, tolerance):
+                    number = elements["num_elements"]
+                    yield _row(one, state, f"{number:,} of {left.count:,} differ", **elements)
         for key in sorted({*left.scalars, *right.scalars} if not weights_only else ()):
             if left.scalars.get(key) != right.scalars.get(key):
-                yield found(one, key, f"it is {left.scalars.get(key)} and {right.scalars.get(key)}")
+                yield _row(one, key, f"it is {left.scalars.get(key)} and {right.scalars.get(key)}")
+
+
+def _compared_states(left: StoredTensor, right: StoredTensor) -> tuple[dict[str, str], dict[str, str]]:
+    """State that is compared -> the one that is read for it.
+
+    fp32 weights stand for the optimizer's copy, and the copy for weights that are left out.
+    """
+    here, there = ({state: state for state in each.states} for each in (left, right))
+    for own, other, tensor in ((here, there, left), (there, here, right)):
+        if MASTER in other and WEIGHT in own and tensor.states[WEIGHT].dtype == "F32":
+            own.setdefault(MASTER, WEIGHT)
+    if MASTER in here and MASTER in there and not (WEIGHT in here and WEIGHT in there):
+        here.pop(WEIGHT, None)
+        there.pop(WEIGHT, None)
+    return here, there
 
 
 def _in_state(
     shape: tuple[int, ...], sides: tuple[tuple[StoredEngine, str, str], ...], tolerance: float
 ) -> dict[str, Any]:
-    """Where elements differ, as a :class:`TensorDifference` has it; empty where none do."""
+    """Where elements differ, as :func:`differences` has it; empty where none do."""
     import numpy as np
 
-    total, place, values, largest, number = math.prod(shape), None, None, 0.0, 0
+    total, first, number, largest = math.prod(shape), None, 0, 0.0
     for start in range(0, total, CHUNK):
-        read = [
-            engine.elements(name, state, start, min(start + CHUNK, total)) for engine, name, state in sides
-        ]
+        stop = min(start + CHUNK, total)
+        read = (engine.elements(name, state, start, stop) for engine, name, state in sides)
         left, right = ((each.double() if each.is_floating_point() else each).numpy() for each in read)
         (at,) = np.nonzero((left != right) & ~((left != left) & (right != right)))  # NaN is NaN's equal
         with np.errstate(invalid="ignore"):
             gaps = np.abs(left[at].astype(np.float64) - right[at].astype(np.float64))
         beyond = ~(gaps <= tolerance) if tolerance else np.ones(len(at), bool)
         at, gaps = at[beyond], gaps[beyond]
-        if not len(at):
-            continue
-        if place is None:
-            place = tuple(int(each) for each in np.unravel_index(start + at[0], shape)) if shape else ()
-            values = (float(left[at[0]]), float(right[at[0]]))
-        number += len(at)
-        largest = max(largest, float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max()))
-    found = {"place": place, "values": values, "num_elements": number, "largest": largest}
-    return found if number else {}
-
-
-def _compared_as(
-    here: Mapping[str, StoredState], there: Mapping[str, StoredState]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """State -> dtype of what is compared.
-
-    fp32 weights stand for the optimizer's copy, and the copy for weights that are left out.
-    """
-    first, second = ({state: each.dtype for state, each in states.items()} for states in (here, there))
-    for own, other in ((first, second), (second, first)):
-        if MASTER in other and MASTER not in own and own.get(WEIGHT) == "F32":
-            own[MASTER] = "F32"
-    for own, other in ((first, second), (second, first)):
-        if WEIGHT not in own and MASTER in own and MASTER in other:
-            other.pop(WEIGHT, None)
-    return first, second
+        if len(at):
+            first = first or (start + at[0], (float(left[at[0]]), float(right[at[0]])))
+            number += len(at)
+            largest = max(largest, float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max()))
+    if first is None:
+        return {}
+    place = tuple(int(each) for each in np.unravel_index(first[0], shape)) if shape else ()
+    return {"place": place, "values": first[1], "num_elements": number, "largest": largest}

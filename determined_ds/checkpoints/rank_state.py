@@ -209,7 +209,7 @@ class RankParts:
                 pass
         file = self._serialized(part)
         if not self._was_read_back:
-            check_loadable(file, part, self._callbacks)
+            check_loadable(file)
             self._was_read_back = True
         return file.getbuffer
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one engine, read by name and slice.
+"""What a checkpoint holds of one engine, read by name and slice; and its weights, on their way to other files.
 
 An engine that DeepSpeed wrote in its own layout has no index: ``engine.load_checkpoint`` reads it, on the ranks and
 under the strategy that wrote it; only its weights are read here, by DeepSpeed's own ``zero_to_fp32``.
@@ -6,34 +6,45 @@ under the strategy that wrote it; only its weights are read here, by DeepSpeed's
 
 from __future__ import annotations
 
+import json
+import math
 import mmap
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
 from determined_ds.checkpoints.index import (
+    AVERAGE,
     IMPORTED,
+    MASTER,
     WEIGHT,
     EngineIndex,
     Piece,
     StoredState,
     StoredTensor,
+    average_state,
+    is_average,
     read_index,
 )
-from determined_ds.checkpoints.safe_load import only_data, read_data, runs_code
+from determined_ds.checkpoints.safe_load import ANOTHER, only_data, read_data, runs_code
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
 from determined_ds.trial.ddp import DDP_FILE
 
+CHUNK = 2**20  # elements of a weight that are read at once
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (_, own) in TYPES.items()}
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SETTINGS = {"groups", "built", "lr_scheduler", "loss_scale", "counters"}  # of an engine, besides its tensors
+# Files of what zero_to_fp32 leaves out or does not join: experts, parameters on NVMe, layers of a pipeline.
+APART = ("*exp*_rank*", "offloaded_tensors", "layer_*-model_states.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 
 
@@ -49,7 +60,7 @@ class StoredEngine:
         self._given = given
         self._files: dict[str, Any] = {}
         if missing := index.missing():
-            raise CheckpointError(f"{folder} lacks {missing}\n  fix: use another checkpoint")
+            raise CheckpointError(f"{folder} lacks {missing}{ANOTHER}")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -63,9 +74,7 @@ class StoredEngine:
         stages = [read_data(file, map_location="cpu") for file in files]
         for file, stage in zip(files, stages, strict=True):
             if not isinstance(stage, dict) or not stage.keys() >= SETTINGS:
-                raise CheckpointError(
-                    f"{file} does not hold the settings of an engine\n  fix: use another checkpoint"
-                )
+                raise CheckpointError(f"{file} does not hold the settings of an engine{ANOTHER}")
         return {**stages[0], "groups": [group for stage in stages for group in stage["groups"]]}
 
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -76,18 +85,18 @@ class StoredEngine:
         stored = self.index.tensors[name].states[state]
         size, dtype = ITEM_BYTES[stored.dtype], TORCH_DTYPES[stored.dtype]
         for file, offset, first, count in stored.places(start, stop):
-            if file not in self._files:
-                try:
-                    self._files[file] = np.memmap(self.folder / file, dtype=np.uint8, mode="c")
-                except FileNotFoundError:
-                    raise CheckpointError(
-                        f"{self.folder / file} is missing: another rank or machine wrote it\n  fix: copy it there"
-                    ) from None
+            path = self.folder / file
+            try:
+                if file not in self._files:
+                    self._files[file] = np.memmap(path, dtype=np.uint8, mode="c")
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{path} is missing: another rank or machine wrote it\n  fix: copy it there"
+                ) from None
             raw = self._files[file][offset : offset + count * size]
             if raw.size != count * size:
                 raise CheckpointError(
-                    f"{self.folder / file} ends before elements {first} to {first + count} of {name} ({state})\n"
-                    "  fix: use another checkpoint, or copy the file again"
+                    f"{path} ends before elements {first} to {first + count} of {name} ({state}){ANOTHER}"
                 )
             if offset % size:  # the file of another program
                 raw = raw.copy()
@@ -103,11 +112,6 @@ class StoredEngine:
             found[at : at + part.numel()] = part
         return found
 
-    def whole(self, name: str, state: str) -> torch.Tensor:
-        """A whole state of a tensor, in its shape."""
-        tensor = self.index.tensors[name]
-        return self.elements(name, state, 0, tensor.count).view(tensor.shape)
-
     def release(self) -> None:
         """Give back the memory of what was read; parts that were handed out stay valid."""
         for file in self._files.values():
@@ -115,27 +119,19 @@ class StoredEngine:
 
 
 def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
-    """An engine in a checkpoint."""
-    index = read_index(folder)
-    if index is not None:
+    """An engine in a checkpoint; with ``weights_alone`` also one that DeepSpeed wrote."""
+    if (index := read_index(folder)) is not None:
         return StoredEngine(folder, index)
     layout = layout_of(folder)
-    divided = any(folder.glob("*exp*_rank*")) or any(folder.glob("offloaded_tensors"))
-    if (
-        not weights_alone
-        or layout is None
-        or divided
-        or layout[2] > 1
-        or any(folder.glob("layer_*-model_states.pt"))
-    ):
-        reader = (
+    kind, _, stages = layout or ("", 0, 0)
+    if not weights_alone or layout is None or stages > 1 or any(any(folder.glob(each)) for each in APART):
+        why = (
             "DeepSpeed's zero_to_fp32 does not read such a layout" if weights_alone else "DeepSpeed wrote it"
         )
         raise CheckpointError(
-            f"{folder} has no index of its tensors, and {reader}\n  fix: resume it on the ranks that wrote it"
+            f"{folder} has no index of its tensors, and {why}\n  fix: resume it on the ranks that wrote it"
         )
-    kind, replicas, _ = layout
-    if kind == "ddp" or not kind:
+    if kind in ("ddp", 0):
         file = folder / (DDP_FILE if kind == "ddp" else "mp_rank_00_model_states.pt")
         weights: dict[str, torch.Tensor] = read_data(file, map_location="cpu", mmap=True)["module"]
     else:
@@ -148,8 +144,7 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
             raise runs_code(str(folder), error) from error
         except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
             raise CheckpointError(
-                f"DeepSpeed's zero_to_fp32 cannot read {folder}, of {replicas} ranks: {error}\n"
-                "  fix: resume it on the ranks that wrote it"
+                f"DeepSpeed's zero_to_fp32 cannot read {folder}: {error}\n  fix: resume it on the ranks that wrote it"
             ) from error
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
@@ -167,6 +162,9 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
 def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
     """How DeepSpeed divided the engine in a folder, by the names of its files; None where they are not DeepSpeed's.
 
+    Returns:
+        The ZeRO stage (1 for 2, too), or ``ddp``; replicas; and stages of a pipeline.
+
     Source: ``_get_ckpt_name`` and ``_get_zero_ckpt_name`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """
     if (folder / DDP_FILE).is_file():
@@ -178,3 +176,140 @@ def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
         return 3 if is_split else 1, len(ranks) // stages, stages
     mains = len([*folder.glob("mp_rank_*_model_states.pt")])
     return (0, 1, mains) if mains else None
+
+
+# ------------------------------------------------------------------------------------------- its weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A tensor on its way out."""
+
+    shape: tuple[int, ...]  # of the whole
+    dtype: torch.dtype  # that it is written in
+    read: Callable[[], Iterable[torch.Tensor]]  # yields its elements in order, in any type
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes when it is written."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Its elements in its type, one-dimensional."""
+        for part in self.read():
+            for piece in part.detach().reshape(-1).split(CHUNK):
+                found = piece.to(self.dtype)
+                if self.dtype == torch.float16 and not found.isfinite().all() and piece.isfinite().all():
+                    largest = float(piece.abs().max())
+                    raise CheckpointError(
+                        f"a weight of {largest:g} is too large for fp16\n  fix: --dtype bf16 or fp32"
+                    )
+                yield found
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The bytes of :meth:`pieces`."""
+        for piece in self.pieces():
+            yield piece.contiguous().view(torch.uint8).numpy().data
+
+    def whole(self) -> torch.Tensor:
+        """All of it, in its shape."""
+        found, at = torch.empty(math.prod(self.shape), dtype=self.dtype), 0
+        for piece in self.pieces():
+            found[at : at + piece.numel()] = piece
+            at += piece.numel()
+        return found.view(self.shape)
+
+
+def open_engine(
+    path: Path, number: int, *, verify: bool = True, read: Callable[[int], object] = lambda count: None
+) -> StoredEngine:
+    """An engine of a checkpoint, for its weights.
+
+    Args:
+        path: The checkpoint's folder.
+        number: Of the engine.
+        verify: Whether to compare every file with the checkpoint's manifest first.
+        read: Called meanwhile, with the bytes of each part that was read.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or has no such engine.
+    """
+    if verify:
+        if damage := damage_of(path, read=read):
+            raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: use another checkpoint")
+        warn_if_unverified(path)
+    folder = path / f"model{number}"
+    if number == 0:
+        folder = next(path.glob("checkpoint-*/global_step*"), folder)
+    if not folder.is_dir():
+        there = sorted(found.name.removeprefix("model") for found in path.glob("model*") if found.is_dir())
+        message = f"checkpoint {path} has no engine {number}; it has: {', '.join(there) or 'none'}"
+        raise CheckpointError(f"{message}\n  fix: ask for one of them")
+    return stored_engine(folder, weights_alone=True)
+
+
+def weights_of(
+    path: Path, engine: StoredEngine, *, dtype: torch.dtype | None = None, average: str | None = None
+) -> dict[str, Weight]:
+    """All weights and buffers of an engine by their names in the index.
+
+    Args:
+        path: The checkpoint's folder.
+        engine: Of :func:`open_engine`.
+        dtype: Of what is floating-point; None: as the model computes.
+        average: The name of an ``EMA`` whose averages stand in for the weights.
+    """
+    kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
+    try:
+        ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
+        enabled = (kind for key, kind in kinds.items() if (ds_config.get(key) or {}).get("enabled") is True)
+        computes_in = next(enabled, torch.float32)
+    except (OSError, ValueError, KeyError, TypeError):  # it does not say
+        computes_in = None
+    averaged = None if average is None else average_state(average)
+    averages = {state for each in engine.index.tensors.values() for state in each.states if is_average(state)}
+    if averaged not in {None, *averages}:
+        there = ", ".join(sorted(state.removeprefix(f"{AVERAGE}.") for state in averages)) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} holds no average of a callback {average!r}; it has: {there}"
+        )
+
+    def read(name: str, state: str) -> Iterator[torch.Tensor]:
+        count = engine.index.tensors[name].count
+        for start in range(0, count, CHUNK):
+            yield engine.elements(name, state, start, min(start + CHUNK, count))
+            engine.release()
+
+    found: dict[str, Weight] = {}
+    for name, stored in engine.index.tensors.items():
+        types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
+        kept = [state for state in (WEIGHT, MASTER) if state in types]
+        if not kept:
+            raise CheckpointError(f"checkpoint {path} has no weight of {name}")
+        written = types[kept[0]]
+        if written.is_floating_point:
+            is_known = WEIGHT in kept and stored.kind != IMPORTED  # what DeepSpeed wrote is read in fp32
+            written = dtype or (written if is_known else computes_in or written)
+        # Of what is in that type already, else of the most exact.
+        state = next((each for each in kept if types[each] == written), kept[-1])
+        state = averaged if averaged in types else state
+        found[name] = Weight(shape=stored.shape, dtype=written, read=partial(read, name, state))
+    return found
+
+
+def write_torch(
+    path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str], advance: Callable[[int], object]
+) -> None:
+    """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there."""
+    # What is never touched takes no memory.
+    state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in weights.items()}
+    state.update({alias: state[name] for alias, name in aliases.items()})
+    with torch.serialization.skip_data():
+        torch.save(state, path)
+    records: Any = torch._C.PyTorchFileReader(str(path))
+    with path.open("r+b") as file:
+        for number, each in enumerate(weights.values()):  # torch numbers them as it comes upon them
+            file.seek(records.get_record_offset(f"data/{number}"))
+            for chunk in each.chunks():
+                file.write(chunk)
+                advance(chunk.nbytes)

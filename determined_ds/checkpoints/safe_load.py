@@ -22,6 +22,7 @@ from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.trial.author import described, method_of
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+ANOTHER = "\n  fix: use another checkpoint, or copy the file again"
 
 # ------------------------------------------------------------------------------------------- before writing
 
@@ -44,9 +45,7 @@ def check_state(owner: str, state: Any) -> None:
             return ""
         if isinstance(value, (dict, list, tuple)):
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            return next(
-                (found for key, item in items if (found := unpicklable(item, f"{place}[{key!r}]"))), ""
-            )
+            return next(filter(None, (unpicklable(item, f"{place}[{key!r}]") for key, item in items)), "")
         try:
             pickle.dumps(value)
         except Exception as error:  # whatever an object's own methods raise
@@ -60,19 +59,15 @@ def check_state(owner: str, state: Any) -> None:
         )
 
 
-def check_loadable(part: io.BytesIO, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
-    """Refuse what was written and cannot be read back."""
+def check_loadable(part: io.BytesIO) -> None:
+    """Refuse what a rank wrote and could not read back."""
     with torch.serialization.safe_globals(_allowed()):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(part)
-        owner = "the state of a reducer or of the training data, or what a callback added to the checkpoint,"
-        for name, state in checkpoint["callbacks"].items() if unsafe else ():
-            if torch.serialization.get_unsafe_globals_in_checkpoint(serialized(state)):
-                owner = f"the state of callback {name!r} ({type(callbacks[name]).__name__})"
     if unsafe:
         raise CheckpointError(
-            f"{owner} holds objects of {', '.join(unsafe)}, which a checkpoint cannot be read back with: return "
-            "tensors, numbers, strings, lists and dicts from state_dict, or allow the class by "
-            "torch.serialization.add_safe_globals"
+            f"the state of a callback, a reducer or the training data holds objects of {', '.join(unsafe)}, which a "
+            "checkpoint cannot be read back with\n  fix: return tensors, numbers, strings, lists and dicts from "
+            "state_dict, or allow the class by torch.serialization.add_safe_globals"
         )
 
 
@@ -109,38 +104,35 @@ def only_data() -> Iterator[None]:
         with torch.serialization.safe_globals(_allowed()):
             yield
     finally:
-        if before is None:
-            del os.environ[FORCE]
-        else:
+        del os.environ[FORCE]
+        if before is not None:
             os.environ[FORCE] = before
 
 
 def read_data(file: Path, **options: Any) -> Any:
     """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
-    fix = "\n  fix: use another checkpoint, or copy the file again"
     try:
         with only_data():
             return torch.load(file, **options)
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing{fix}") from None
+        raise CheckpointError(f"{file} is missing{ANOTHER}") from None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a file that was cut, torch raises one of ten
-        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
+        if "GLOBAL" in str(error):
             raise runs_code(str(file), error) from error
         words = str(error).partition(". ")[0] or type(error).__name__
-        raise CheckpointError(f"{file} is not what torch.save wrote: {words}{fix}") from error
+        raise CheckpointError(f"{file} is not what torch.save wrote: {words}{ANOTHER}") from error
 
 
 def runs_code(path: str, error: Exception) -> CheckpointError:
     """The error of a checkpoint with objects that torch does not load as data."""
-    found = re.findall(r"GLOBAL ([\w.]+)", str(error))
-    what, why = (f"objects of {', '.join(dict.fromkeys(found))}", "") if found else ("objects", f": {error}")
-    message = f"checkpoint {path} holds {what} that could run code, and is not loaded{why}"
-    if any(name.startswith("attrdict.") for name in found):
-        message += "\n  fix: its engine was configured with an AttrDict. If you trust the file, load it with "
-        message += "weights_only=False, make its ds_config a plain dict, and save it again"
-    return CheckpointError(message)
+    found = dict.fromkeys(re.findall(r"GLOBAL ([\w.]+)", str(error)))
+    what = f"objects of {', '.join(found)}" if found else f"objects ({error})"
+    return CheckpointError(
+        f"checkpoint {path} holds {what} that could run code, and is not loaded\n  fix: if you trust it, load the file "
+        "with weights_only=False, put plain data in place of them, such as a dict for an AttrDict, and save it again"
+    )
 
 
 def another_model(uuid: str, reason: str) -> ConfigError:
@@ -151,7 +143,7 @@ def another_model(uuid: str, reason: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def explained(uuid: str, *, own_method: bool) -> Iterator[None]:
+def explained(uuid: str) -> Iterator[None]:
     """Turn errors of DeepSpeed and torch about a checkpoint into messages."""
     try:
         yield
@@ -165,24 +157,14 @@ def explained(uuid: str, *, own_method: bool) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        if own_method:
-            raise
         raise another_model(uuid, f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def engines_load_only_data(engines: Sequence[Any], uuid: str) -> Iterator[None]:
     """In here, a trial's own ``load`` may load what it likes; ``load_checkpoint`` of its engines executes nothing."""
-
-    def guarded(load: Any) -> Any:
-        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            with only_data(), explained(uuid, own_method=True):
-                return load(*args, **kwargs)
-
-        return load_checkpoint
-
     for engine in engines:
-        engine.load_checkpoint = guarded(engine.load_checkpoint)
+        engine.load_checkpoint = explained(uuid)(only_data()(engine.load_checkpoint))
     try:
         yield
     finally:

@@ -46,15 +46,6 @@ HEADER_STEP = 2**14
 CHUNKS_AHEAD = 4  # written, and their checksum is not computed yet
 
 
-class Placed(NamedTuple):
-    """A tensor in a file: its type by safetensors' name, its shape, its first byte and the one after its last."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
 class Streamed(NamedTuple):
     """A tensor to write; ``chunks`` yields its bytes in order, each piece unchanged until the file is written."""
 
@@ -111,16 +102,3 @@ def write_shard(
             os.fsync(file.fileno())
     offsets = {name: first + content[name]["data_offsets"][0] for name in order}
     return offsets, {"bytes": at, "sha256": digest.hexdigest()}
-
-
-def read_header(file: Path) -> dict[str, Placed]:
-    """What a sound file holds, by name."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        content: dict[str, Any] = json.loads(stream.read(length))
-    content.pop("__metadata__", None)
-    found = {}
-    for name, each in content.items():
-        begin, end = (LENGTH_BYTES + length + offset for offset in each["data_offsets"])
-        found[name] = Placed(each["dtype"], tuple(each["shape"]), begin, end)
-    return found

@@ -453,7 +453,7 @@ class Checkpoints:
             with engines_load_only_data(self._context.models, uuid):
                 self._trial.load(self._context, path)
         else:
-            with explained(uuid, own_method=False):
+            with explained(uuid):
                 load(path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import json
 import os
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from determined_ds.checkpoints.files import checkpoint_at, checkpoints_in
+from determined_ds.checkpoints.files import Checkpoint, checkpoint_at, checkpoints_in
 from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
@@ -56,7 +56,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     """Show what a checkpoint holds: steps, strategy, sizes, and each tensor. Nothing is verified, see verify."""
     from determined_ds.checkpoints.look import describe, strategy_in_words
 
-    found = describe(_one(path, run_dir))
+    found = describe(_meant(path, run_dir)[0].path)
     if as_json:
         click.echo(json.dumps(jsonable(found)))
         return
@@ -76,41 +76,25 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     for label, text in lines.items():
         if text:
             click.echo(f"  {label:<11} {text}")
-    for engine in found["engines"] or [{"name": "", "tensors": None}]:
-        name, tensors = engine["name"], engine["tensors"]
-        if tensors is None:  # its largest files, in place of its tensors
-            click.echo(
-                f"\n{name}  {format_bytes(engine['bytes'])}, without an index of its tensors" if name else ""
-            )
-            largest = sorted(found["files"].items(), key=lambda item: -item[1])
-            own = [
-                (file, format_bytes(size))
-                for file, size in largest
-                if file.startswith(f"{name}/" if name else "")
-            ]
-            more = [("...", f"{len(own) - LARGEST_FILES} more")] if len(own) > LARGEST_FILES else []
-            _print_table(("file", "size"), [*own[:LARGEST_FILES], *more], right=("size",))
-            continue
-        sizes = f"{count(len(tensors), 'tensor')}, {format_count(engine['parameters'])} parameters"
-        click.echo(
-            ", ".join(
-                filter(None, [f"\n{name}  {format_bytes(engine['bytes'])}", sizes, engine["optimizer"]])
-            )
-        )
-        rows = [
-            (
-                " = ".join([each["name"], *each["aliases"]]),
-                " x ".join(map(str, each["shape"])) or "scalar",
-                (each["dtype"] or "").lower(),
-                format_bytes(each["bytes"]),
-                ", ".join(
-                    [each["kind"]] * (each["kind"] != "trained")
-                    + [s for s in each["states"] if s != "weight"]
-                ),
-            )
-            for each in tensors
-        ]
-        _print_table(("tensor", "shape", "dtype", "size", "holds"), rows, right=("size",))
+    indexed = [engine for engine in found["engines"] if engine["tensors"] is not None]
+    for engine in indexed:
+        sizes = f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
+        head = (f"\n{engine['name']}  {format_bytes(engine['bytes'])}", sizes, engine["optimizer"])
+        click.echo(", ".join(filter(None, head)))
+        rows = []
+        for each in engine["tensors"]:
+            holds = [] if each["kind"] == "trained" else [each["kind"]]
+            holds += [state for state in each["states"] if state != "weight"]
+            names, shape = " = ".join([each["name"], *each["aliases"]]), " x ".join(map(str, each["shape"]))
+            size = format_bytes(each["bytes"])
+            rows.append((names, shape or "scalar", (each["dtype"] or "").lower(), size, ", ".join(holds)))
+        _print_table(("tensor", "shape", "dtype", "size", "holds"), rows)
+    if not indexed or len(indexed) < len(found["engines"]):
+        files = sorted(found["files"].items(), key=lambda item: -item[1])
+        largest = [(name, format_bytes(size)) for name, size in files[:LARGEST_FILES]]
+        largest += [("...", f"{len(files) - LARGEST_FILES} more")] if len(files) > LARGEST_FILES else []
+        click.echo("\nthe largest files, as not every engine has an index of its tensors:")
+        _print_table(("file", "size"), largest)
 
 
 @checkpoint.command()
@@ -124,16 +108,14 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """
     from determined_ds.checkpoints.look import DAMAGED, bytes_in
     from determined_ds.checkpoints.look import verify as verified
-    from determined_ds.checkpoints.named import is_checkpoint
 
-    found = []
+    found: list[Checkpoint] = []
     for given in paths:
-        newest, path = _one(given, run_dir), _located(given, run_dir)
-        only_newest = is_checkpoint(path) or (given == LAST and run_dir is not None)
-        found += [checkpoint_at(newest)] if only_newest else checkpoints_in(RunDir(path).checkpoints)
+        meant = _meant(given, run_dir)
+        found += meant[:1] if given == LAST and run_dir is not None else meant
     answers = []
     for each in found:
-        with byte_bar(bytes_in(each.path), each.uuid, hidden=as_json) as read:
+        with byte_bar(each.uuid, bytes_in(each.path), hidden=as_json) as read:
             answer = verified(each, read=read)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
@@ -168,40 +150,35 @@ def diff(
 
     Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
     """
-    os.environ.setdefault(
-        "DS_ACCELERATOR", "cpu"
-    )  # DeepSpeed would look for a GPU, and say which one it chooses
-    paths = (_one(first, run_dir, key="FIRST"), _one(second, run_dir, key="SECOND"))
+    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
+    given = {"FIRST": first, "SECOND": second}
+    sides = [_meant(word, run_dir, key=key)[0] for key, word in given.items()]
     from determined_ds.checkpoints.look import differences
 
+    paths = [side.path for side in sides]
     found, weights_only = differences(*paths, weights_only=weights, tolerance=tolerance)
     compared = "weights" if weights_only else "tensors"
     if as_json:
-        shown = [jsonable(dataclasses.asdict(each)) for each in found]
-        answer = {"version": 1, "compared": compared, "equal": not found, "differences": shown}
-        click.echo(json.dumps(answer, indent=2))
+        answer = {"version": 1, "compared": compared, "equal": not found, "differences": found}
+        click.echo(json.dumps(jsonable(answer), indent=2))
         sys.exit(EXIT_FOUND if found else 0)
-    for name, path in zip(("first", "second"), paths, strict=True):
-        click.echo(f"{name:<7} batch {checkpoint_at(path).steps_completed}, {short(path)}")
+    for name, side in zip(given, sides, strict=True):
+        click.echo(f"{name.lower():<7} batch {side.steps_completed}, {short(side.path)}")
     if weights_only:
         click.echo("weights alone are compared, not the optimizer's states")
     if not found:
         within = f" within {tolerance:g}" if tolerance else ""
         click.echo(click.style(f"all {compared} are equal{within}", fg="green"))
         return
-    tensors = {(each.engine, each.tensor) for each in found}
+    tensors = {(each["engine"], each["tensor"]) for each in found}
     click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
-    rows = [
-        (
-            f"{each.engine} {each.tensor}".rstrip(),
-            each.state,
-            each.message,
-            "" if each.place is None else f"[{', '.join(map(str, each.place))}]",
-            "" if each.values is None else f"{each.values[0]:.6g} / {each.values[1]:.6g}",
-            "" if each.largest is None else f"{each.largest:.3g}",
-        )
-        for each in found[:MOST_DIFFERENCES]
-    ]
+    rows = []
+    for each in found[:MOST_DIFFERENCES]:
+        row = [f"{each['engine']} {each['tensor']}".rstrip(), each["state"], each["message"]]
+        if each["values"] is not None:
+            values = " / ".join(f"{value:.6g}" for value in each["values"])
+            row += [str(list(each["place"])), values, f"{each['largest']:.3g}"]
+        rows.append(row)
     _print_table(("tensor", "state", "what differs", "at", "values", "largest"), rows)
     if len(found) > MOST_DIFFERENCES:
         click.echo(f"  ... and {len(found) - MOST_DIFFERENCES} more; --json lists all")
@@ -239,30 +216,24 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
-    from determined_ds.checkpoints.export import ExportRequest
     from determined_ds.checkpoints.export import export as exported
 
-    found, out = _one(path, run_dir), output
+    found, out = _meant(path, run_dir)[0], output
     if out is None:  # never in the current folder: there it would be sent to a cluster, and be offered to git
-        folder = found.resolve().parent
+        folder = found.path.parent
         if folder.name == CHECKPOINTS:
-            run = RunDir(folder.parent)
-            if (
-                run.path.name == RunDir(run.path.parent).superseded.name
-            ):  # laid out as a run, deleted by the next one
-                run = RunDir(run.path.parent)
-            folder = run.exported
-        out = folder / (f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
-    request = ExportRequest(path=found, out=out, **options)
-    done = exported(request, lambda said, size: byte_bar(size, said, hidden=as_json))
+            run, above = RunDir(folder.parent), RunDir(folder.parent.parent)
+            # What was superseded is laid out as a run, and deleted by the next one.
+            folder = above.exported if run.path == above.superseded else run.exported
+        out = folder / (f"{found.uuid}-{options['to']}" + ".pt" * (options["to"] == "torch"))
+    done = exported(found.path, out, stage=functools.partial(byte_bar, hidden=as_json), **options)
     if as_json:
-        answer = {"version": 1, "uuid": found.name, "out": str(done.out), "tensors": done.num_tensors}
-        click.echo(json.dumps({**answer, "bytes": done.num_bytes, "notes": list(done.notes)}, indent=2))
+        click.echo(json.dumps({"version": 1, "uuid": found.uuid, **done}, indent=2))
         return
-    for note in done.notes:
+    for note in done["notes"]:
         click.echo(f"note: {note}", err=True)
-    size = f"{count(done.num_tensors, 'tensor')}, {format_bytes(done.num_bytes)}"
-    click.echo(f"batch {checkpoint_at(found).steps_completed} exported to {short(done.out)}: {size}")
+    size = f"{count(done['tensors'], 'tensor')}, {format_bytes(done['bytes'])}"
+    click.echo(f"batch {found.steps_completed} exported to {short(Path(done['out']))}: {size}")
 
 
 @checkpoint.command("import")
@@ -281,58 +252,43 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.importing import import_weights as imported
 
-    found = imported(weights, output, stage=lambda said, size: byte_bar(size, said), **options)
-    how = "linked" if found.linked else "copied"
-    size = f"{count(found.num_tensors, 'tensor')}, {format_bytes(found.num_bytes)}"
+    found = imported(weights, output, stage=byte_bar, **options)
+    how = "linked" if found["linked"] else "copied"
+    size = f"{count(found['tensors'], 'tensor')}, {format_bytes(found['bytes'])}"
     click.echo(f"{size}, {how} to {short(output)}")
     click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(output)}")
 
 
-# ------------------------------------------------------------------------------------------- which one is meant
+def _meant(given: str, run_dir: Path | None, *, key: str = "PATH") -> list[Checkpoint]:
+    """The checkpoints that PATH means: of a run directory all, the newest first; they may be damaged."""
+    from determined_ds.checkpoints.named import is_checkpoint, locate, refused
 
-
-def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
-    """The folder that PATH means: of a checkpoint, or a run directory; a ConfigError where there is none."""
-    from determined_ds.checkpoints.named import locate
-
-    return locate(given, None if run_dir is None else RunDir(run_dir), key=key).resolve()
-
-
-def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
-    """The folder of the checkpoint that PATH means: a run directory's newest; it may be damaged."""
-    from determined_ds.checkpoints.named import is_checkpoint, refused
-
-    path = _located(given, run_dir, key=key)
-    if is_checkpoint(path):
-        return path
-    if not (found := checkpoints_in(RunDir(path).checkpoints)):
+    path = locate(given, None if run_dir is None else RunDir(run_dir), key=key).resolve()
+    found = [checkpoint_at(path)] if is_checkpoint(path) else checkpoints_in(RunDir(path).checkpoints)
+    if not found:
         raise refused(key, given, "holds no checkpoint")
-    return found[0].path
+    return found
 
 
 # ------------------------------------------------------------------------------------------- on a terminal
 
 
-def _print_table(heads: Sequence[str], rows: Iterable[tuple[str, ...]], *, right: Sequence[str] = ()) -> None:
+def _print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Rows with aligned columns, folded where the terminal has no room."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    columns = [Column(head, justify="right" if head == "size" else "left", overflow="fold") for head in heads]
+    table = Table(*columns, box=None, padding=(0, 0, 0, 2), header_style="bold")
     for row in rows:
         table.add_row(*map(Text, row))
     Console(soft_wrap=False, highlight=False).print(table)
 
 
 @contextlib.contextmanager
-def byte_bar(num_bytes: int, name: str, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+def byte_bar(name: str, num_bytes: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal where there is much to read; gives the function that counts bytes."""
-    if hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty():
-        yield lambda count: None
-        return
     from rich import progress
     from rich.console import Console
 
@@ -340,7 +296,13 @@ def byte_bar(num_bytes: int, name: str, *, hidden: bool = False) -> Iterator[Cal
         *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
         *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
     )
-    options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
-    with progress.Progress(*columns, console=Console(stderr=True), **options) as bar:  # type: ignore[arg-type]
+    with progress.Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty(),
+    ) as bar:
         task = bar.add_task(name, total=num_bytes)
         yield lambda size: bar.advance(task, size)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
-from determined_ds.checkpoints.weights import open_engine, weights_of
+from determined_ds.checkpoints.files import LOAD_DATA
+from determined_ds.checkpoints.reader import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.resolve import reconcile
@@ -43,11 +43,7 @@ def load_state_dict_from_checkpoint_path(
         CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
     """
     path = Path(path)
-    if verify:
-        if damage := damage_of(path):
-            raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
-        warn_if_unverified(path)
-    stored = open_engine(path, engine)
+    stored = open_engine(path, engine, verify=verify)
     weights = weights_of(path, stored, dtype=torch.float32, average=average)
     found = {name: each.whole().float() for name, each in weights.items()}
     return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
@@ -62,9 +58,9 @@ def load_model_from_checkpoint_path(
 ) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial, with the trained weights.
 
-    A checkpoint names its trial, and importing that runs its code: load only what you trust.
-
-    Determined's ``load_trial_from_checkpoint_path`` (0.38.1) takes trials of the class PyTorchTrial only.
+    This runs the checkpoint's code, as Determined's ``load_trial_from_checkpoint_path`` (0.38.1, for trials of the
+    class PyTorchTrial only) does: it imports whatever class the checkpoint names, and calls it. Load only what you
+    trust.
 
     Args:
         path: A checkpoint's folder, see :func:`load_state_dict_from_checkpoint_path`.

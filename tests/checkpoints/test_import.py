@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -44,42 +43,28 @@ def imported(given: Path, out: Path, *options: str) -> Path:
     return out
 
 
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    files = folder.glob("*.safetensors")
-    return {name: each for file in files for name, each in safetensors.torch.load_file(file).items()}
-
-
-def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
-    """The most exact weights in the last checkpoint, by the names of the whole model."""
-    found = tensors(checkpoints(run_dir)[0])
-    return {name: found.get((name, "fp32"), found.get((name, "weight"))) for name, _ in found}
-
-
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero3", "pipeline", "zero3-bf16"])
+@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero3", "pipeline", "zero3-bf16", "partitions"])
 def test_every_strategy_starts_from_them(
     strategy: str, gpt2: Path, two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
 ) -> None:
-    start = imported(gpt2, tmp_path / "start")
-    kind, stage = ("gpt2_pipeline", 1) if strategy == "pipeline" else ("gpt2", int(strategy[4]))
-    more = {"pipe_parallel_size": 2} if strategy == "pipeline" else {}
-    precision = {"overwrite_deepspeed_args": {"bf16": {"enabled": "bf16" in strategy}}}
-    hparams = trained.hyperparameters(kind, stage, **more, **precision, **STILL)
+    """Also a model that zero.Init builds in partitions: no rank has held all of a parameter."""
+    kind, stage, more, given = "gpt2", 3, dict[str, Any](), gpt2
+    if strategy == "partitions":
+        kind, given = "causal_lm", tiny.saved_model(tmp_path / "base")
+    elif strategy == "pipeline":
+        kind, stage, more = "gpt2_pipeline", 1, {"pipe_parallel_size": 2}
+    else:
+        stage = int(strategy[4])
+        more = {"overwrite_deepspeed_args": {"bf16": {"enabled": "bf16" in strategy}}}
+    start = imported(given, tmp_path / "start")
+    hparams = trained.hyperparameters(kind, stage, **more, **STILL)
     two_ranks.run(trained.train, kind, str(tmp_path), hparams, text, batches=1, start=str(start))
-    found, expected = weights_of(tmp_path), weights_in(gpt2)
+    # The most exact ones in the last checkpoint, by the names of the whole model.
+    stored = tensors(checkpoints(tmp_path)[0])
+    found = {name: stored.get((name, "fp32"), stored.get((name, "weight"))) for name, _ in stored}
+    files = (safetensors.torch.load_file(file) for file in given.glob("*.safetensors"))
+    expected = {name: each for file in files for name, each in file.items()}
     assert len(found) == len(expected)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
-def test_a_model_built_in_partitions_starts_from_them(
-    two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
-) -> None:
-    """By zero.Init: no rank has held all of a parameter."""
-    base = tiny.saved_model(tmp_path / "base")
-    start = imported(base / "model.safetensors", tmp_path / "start")
-    hparams = trained.hyperparameters("causal_lm", 3, **STILL)
-    two_ranks.run(trained.train, "causal_lm", str(tmp_path), hparams, text, batches=1, start=str(start))
-    found, expected = weights_of(tmp_path), weights_in(base)
-    assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
@@ -132,37 +117,29 @@ def test_force_replaces_what_an_import_made_and_nothing_else(gpt2: Path, tmp_pat
     assert [each.name for each in (tmp_path / "papers").iterdir()] == ["thesis.txt"]
 
 
-def cut(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def without_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
-
-
-def without_shard(folder: Path) -> None:
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def by_deepspeed(folder: Path) -> None:
-    (folder / "latest").write_text("global_step2")
-
-
-@pytest.mark.parametrize(
-    ("damaged", "said"),
-    [
-        (cut, "is not a whole file of safetensors"),
-        (without_header, "is not a whole file of safetensors"),
-        (without_shard, "model-2.safetensors is missing, which its index names"),
-        (by_deepspeed, "zero_to_fp32 --safe_serialization"),
-    ],
+FILE, INDEX, NOT_WHOLE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "is not a whole file of safetensors",
 )
-def test_what_is_not_whole_is_refused_and_leaves_nothing(tmp_path: Path, damaged: Any, said: str) -> None:
-    (tmp_path / "given").mkdir()
-    safetensors.torch.save_file({"a": torch.ones(3)}, tmp_path / "given/model.safetensors")
-    damaged(tmp_path / "given")
-    done = checkpoint("import", tmp_path / "given", "--output", tmp_path / "start")
-    assert (done.exit_code, said in done.output, "fix: " in done.output) == (2, True, True)
+OF_TWO = b'{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
+# A file in the folder, what is in it then (None: less than before), and what is said.
+DAMAGES = {
+    "cut": (FILE, None, NOT_WHOLE),
+    "without a header": (FILE, b"\xff" * 64, NOT_WHOLE),
+    "without a shard": (INDEX, OF_TWO, "model-2.safetensors is missing, which its index names"),
+    "no index": (INDEX, b"[]", "is not an index"),
+    "by DeepSpeed": ("latest", b"global_step2", "zero_to_fp32 --safe_serialization"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_what_is_not_whole_is_refused_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    safetensors.torch.save_file({"a": torch.ones(3)}, given / FILE)
+    name, content, said = DAMAGES[case]
+    (given / name).write_bytes((given / FILE).read_bytes()[:-1] if content is None else content)
+    done = checkpoint("import", given, "--output", tmp_path / "start")
+    assert (done.exit_code, said in done.output, "fix: " in done.output) == (2, True, True), done.output
     assert not list(tmp_path.glob("*start*"))

@@ -33,8 +33,8 @@ from determined_ds import DataParallelTrial
 class Adapted(DataParallelTrial):
     def build_model(self):
         hparams = self.context.get_hparams()
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**hparams["sizes"]))
-        model = model.to(getattr(torch, hparams["dtype"]))
+        config = torch.load("config.pt", weights_only=False)  # an object: only checkpoints are held to be data
+        model = transformers.LlamaForCausalLM(config).to(getattr(torch, hparams["dtype"]))
         return peft.get_peft_model(model, peft.LoraConfig(**hparams["lora"]), autocast_adapter_dtype=False)
 
     loss = build_training_data_loader = build_validation_data_loader = None  # an export calls none of them
@@ -42,55 +42,45 @@ class Adapted(DataParallelTrial):
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # by peft, of names of transformers'
 
 
-def adapted(lora: dict[str, Any], dtype: torch.dtype) -> Any:
-    """A model whose adapters change it."""
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_what_peft_writes_and_merged_it_is_what_peft_merges(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).to(dtype)
-    found = peft.get_peft_model(model, peft.LoraConfig(**lora), autocast_adapter_dtype=False)
-    with torch.no_grad():
-        for name, parameter in found.named_parameters():
+    lora = {**LORA, **KINDS[kind]}
+    given = transformers.LlamaConfig(**SIZES)
+    torch.save(given, tmp_path / "config.pt")
+    base = transformers.LlamaForCausalLM(given).to(dtype)
+    model: Any = peft.get_peft_model(base, peft.LoraConfig(**lora), autocast_adapter_dtype=False)
+    with torch.no_grad():  # so that the adapters change it
+        for name, parameter in model.named_parameters():
             if "lora_" in name or "modules_to_save" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    return found
-
-
-def exported(model: Any, lora: dict[str, Any], dtype: torch.dtype, folder: Path, *options: str) -> Any:
-    """The tensors of an export of a checkpoint that holds the model."""
-    (folder / "code").mkdir()
-    (folder / "code/adapted_trial.py").write_text(TRIAL)
-    hparams = {"global_batch_size": 8, "deepspeed_config": {}, "sizes": SIZES, "lora": lora}
-    hparams["dtype"] = str(dtype).removeprefix("torch.")
-    loaded = {"trial_cls_spec": "adapted_trial:Adapted", "hparams": hparams, "experiment_config": {}}
     tensors = {
         name: {"weight": (TYPES[dtype], tensor.float().numpy())}
         for name, tensor in model.state_dict().items()
     }
-    path = made(folder / "uuid", tensors, ranks=2, files={"load_data.json": json.dumps(loaded)})
-    where = ["--context-dir", str(folder / "code"), "--output", str(folder / "out")]
-    succeeded("export", path, "--to", "huggingface", *where, *options)
-    (file,) = (folder / "out").glob("*.safetensors")
-    return safetensors.torch.load_file(file)
+    (tmp_path / "adapted_trial.py").write_text(TRIAL)
+    hparams = {"global_batch_size": 8, "deepspeed_config": {}, "lora": lora}
+    hparams["dtype"] = str(dtype).removeprefix("torch.")
+    loaded = {"trial_cls_spec": "adapted_trial:Adapted", "hparams": hparams, "experiment_config": {}}
+    path = made(tmp_path / "uuid", tensors, ranks=2, files={"load_data.json": json.dumps(loaded)})
 
+    def exported(out: Path, *options: str) -> dict[str, torch.Tensor]:
+        words = ["--to", "huggingface", "--context-dir", tmp_path, "--output", out, *options]
+        succeeded("export", path, *words)
+        (file,) = out.glob("*.safetensors")
+        return safetensors.torch.load_file(file)
 
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_what_peft_merges(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    lora = {**LORA, **KINDS[kind]}
-    model = adapted(lora, dtype)
-    found = exported(model, lora, dtype, tmp_path, "--merge-lora")
-    assert same(found, model.merge_and_unload().state_dict())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_what_peft_writes(kind: str, tmp_path: Path) -> None:
-    lora = {**LORA, **KINDS[kind]}
-    model = adapted(lora, torch.float32)
-    found = exported(model, lora, torch.float32, tmp_path)
     model.save_pretrained(tmp_path / "by_peft", save_embedding_layers=False)
-    assert same(found, safetensors.torch.load_file(tmp_path / "by_peft/adapter_model.safetensors"))
-    config = peft.PeftConfig.from_pretrained(str(tmp_path / "out"))
+    by_peft = safetensors.torch.load_file(tmp_path / "by_peft/adapter_model.safetensors")
+    assert_same(exported(tmp_path / "adapter"), by_peft)
+    config = peft.PeftConfig.from_pretrained(str(tmp_path / "adapter"))
     assert (config.peft_type, config.r) == ("LORA", 4)
+    assert_same(exported(tmp_path / "merged", "--merge-lora"), model.merge_and_unload().state_dict())
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []

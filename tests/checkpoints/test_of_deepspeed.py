@@ -15,8 +15,8 @@ from tests.package import checkpoints
 
 
 def train(
-    run_dir: str, stage: int, pipeline: bool, resume: str | None = None, more: str = ""
-) -> dict[str, Any]:
+    run_dir: Path, stage: int, *, kind: str = "Victim", resume: Path | None = None, more: str = ""
+) -> Any:
     """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights.
 
     With ``more``, the model has another parameter of this name.
@@ -26,9 +26,9 @@ def train(
     from determined.pytorch import Batch
 
     from determined_ds import Trainer, open_context
-    from tests.interrupted.trials import PipelineVictim, Victim
+    from tests.interrupted import trials
 
-    class Own(PipelineVictim if pipeline else Victim):  # type: ignore[misc]
+    class Own(getattr(trials, kind)):  # type: ignore[misc]
         def save(self, context: Any, path: Path) -> None:
             self.engine.save_checkpoint(str(path), tag="model0")
 
@@ -38,43 +38,40 @@ def train(
                 model.register_parameter(more, torch.nn.Parameter(torch.zeros(3)))
             return model
 
-    ds_config = {
-        "zero_optimization": {"stage": stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-    }
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
+    ds_config = {"zero_optimization": {"stage": stage}, "optimizer": optimizer}
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    hparams |= {"pipe_parallel_size": 2} if pipeline else {}
-    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+    hparams |= {"pipe_parallel_size": 2} if kind == "PipelineVictim" else {}
+    with open_context(hparams=hparams, run_dir=str(run_dir), accelerator="cpu") as context:
         trial = Own(context)
-        Trainer(trial, context).fit(max_length=Batch(2), latest_checkpoint=resume)
+        latest = None if resume is None else str(resume)
+        Trainer(trial, context).fit(max_length=Batch(2), latest_checkpoint=latest)
         parameters = dict(trial.engine.module.named_parameters())
         with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
             return {name: value.detach().numpy().copy() for name, value in parameters.items()}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_its_weights_are_exported(stage: int, two_ranks: Ranks, tmp_path: Path) -> None:
-    weights, _ = two_ranks.run(train, str(tmp_path / "run"), stage, False)
+def test_its_weights_are_exported_and_another_models_are_refused_by_name(
+    stage: int, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """DeepSpeed itself copies flat partitions under ZeRO 3, whatever they are of."""
+    weights, _ = two_ranks.run(train, tmp_path / "run", stage)
     [path] = checkpoints(tmp_path / "run")
     assert not (path / "model0" / "index.json").exists()
     succeeded("export", path, "--to", "safetensors", "--output", tmp_path / "out")
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[name].numpy(), weight) for name, weight in weights.items())
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_one_of_another_model_is_refused_by_name(stage: int, two_ranks: Ranks, tmp_path: Path) -> None:
-    """DeepSpeed itself copies flat partitions under ZeRO 3, whatever they are of."""
-    two_ranks.run(train, str(tmp_path / "run"), stage, False)
-    [path] = checkpoints(tmp_path / "run")
-    two_ranks.run(train, str(tmp_path / "same"), stage, False, str(path))
-    with pytest.raises(AssertionError, match=r"does not fit this model.*added is missing in it, \(3,\) here"):
-        two_ranks.run(train, str(tmp_path / "other"), stage, False, str(path), "added")
+    if stage:
+        two_ranks.run(train, tmp_path / "same", stage, resume=path)
+        refusal = r"does not fit this model.*added is missing in it, \(3,\) here"
+        with pytest.raises(AssertionError, match=refusal):
+            two_ranks.run(train, tmp_path / "other", stage, resume=path, more="added")
 
 
 def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(train, str(tmp_path / "run"), 0, True)
+    two_ranks.run(train, tmp_path / "run", 0, kind="PipelineVictim")
     [path] = checkpoints(tmp_path / "run")
     done = checkpoint("export", path, "--to", "safetensors", "--output", tmp_path / "out")
     assert done.exit_code == 1

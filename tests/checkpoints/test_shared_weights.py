@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from determined.pytorch import Batch
 
+from determined_ds import PipelineTrial, Trainer, open_context
 from tests.harness.ranks import Ranks
 from tests.package import tensors
 
@@ -20,46 +22,41 @@ class Ends(torch.nn.Linear):
         torch.nn.init.zeros_(self.bias)
 
 
+class Tied(PipelineTrial):
+    partition_method = "uniform"
+
+    def prepare(self) -> None:
+        inputs = torch.linspace(-1, 1, 128).view(32, 4)
+        self.data, self.losses = torch.utils.data.TensorDataset(inputs, torch.ones(32, 4)), list[float]()
+
+    def build_layers(self) -> list[Any]:
+        from deepspeed.pipe import LayerSpec, TiedLayerSpec
+
+        ends = [TiedLayerSpec("ends", Ends, tied_weight_attr="weight") for _ in range(2)]
+        return [ends[0], *(LayerSpec(torch.nn.LayerNorm, 4) for _ in range(6)), ends[1]]
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    def on_step_end(self, batch_idx: int, metrics: Any) -> None:
+        self.losses.append(float(metrics["loss"]))
+
+    def build_training_data_loader(self) -> Any:
+        return self.training_loader(self.data)
+
+    def build_validation_data_loader(self) -> Any:
+        return self.validation_loader(self.data)
+
+
 def train(run_dir: str, schedule: str, ranks: int, steps: int, resume: str | None = None) -> list[float]:
     """The losses of the steps, with a checkpoint after the last."""
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
-    from determined.pytorch import Batch
-
-    from determined_ds import PipelineTrial, Trainer, open_context
-
-    data = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 128).view(32, 4), torch.ones(32, 4))
-    losses: list[float] = []
-
-    class Tied(PipelineTrial):
-        partition_method = "uniform"
-
-        def build_layers(self) -> list[Any]:
-            ends = [TiedLayerSpec("ends", Ends, tied_weight_attr="weight") for _ in range(2)]
-            return [ends[0], *(LayerSpec(torch.nn.LayerNorm, 4) for _ in range(6)), ends[1]]
-
-        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.mse_loss(outputs, targets)
-
-        def on_step_end(self, batch_idx: int, metrics: dict[str, Any]) -> None:
-            losses.append(float(metrics["loss"]))
-
-        def build_training_data_loader(self) -> Any:
-            return self.training_loader(data)
-
-        def build_validation_data_loader(self) -> Any:
-            return self.validation_loader(data)
-
     optimizer = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}
-    hparams = {
-        "global_batch_size": 8,
-        "micro_batch_size": 1,
-        "pipe_parallel_size": ranks,
-        "pipe_schedule": schedule,
-        "deepspeed_config": {"optimizer": optimizer},
-    }
+    hparams = {"global_batch_size": 8, "micro_batch_size": 1, "deepspeed_config": {"optimizer": optimizer}}
+    hparams |= {"pipe_parallel_size": ranks, "pipe_schedule": schedule}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
-        Trainer(Tied(context), context).fit(max_length=Batch(steps), latest_checkpoint=resume)
-    return losses
+        trial = Tied(context)
+        Trainer(trial, context).fit(max_length=Batch(steps), latest_checkpoint=resume)
+        return trial.losses
 
 
 def test_a_stage_without_a_tied_layer_learns_what_is_against_its_slices(

@@ -83,4 +83,3 @@ def test_a_configuration_that_is_no_plain_data_is_refused(one_rank: Ranks, tmp_p
     ((uuid, _),) = one_rank.run(train_by_determined, tmp_path, "Replicated", False, ports)
     ((_, _, why),) = one_rank.run(resume_here, tmp_path, "Replicated", uuid)
     assert "holds objects of attrdict.dictionary.AttrDict that could run code" in why
-    assert "make its ds_config a plain dict" in why
