@@ -85,7 +85,7 @@ def test_a_search_that_searches_nothing(searched: Path) -> None:
         ),
         (
             ("searcher.metric=accuracy", "hyperparameters.global_batch_size=7", "x=1"),
-            ("searcher.metric = 'accuracy'", "global_batch_size = 7", "x = 1 (--set x=1): unknown key"),
+            ("searcher.metric = 'accuracy'", "global_batch_size = 7", "x (--set x=1): unknown key"),
         ),
         ((f"{MICRO_BATCH}=[5, 7]",), ("train_micro_batch_size_per_gpu",)),
         (("searcher.max_trials=null",), ("searcher.max_trials",)),

@@ -114,4 +114,4 @@ def test_sizes_are_written_in_many_ways() -> None:
 @pytest.mark.parametrize("option", ["--parameters", "--gpu-memory"])
 def test_what_is_not_a_number_is_refused(option: str, text: str) -> None:
     words = () if option == "--parameters" else ("--parameters", "1B")
-    assert f"{option} = '{text}'" in refused(*words, option, text)
+    assert f"{option} = {text}" in refused(*words, option, text).replace("'", "")
