@@ -39,7 +39,7 @@ from determined_ds.checkpoints.files import (
     written_by,
 )
 from determined_ds.checkpoints.safe_load import check_loadable, check_state, read_data, serialized
-from determined_ds.errors import CheckpointError
+from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.handed_on import count
@@ -234,6 +234,16 @@ class RankParts:
             batch: Batches trained when it was written.
         """
         here, distributed = self.here, self._context.distributed
+        reason = elastic_refusal(path)
+        if reason is None and overrides(self._trial, "load"):
+            reason = f"{method_of(self._trial, 'load')} decides itself what is read"
+        if self._context.resets_optimizer and reason is not None:
+            message = f"the optimizer's state of checkpoint {uuid} cannot be left out: {reason}"
+            fix = "leave the option out; or start a new run from the weights: "
+            fix += "--set searcher.source_checkpoint_uuid=CHECKPOINT"
+            raise ConfigError(
+                Problem(key="--reset-optimizer", message=message, fix=fix, code="reset-optimizer")
+            )
         num_written = len(list(path.glob(PART.format("*"))))
         if not any(distributed.allgather(num_written or (path / LOAD_DATA).is_file())):  # it was imported
             return {}, ""
@@ -250,9 +260,6 @@ class RankParts:
                 if then.calls != here.calls:  # then a step adds another number of losses
                     own["parts"].pop("metrics", None)
             return own, ""
-        reason = elastic_refusal(path)
-        if reason is None and overrides(self._trial, "load"):
-            reason = f"{method_of(self._trial, 'load')} decides itself what is read"
         if reason is not None:
             raise CheckpointError(
                 f"checkpoint {uuid} was written by {count(num_written, 'rank')}, and these are {here.ranks}, or hold "

@@ -15,7 +15,13 @@ from tests.package import checkpoints
 
 
 def train(
-    run_dir: Path, stage: int, *, kind: str = "Victim", resume: Path | None = None, more: str = ""
+    run_dir: Path,
+    stage: int,
+    *,
+    kind: str = "Victim",
+    resume: Path | None = None,
+    more: str = "",
+    resets_optimizer: bool = False,
 ) -> Any:
     """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights.
 
@@ -43,6 +49,7 @@ def train(
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
     hparams |= {"pipe_parallel_size": 2} if kind == "PipelineVictim" else {}
     with open_context(hparams=hparams, run_dir=str(run_dir), accelerator="cpu") as context:
+        context.resets_optimizer = resets_optimizer
         trial = Own(context)
         latest = None if resume is None else str(resume)
         Trainer(trial, context).fit(max_length=Batch(2), latest_checkpoint=latest)
@@ -68,6 +75,16 @@ def test_its_weights_are_exported_and_another_models_are_refused_by_name(
         refusal = r"does not fit this model.*added is missing in it, \(3,\) here"
         with pytest.raises(AssertionError, match=refusal):
             two_ranks.run(train, tmp_path / "other", stage, resume=path, more="added")
+
+
+def test_its_optimizer_is_not_loaded_where_it_is_to_begin_anew(two_ranks: Ranks, tmp_path: Path) -> None:
+    """DeepSpeed loads it whole: what cannot be left out is refused, as the launcher refuses it."""
+    two_ranks.run(train, tmp_path / "run", 1)
+    [path] = checkpoints(tmp_path / "run")
+    with pytest.raises(
+        AssertionError, match=r"--reset-optimizer: the optimizer's state .* cannot be left out"
+    ):
+        two_ranks.run(train, tmp_path / "again", 1, resume=path, resets_optimizer=True)
 
 
 def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
