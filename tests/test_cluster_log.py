@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from tests.cluster.log_policies import shipped
+from tests.cluster.state import taken_apart
 from tests.harness.command import ROOT
 from tests.package import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 
 
 def matched(line: str) -> list[str]:
     """The names of our policies that match a line of a task."""
-    return [policy["name"] for policy in LOG_POLICIES if re.search(policy["pattern"], shipped(line))]
+    return [policy["name"] for policy in LOG_POLICIES if re.search(policy["pattern"], taken_apart(line)[2])]
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank=3] "])

@@ -1,4 +1,4 @@
-"""An agent: starts the container of a trial, follows its output, tells the master of its end.
+"""An agent: starts the containers of a trial, follows their output, tells the master of their end.
 
 A container is a private mount namespace (``container.sh``), so that a trial finds the fixed paths that Determined's
 harness expects, and leaves nothing behind. Its processes are known by ``DET_ALLOCATION_ID`` in their environment.
@@ -18,23 +18,22 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-import psutil
-
-from tests.cluster.state import Allocation, Experiment, Trial
-from tests.cluster.trial_api import resources_id
+from tests.cluster.state import Allocation, Trial
 from tests.harness import forked
-from tests.harness.machines import Machine
+from tests.harness.machines import HIDDEN, Machine
 from tests.harness.ranks import ROOT, free_port
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 CONTAINER = Path(__file__).with_name("container.sh")
-WORKER = Path(__file__).parents[1] / "harness" / "worker.py"
+WORKER = ROOT / "tests/harness/worker.py"
 BIN = Path(sys.executable).parent
-HIDDEN = ("/run/", "/tmp/")
+# Folders that the Python which runs this needs, and that a container would hide.
+PYTHON = {os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix), sys.prefix}
+SEEN = sorted(folder for folder in PYTHON if folder.startswith(HIDDEN))
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
 WAYS = (["unshare", "-m"], ["unshare", "-U", "-r", "-m"])
 # Ends what is left of a cluster when the test session is no more, however it ended: its input then ends.
@@ -63,15 +62,8 @@ class Agent:
         environment: dict[str, str],
         machines: Sequence[Machine] = (),
     ) -> None:
-        way = way_to_isolate()
-        assert isinstance(way, list), "is asked for by why_not() first"
-        self._way = way
-        self._master = master
-        self.slots = slots
-        self._storage = storage
-        self._roots = roots
-        self._environment = environment
-        self._machines = machines
+        self._master, self.slots, self._storage, self._roots = master, slots, storage, roots
+        self._environment, self._machines = environment, machines
         self._threads: list[threading.Thread] = []
         self._guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, "DET_CLUSTER_ID", master.cluster_id],
@@ -80,86 +72,82 @@ class Agent:
             start_new_session=True,
         )
 
-    def start(self, experiment: Experiment, trial: Trial, allocation: Allocation) -> None:
+    def start(self, trial: Trial, allocation: Allocation) -> None:
         """Start a trial's containers; the master is told when they have ended."""
-        allocation.port = free_port()
         if self._machines:
             allocation.addresses = tuple(machine.address for machine in self._machines)
-        containers = [
-            self._container(number, experiment, trial, allocation)
-            for number in range(len(allocation.addresses))
-        ]
-        thread = threading.Thread(target=self._attend, args=(containers, trial, allocation), daemon=True)
-        self._threads.append(thread)
+        variables, containers = self._variables(trial, allocation), []
+        for number, name in enumerate(allocation.resources):
+            root = self._roots / name
+            root.mkdir()
+            enter = self._machines[number].enter if self._machines else []
+            words = map(str, ("bash", CONTAINER, root, self._storage, BIN, WORKER, *SEEN))
+            container = subprocess.Popen(
+                [*enter, *way_to_isolate(), *words],
+                env={
+                    **variables,
+                    "DET_AGENT_ID": f"agent-{number + 1}",
+                    "DET_RESOURCES_ID": name,
+                    "DET_CONTAINER_ID": name,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            containers.append(container)
+        self._threads.append(self._thread(self._attend, containers, trial, allocation))
+
+    def _thread(self, function: object, *args: object) -> threading.Thread:
+        thread = threading.Thread(target=function, args=args, daemon=True)  # type: ignore[arg-type]
         thread.start()
+        return thread
 
-    def _container(
-        self, number: int, experiment: Experiment, trial: Trial, allocation: Allocation
-    ) -> subprocess.Popen[str]:
-        root = self._roots / f"{allocation.id}.{number}"
-        root.mkdir()
-        command = [*self._way, "bash", str(CONTAINER), str(root), str(self._storage), str(BIN), str(WORKER)]
-        if self._machines:
-            command = [*self._machines[number].enter, *command]
-        return subprocess.Popen(
-            [*command, *seen_all_the_same()],
-            env=self._variables(number, experiment, trial, allocation),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-
-    def _variables(
-        self, number: int, experiment: Experiment, trial: Trial, allocation: Allocation
-    ) -> dict[str, str]:
-        latest = self._master.latest_checkpoint(trial)
+    def _variables(self, trial: Trial, allocation: Allocation) -> dict[str, str]:
+        latest, config = trial.latest, trial.experiment.config
         checkpoint = latest.uuid if latest else trial.warm_start
-        variables = {
+        stated = config["environment"]["environment_variables"]["cpu"]
+        return {
             "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": "/run/determined/home",
             "LANG": "C.UTF-8",
-            "C10D_PORT": str(allocation.port),
+            "C10D_PORT": str(free_port()),
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
             forked.ADDRESS: forked.address(),
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
-            "DET_AGENT_ID": f"agent-{number + 1}",
             "DET_SLOT_IDS": json.dumps(list(range(allocation.slots // len(allocation.addresses)))),
             "DET_TASK_ID": trial.task_id,
             "DET_TASK_TYPE": "TRIAL",
             "DET_ALLOCATION_ID": allocation.id,
-            "DET_RESOURCES_ID": resources_id(allocation, number),
             "DET_RESOURCES_TYPE": "docker-container",
-            "DET_CONTAINER_ID": resources_id(allocation, number),
             "DET_SESSION_TOKEN": allocation.token,
             "DET_USER_TOKEN": "",
-            "DET_USER": experiment.username,
+            "DET_USER": trial.experiment.username,
             "DET_USE_TLS": "false",
             "DET_SEGMENT_ENABLED": "false",
             "DET_WORKDIR": "/run/determined/workdir",
             "DET_RUN_DIR": "/run/determined",
             "DET_TRIAL_ID": str(trial.id),
-            "DET_EXPERIMENT_ID": str(experiment.id),
+            "DET_EXPERIMENT_ID": str(trial.experiment.id),
             "DET_TRIAL_SEED": str(trial.seed),
             "DET_TRIAL_RUN_ID": str(trial.run_id),
             "DET_STEPS_COMPLETED": str(latest.steps if latest else 0),
             "DET_HPARAMS": json.dumps(trial.hparams),
-            "DET_EXPERIMENT_CONFIG": json.dumps(experiment.config),
+            "DET_EXPERIMENT_CONFIG": json.dumps(config),
+            **({"DET_LATEST_CHECKPOINT": checkpoint} if checkpoint else {}),
+            **dict(variable.split("=", 1) for variable in stated),
+            **self._environment,
         }
-        if checkpoint:
-            variables["DET_LATEST_CHECKPOINT"] = checkpoint
-        wanted = experiment.config["environment"]["environment_variables"]["cpu"]
-        return {**variables, **dict(variable.split("=", 1) for variable in wanted), **self._environment}
 
     def _attend(self, containers: list[subprocess.Popen[str]], trial: Trial, allocation: Allocation) -> None:
-        readers = [
-            threading.Thread(target=self._read, args=(each.stdout, trial), daemon=True) for each in containers
-        ]
-        for reader in readers:
-            reader.start()
+        def read(output: list[str]) -> None:
+            for line in output:
+                self._master.said(trial, line.rstrip("\n"))
+
+        readers = [self._thread(read, each.stdout) for each in containers]
         while None in (codes := [each.poll() for each in containers]) and not any(codes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 containers[codes.index(None)].wait(0.2)
@@ -168,75 +156,47 @@ class Agent:
         for each, reader in zip(containers, readers, strict=True):
             each.wait()
             reader.join(timeout=30)
-        for number in range(len(containers)):
+        for name in allocation.resources:
             with contextlib.suppress(OSError):
-                (self._roots / f"{allocation.id}.{number}").rmdir()
-        self._master.exited(allocation, code if code >= 0 else 128 - code)
-
-    def _read(self, output: IO[str], trial: Trial) -> None:
-        for line in output:
-            self._master.said(trial, line.rstrip("\n"))
+                (self._roots / name).rmdir()
+        self._master.exited(trial, allocation, code if code >= 0 else 128 - code)
 
     def kill(self, allocation: Allocation) -> None:
         """End every process of a container at once, as ``kill -9`` does."""
-        threading.Thread(target=end_all, args=("DET_ALLOCATION_ID", allocation.id), daemon=True).start()
+        self._thread(end_all, "DET_ALLOCATION_ID", allocation.id)
 
     def close(self) -> None:
         """Wait for the containers that are ending; nothing may be left of them."""
         for thread in self._threads:
             thread.join(timeout=30)
         self._guard.communicate(timeout=60)
-        left = marked("DET_CLUSTER_ID", self._master.cluster_id)
+        left = forked.marked(self._master.cluster_id, "DET_CLUSTER_ID")
         assert not left, f"left running: {left}"
-
-
-def marked(name: str, value: str) -> list[psutil.Process]:
-    """The processes that live and have this in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def end_all(name: str, value: str) -> None:
     """Kill the processes that have this in their environment, and those that they start meanwhile."""
     deadline = time.monotonic() + 20
-    while (found := marked(name, value)) and time.monotonic() < deadline:
-        for process in found:
+    while (found := forked.marked(value, name)) and time.monotonic() < deadline:
+        for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def seen_all_the_same() -> list[str]:
-    """Folders that the Python which runs this needs, and that a container would hide."""
-    folders = {os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix), sys.prefix}
-    return sorted(folder for folder in folders if folder.startswith(HIDDEN))
-
-
 @functools.cache
-def way_to_isolate() -> list[str] | str:
-    """The command that gives a process a mount namespace of its own; else a sentence why there is none."""
+def way_to_isolate() -> list[str]:
+    """The words that give a command a mount namespace of its own.
+
+    Raises:
+        OSError: there is none.
+    """
     reasons = []
     for way in WAYS:
-        with tempfile.TemporaryDirectory() as folder:
-            root, storage = Path(folder) / "root", Path(folder) / "storage"
-            root.mkdir()
-            storage.mkdir()
-            command = [*way, "bash", str(CONTAINER), "--probe", str(root), str(storage), *seen_all_the_same()]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                return f"no private mount can be had: {error}"
-            if done.returncode == 0:
-                return way
-            reasons.append(f"{' '.join(way)}: {done.stderr.strip() or done.returncode}")
-    return "no private mount can be had: " + "; ".join(reasons)
-
-
-def why_not() -> str | None:
-    """Why no container can be started here, or None."""
-    way = way_to_isolate()
-    return way if isinstance(way, str) else None
+        with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as storage:
+            command = [*way, "bash", str(CONTAINER), "--probe", root, storage, *SEEN]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode == 0:
+            return way
+        reasons.append(f"{' '.join(way)}: {done.stderr.strip() or done.returncode}")
+    raise OSError("no private mount can be had: " + "; ".join(reasons))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.agent import why_not
-from tests.cluster.client import Cluster, RealCluster
-from tests.cluster.fake import FakeCluster
+from tests.cluster.agent import way_to_isolate
+from tests.cluster.cluster import Cluster, FakeCluster
 from tests.cluster.scenarios import REAL
 from tests.harness.command import ROOT, det_ds
 from tests.harness.required import skip_or_fail
@@ -19,14 +18,14 @@ from tests.harness.required import skip_or_fail
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of two CPU slots; or a real one, on which all that the tests have created is deleted at the end."""
     if REAL:
-        real = RealCluster(REAL)
-        try:
-            yield real
-        finally:
-            real.delete_all()
+        real = Cluster(REAL)
+        yield real
+        real.delete_all()
         return
-    if reason := why_not():
-        skip_or_fail("cluster", reason)
+    try:
+        way_to_isolate()
+    except OSError as error:
+        skip_or_fail("cluster", str(error))
     with FakeCluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
     assert not made.master.server.errors, made.master.server.errors
@@ -41,20 +40,12 @@ def fake(cluster: Cluster) -> FakeCluster:
 
 
 @pytest.fixture(scope="session")
-def real(cluster: Cluster) -> RealCluster:
-    """A real one alone, for what ours does not do."""
-    if not isinstance(cluster, RealCluster):
-        skip_or_fail("real-cluster", "no DET_MASTER: the address of a real Determined master")
-    return cluster
-
-
-@pytest.fixture(scope="session")
 def run_here(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``run_here(config, *overrides, context=ROOT)``: the run directory of ``det-ds run``, once a session.
 
     A real cluster has to have CPU slots, as there are here: only on the same kind of device are numbers the same.
     """
-    if isinstance(cluster, RealCluster) and len(cluster.slots("TYPE_CPU")) != len(cluster.slots()):
+    if len(cluster.slots("TYPE_CPU")) != len(cluster.slots()):
         pytest.skip("the cluster's slots are not CPUs, and det-ds run here is on CPUs")
     known: dict[tuple[str, ...], Path] = {}
 

@@ -1,9 +1,8 @@
-"""What the scenarios train: templates cut short, and context directories made for a test."""
+"""What the scenarios train: templates cut short."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import yaml
@@ -77,19 +76,3 @@ def killed(path: str, rank: int) -> tuple[str, str]:
 
 
 KILLED = Path(__file__).with_name("killed.py")
-SENT = ("determined_ds", "setup.cfg", "pyproject.toml", "constraints.txt", "startup-hook.sh", "README.md")
-
-
-def context_of(folder: Path, *files: Path) -> Path:
-    """Make a context directory with the library, as much of it as is sent, and files beside it."""
-    folder.mkdir()
-    for name in SENT:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, folder)
-    for file in files:
-        shutil.copy(file, folder)
-    ignored = (ROOT / ".detignore").read_text()
-    (folder / ".detignore").write_text(ignored.replace("/*\n", "/*\n!/*.py\n!/*.yaml\n", 1))
-    return folder

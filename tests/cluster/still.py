@@ -1,4 +1,4 @@
-"""A master whose trials run, as far as it knows, and do nothing: what they ask is asked by a test."""
+"""A master without an agent: its trials run, as far as it knows, and what they ask is asked by a test."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from contextlib import contextmanager
 import requests
 import yaml
 
+from tests.cluster.api import USERNAME
+from tests.cluster.http import Json
 from tests.cluster.master import Master
-from tests.cluster.state import USERNAME, Experiment, Json
+from tests.cluster.state import Experiment
 
 
 @contextmanager
 def still_master() -> Iterator[Master]:
-    """A master without an agent."""
+    """A master without an agent, with a user who is logged in."""
     master = Master(storage={"type": "shared_fs", "host_path": "/storage"})
+    master.tokens["a user's"] = USERNAME
     try:
         yield master
         assert not master.server.errors
@@ -23,25 +26,17 @@ def still_master() -> Iterator[Master]:
         master.server.close()
 
 
-class User:
-    """A user of a master, logged in."""
+def ask(
+    master: Master, method: str, path: str, body: Json = None, *, token: str = "a user's"
+) -> requests.Response:
+    """Ask it, as the user or by another token."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return requests.request(method, master.server.url + path, json=body, headers=headers, timeout=120)
 
-    def __init__(self, master: Master) -> None:
-        self._master = master
-        self._token = ""
-        self._token = self.call("POST", "/api/v1/auth/login", {"username": USERNAME}).json()["token"]
 
-    def call(
-        self, method: str, path: str, body: Json = None, *, token: str | None = None
-    ) -> requests.Response:
-        """Ask the master, as the user or by another token."""
-        headers = {"Authorization": f"Bearer {token or self._token}"}
-        url = self._master.server.url + path
-        return requests.request(method, url, json=body, headers=headers, timeout=120)
-
-    def create(self, config: Json) -> Experiment:
-        """Create an experiment, all of whose first trials are started at once."""
-        body = {"config": yaml.safe_dump(config), "activate": True, "modelDefinition": []}
-        answer = self.call("POST", "/api/v1/experiments", body)
-        assert answer.status_code == 200, answer.text
-        return self._master.experiments[answer.json()["experiment"]["id"]]
+def create(master: Master, config: Json) -> Experiment:
+    """Create an experiment, all of whose first trials are started at once."""
+    body = {"config": yaml.safe_dump(config), "activate": True}
+    answer = ask(master, "POST", "/api/v1/experiments", body)
+    assert answer.status_code == 200, answer.text
+    return master.experiments[answer.json()["experiment"]["id"]]

@@ -6,10 +6,9 @@ from datetime import datetime
 
 import pytest
 
-from tests.cluster.client import Trial
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import FakeCluster, Trial
+from tests.cluster.http import Fault
 from tests.cluster.scenarios import CONST, tiny
-from tests.cluster.server import Fault
 
 TRIAL = r"/api/v1/trials/[0-9]+/"
 BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
@@ -25,7 +24,7 @@ def trained(fake: FakeCluster, number: int, faults: list[Fault], length: int) ->
     assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == saved
     kept = fake.kept(trial)
     assert not any(report.archived for report in kept.reports)
-    for found in (each for each in fake.master.checkpoints.values() if each.trial_id == trial.id):
+    for found in kept.checkpoints.values():
         assert (fake.storage / found.uuid / "manifest.json").exists()
         # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
         assert all(

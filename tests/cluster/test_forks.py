@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.client import Cluster, Metrics, Trial, metrics_of
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import Cluster, FakeCluster, Metrics, Trial, metrics_of
 from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, SHORT, entrypoint
 
 pytestmark = pytest.mark.long(
@@ -167,7 +166,7 @@ def test_canceled_and_continued_it_trains_the_same(
     cluster.stop(number, at=LENGTH // 2, how="cancel")
     cluster.continue_(number, *at_last)
     [trial] = cluster.wait(number)
-    assert (trial.restarts, cluster.num_starts(trial)) == (0, 3)
+    assert (trial.restarts, len(cluster.starts(trial))) == (0, 3)
     here, found = metrics_of(run_here(path, *EVERY_BATCH)), cluster.metrics(trial)
     for group, loss in (("training", "loss"), ("validation", "validation_loss")):
         expected = {steps: metrics[loss] for steps, metrics in here[group]}

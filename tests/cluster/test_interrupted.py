@@ -8,25 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.agent import marked
-from tests.cluster.client import Cluster, metrics_of
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import Cluster, FakeCluster, best_of, metrics_of
 from tests.cluster.scenarios import (
     CONST,
+    HF_TRAINER,
     INTERLEAVED,
     KILLED,
     LENGTH,
     LONG_ENOUGH,
     ONE_SLOT,
+    ONE_THREAD,
     PIPELINE,
+    REAL,
     SEQUENCE_PARALLEL,
     SHORT,
     ZB_H1,
     by_launcher,
+    entrypoint,
     killed,
 )
+from tests.harness.command import ROOT
+from tests.harness.forked import marked
 
-LONG = pytest.mark.long("the same under another strategy or launcher; test_follow pauses and activates")
+CIFAR10 = "tests/session/scripts/cifar10.yaml"
 # One at each second batch, written while training continues; that of a pause is complete before the exit.
 WRITTEN_ASIDE = (
     "hyperparameters.fit.checkpoint_period.batches=2",
@@ -40,9 +44,11 @@ FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sequence parallel": (SEQUENCE_PARALLEL, ()),
     "asynchronous checkpoints": (CONST, WRITTEN_ASIDE),
     "launched by deepspeed": (CONST, BY_DEEPSPEED),
+    "transformers' Trainer": (HF_TRAINER, ()),
 }
 
 
+@pytest.mark.programs
 @pytest.mark.long("the same under another strategy or launcher; test_follow pauses and activates")
 @pytest.mark.parametrize("form", FORMS)
 def test_paused_and_activated_it_ends_as_if_it_never_was(
@@ -56,23 +62,36 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(
     here = metrics_of(run_here(path, *LONG_ENOUGH))
     [trial] = cluster.wait(number)
     assert trial.restarts == 0 or overrides == BY_DEEPSPEED
-    assert f"resumed at batch {stopped} of {LENGTH}" in cluster.log(trial)
+    found = cluster.metrics(trial)
+    assert found["validation"] == here["validation"]
+    assert found["training"] == here["training"] or path == HF_TRAINER  # which reports as it logs
+    if path == HF_TRAINER:
+        assert best_of(trial)["eval_loss"] == min(metrics["eval_loss"] for _, metrics in here["validation"])
+    else:
+        assert f"resumed at batch {stopped} of {LENGTH}" in cluster.log(trial)
+
+
+@pytest.mark.programs
+@pytest.mark.long("test_follow pauses a trial, and tests/interrupted stops sessions")
+def test_a_session_ends_as_if_it_never_was_paused(cluster: Cluster, run_here: Callable[..., Path]) -> None:
+    """A script that is sent as it is."""
+    num_epochs = 40 if REAL else 2  # of five steps each
+    script = ROOT / "tests/session/scripts/cifar10_ported.py"
+    periods = ("hyperparameters.fit.reporting_period.batches=1", "reproducibility.experiment_seed=7")
+    words = (CIFAR10, ONE_THREAD, *periods, entrypoint(CIFAR10, more=f" --epochs {num_epochs}"))
+    number = cluster.create(*words, include=script, paused=True)
+    assert 2 <= cluster.stop(number, at=2) < 5 * num_epochs
+    cluster.activate(number)
+    [trial] = cluster.wait(number)
+    assert (trial.restarts, len(cluster.starts(trial))) == (0, 2)
+    assert cluster.experiment(number).progress == 1.0
+    here = metrics_of(run_here(*words, context=script.parent))
     assert cluster.metrics(trial) == here
+    assert best_of(trial)["accuracy"] == max(metrics["accuracy"] for _, metrics in here["validation"])
 
 
-ON_A_CLUSTER = pytest.mark.long("tests/interrupted kills ranks, and below a trial that fails is restarted")
-OF_CHIEF = pytest.mark.long("the chief is killed; the first case kills the other")
-OF_PIPELINE = pytest.mark.long("a pipeline; the first case has replicas")
-
-
-@pytest.mark.parametrize(
-    ("path", "rank"),
-    [
-        pytest.param(CONST, 1, marks=ON_A_CLUSTER),
-        pytest.param(CONST, 0, marks=OF_CHIEF),
-        pytest.param(INTERLEAVED, 1, marks=OF_PIPELINE),
-    ],
-)
+@pytest.mark.long("tests/interrupted kills ranks, and below a trial that fails is restarted")
+@pytest.mark.parametrize(("path", "rank"), [(CONST, 1), (CONST, 0), (INTERLEAVED, 1)])
 def test_a_killed_rank_costs_one_restart_and_no_number(
     cluster: Cluster, run_here: Callable[..., Path], path: str, rank: int
 ) -> None:
@@ -89,8 +108,8 @@ def test_a_trial_that_fails_is_restarted_as_often_as_allowed(cluster: Cluster) -
     """The log keeps what each run said; nothing is left running."""
     number = cluster.create(CONST, "max_restarts=1", ONE_SLOT, "entrypoint=echo I fail; exit 3")
     [trial] = cluster.wait(number, "ERROR")
-    assert cluster.num_starts(trial) == 2
+    assert len(cluster.starts(trial)) == 2
     assert len(re.findall(r"I fail$", cluster.log(trial), re.MULTILINE)) == 2
     if isinstance(cluster, FakeCluster):
         left = cluster.kept(trial).allocations
-        cluster.poll(lambda: not any(marked("DET_ALLOCATION_ID", allocation.id) for allocation in left))
+        cluster.poll(lambda: not any(marked(allocation.id, "DET_ALLOCATION_ID") for allocation in left))

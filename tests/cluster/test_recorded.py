@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import requests
 
+from tests.cluster.http import Json
 from tests.cluster.master import Master
-from tests.cluster.state import Json, Trial
-from tests.cluster.still import User, still_master
-from tests.cluster.trial_api import resources_id
+from tests.cluster.state import Experiment
+from tests.cluster.still import ask, create, still_master
 
 RECORDED = Path(__file__).with_name("recorded")
 # By them the searchers' decisions and the preemption of the two masters are compared.
@@ -57,35 +57,30 @@ class Replay:
 
     def __init__(self, master: Master) -> None:
         self._master = master
-        self._user = User(master)
-        self._experiment_id = 0
-        self._trials: list[Trial] = []
+        self._experiment: Experiment
 
     def happen(self, event: Json) -> None:
         """What happened on the real cluster between two requests."""
         kind = event["event"]
         if kind == "create":
-            experiment = self._user.create(event["config"])
-            self._experiment_id, self._trials = experiment.id, self._master.trials_of(experiment)
+            self._experiment = create(self._master, event["config"])
         elif kind == "exit":
-            _, allocation = self._master.allocation(self._ours(event["allocation"]))
-            self._master.exited(allocation, event["code"])
+            found = self._master.allocation(self._ours(event["allocation"]))
+            self._master.exited(*found, event["code"])
         else:
-            self._user.call("POST", f"/api/v1/experiments/{self._experiment_id}/{kind}")
+            ask(self._master, "POST", f"/api/v1/experiments/{self._experiment.id}/{kind}")
 
     def send(self, row: Json) -> requests.Response:
         """Send a recorded request, with the token of the trial that it is of; of none, with the user's."""
         named = re.search(r"\{(?:trial|task|container) (\d+)", json.dumps(row))
-        running = self._trials[int(named[1]) - 1].running if named else None
-        token = running.token if running else None
-        return self._user.call(
-            row["method"], self._ours(row["path"]), self._ours(row["request"]), token=token
-        )
+        running = self._experiment.trials[int(named[1]) - 1].running if named else None
+        token = {"token": running.token} if running else {}
+        return ask(self._master, row["method"], self._ours(row["path"]), self._ours(row["request"]), **token)
 
     def wait_until_asked(self, row: Json) -> None:
         """Wait until the master has a long poll, which it answers later."""
         path, _ = self._ours(row["path"]).split("?")
-        asked = {"timeout_seconds": "60"}
+        asked = {"timeout_seconds": ["60"]}
         while not any(call.path == path and call.query == asked for call in self._master.server.calls):
             time.sleep(0.005)
 
@@ -98,16 +93,16 @@ class Replay:
         if not isinstance(value, str):
             return value
         if number := re.fullmatch(r"\{trial (\d+)\}", value):
-            return self._trials[int(number[1]) - 1].id
+            return self._experiment.trials[int(number[1]) - 1].id
         return re.sub(r"\{(\w+)(?: (\d+)(?:\.(\d+))?)?\}", self._id_of, value)
 
     def _id_of(self, name: re.Match[str]) -> str:
         kind, trial, run = name.groups()
         if kind == "experiment":
-            return str(self._experiment_id)
-        found = self._trials[int(trial) - 1]
+            return str(self._experiment.id)
+        found = self._experiment.trials[int(trial) - 1]
         if kind == "container":
-            return resources_id(found.allocations[int(run) - 1])
+            return found.allocations[int(run) - 1].resources[0]
         return found.task_id if kind == "task" else str(found.id)
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from tests.cluster.master import Master
 from tests.cluster.state import Checkpoint, Report, Trial, now
-from tests.cluster.still import User, still_master
+from tests.cluster.still import create, still_master
 
 RATES = {"type": "categorical", "vals": [0.001, 0.002]}
 CONFIG = {
@@ -42,7 +42,7 @@ def master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Master]:
 @pytest.fixture
 def trials(master: Master) -> list[Trial]:
     """Two trials of a search; the first one has trained, was restarted once, and has warned."""
-    first, second = master.trials_of(User(master).create(CONFIG))
+    first, second = create(master, CONFIG).trials
     for step, value, run in ((10, 4.0, 2), (20, 3.0, 1), (20, 3.5, 2), (30, "NaN", 2)):
         metrics = {"loss": value, "samples_per_second": 100.0, "batches": step}
         first.reports.append(
@@ -56,7 +56,7 @@ def trials(master: Master) -> list[Trial]:
         "resources": {"a": 1},
         "metadata": {"steps_completed": 20},
     }
-    master.checkpoints["a-uuid"] = Checkpoint(uuid="a-uuid", trial_id=first.id, run_id=2, steps=20, body=body)
+    first.checkpoints["a-uuid"] = Checkpoint(body=body)
     for line in (
         "[rank=1] WARNING: loader slow: 3 s",
         "[rank=0] WARNING: loader slow: 4 s",
@@ -117,7 +117,7 @@ def test_each_start_of_its_containers_is_shown(trials: list[Trial], restarts: in
 
 
 def test_all_trials_of_an_experiment_are_shown(trials: list[Trial]) -> None:
-    done = invoke("--experiment", trials[0].experiment_id, "--json")
+    done = invoke("--experiment", trials[0].experiment.id, "--json")
     assert done.exit_code == 0, done.output
     labels = [run["label"] for run in json.loads(done.stdout)["runs"]]
     assert labels == [f"trial {trial.id}" for trial in trials]

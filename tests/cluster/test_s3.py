@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.client import metrics_of
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import FakeCluster, metrics_of
 from tests.cluster.scenarios import CONST, SHORT
 from tests.package import damage
 
@@ -28,7 +27,7 @@ def test_a_trial_is_paused_downloaded_and_begun_with_from_there(
     assert 2 <= fake.stop(number, at=2) < 5
     fake.activate(number)
     [trial] = fake.wait(number)
-    assert (trial.restarts, fake.num_starts(trial)) == (0, 2)
+    assert (trial.restarts, len(fake.starts(trial))) == (0, 2)
     assert fake.metrics(trial) == metrics_of(run_here(CONST, *SHORT))
 
     checkpoint = fake.checkpoints(trial)[-1]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.client import Cluster, Trial
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import Cluster, FakeCluster, Trial
 from tests.cluster.scenarios import CONST, SEARCH, SHORT, tiny
 from tests.harness.command import ROOT
 
@@ -42,8 +41,8 @@ def loser_of(cluster: Cluster, number: int) -> Trial:
     """The second trial, once the search has ended."""
     best, loser = cluster.wait(number)
     assert [trial.hparams["learning_rate"] for trial in (best, loser)] == [0.003, 1e-9]
-    assert {(trial.state, trial.restarts) for trial in (best, loser)} == {("COMPLETED", 0)}
-    assert best.batches == 40
+    assert {(trial.state.name, trial.restarts) for trial in (best, loser)} == {("COMPLETED", 0)}
+    assert best.totalBatchesProcessed == 40
     return loser
 
 
@@ -59,7 +58,7 @@ def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
     if isinstance(cluster, FakeCluster):
         [allocation] = cluster.kept(loser).allocations
         assert (allocation.exit_code, allocation.acked) == (0, False)
-        assert [call.rank for call in cluster.calls("GET", STATE, allocation=allocation.id)] == [0]
+        assert [call.rank for call in cluster.calls(STATE, allocation=allocation.id)] == [0]
 
 
 @pytest.mark.long("trials of a search; runtime/test_invalid_hp.py has the dropped point")
@@ -74,7 +73,7 @@ def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster,
         cluster.inject("close after", "POST", "/api/v1/trials/[0-9]+/early_exit")
     cluster.activate(number)
     trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.wait(number)}
-    assert {(trial.state, trial.restarts) for trial in trials.values()} == {("COMPLETED", 0)}
-    assert {size: trial.batches for size, trial in trials.items()} == {5: 0, 8: 2}
+    assert {(trial.state.name, trial.restarts) for trial in trials.values()} == {("COMPLETED", 0)}
+    assert {size: trial.totalBatchesProcessed for size, trial in trials.items()} == {5: 0, 8: 2}
     assert "this point cannot run, and is dropped: " in cluster.log(trials[5])
-    assert cluster.num_starts(trials[5]) == 1
+    assert len(cluster.starts(trials[5])) == 1

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cluster.client import Cluster, Trial
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import Cluster, FakeCluster, Trial, best_of
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH
 from tests.harness.command import det_ds
 from tests.logs.reading import points_of, wandb_runs
@@ -27,7 +26,7 @@ SEEN = (
 
 def files_of(cluster: Cluster, number: int, trial: Trial) -> Path:
     """The files for TensorBoard of a trial, and what lies beside them."""
-    storage = cluster.experiment(number)["config"]["checkpoint_storage"]
+    storage = cluster.experiment(number).config["checkpoint_storage"]
     folder = Path(storage.get("host_path") or "/nowhere", storage.get("storage_path") or "")
     found = list(folder.glob(f"*/tensorboard/experiment/{number}/trial/{trial.id}"))
     if not found:
@@ -54,7 +53,7 @@ def test_a_paused_trial_is_one_run_in_every_view(
     assert list(zip(curve["steps"], curve["values"], strict=True)) == losses
     assert [launch["kind"] for launch in shown["launches"]] == ["start", "resume"]
     assert paused_at - 1 <= shown["launches"][1]["steps_completed"] < LENGTH
-    assert shown["best"]["value"] == trial.best["validation_loss"]
+    assert shown["best"]["value"] == best_of(trial)["validation_loss"]
 
     there = files_of(cluster, number, trial)
     runs = wandb_runs(there / "tools")

@@ -16,8 +16,8 @@ import pytest
 from determined.common import context
 
 from determined_ds import __version__
-from tests.cluster.server import Fault
-from tests.cluster.still import User, still_master
+from tests.cluster.http import Fault
+from tests.cluster.still import create, still_master
 from tests.harness.command import ROOT
 from tests.harness.task import BAD_BATCH, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS
@@ -134,8 +134,7 @@ def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> No
     """The master takes the early exit; its answer is lost, and it is told again."""
     task = trial(BAD_BATCH, {"searcher": {"name": "grid", "metric": "validation_loss"}})
     with still_master() as master:
-        User(master).create(json.loads(task["DET_EXPERIMENT_CONFIG"]))
-        [dropped] = master.trials.values()
+        [dropped] = create(master, json.loads(task["DET_EXPERIMENT_CONFIG"])).trials
         exits = f"/api/v1/trials/{dropped.id}/early_exit"
         master.server.inject(Fault(kind="close after", method="POST", path=exits))
         task |= {

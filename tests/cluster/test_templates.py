@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.client import Cluster, metrics_of
+from tests.cluster.cluster import Cluster, metrics_of
 from tests.cluster.scenarios import CONST, LONG_ENOUGH, ON_CPU, ONE_SLOT, REAL, batches, by_launcher
 from tests.harness.command import ROOT
 
@@ -47,7 +47,7 @@ def test_trials_run_side_by_side_on_one_agent(cluster: Cluster, launcher: str) -
     overrides = (*LONG_ENOUGH, ONE_SLOT, by_launcher(CONST, launcher), "max_restarts=5")
     numbers = [cluster.create(CONST, *overrides, paused=True) for _ in slots]
     with cluster.reached(2, *numbers):
-        assert {cluster.trial(number).state for number in numbers} == {"RUNNING"}
+        assert {cluster.trial(number).state.name for number in numbers} == {"RUNNING"}
     trials = [trial for number in numbers for trial in cluster.wait(number)]
     first, *others = [cluster.metrics(trial) for trial in trials]
     assert others == [first] * len(others), "the same experiment, other numbers"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.client import metrics_of
-from tests.cluster.fake import FakeCluster
+from tests.cluster.cluster import FakeCluster, metrics_of
 from tests.cluster.scenarios import CONST, SHORT
 from tests.harness.machines import Machine
 
@@ -37,9 +36,9 @@ def test_a_cut_cable_is_reported_and_the_restart_resumes_from_the_shared_folder(
             machines[0].cut()
             cluster.poll(lambda: "no sign of life from rank 1 (machine1)" in cluster.log(trial))
             machines[0].plug_in()
-            cluster.poll(lambda: bool(cluster.starts(trial)[-1].get("endTime")))
+            cluster.poll(lambda: bool(cluster.starts(trial)[-1].endTime))
         [trial] = cluster.wait(number)
-        assert (trial.restarts, cluster.num_starts(trial)) == (1, 2)
+        assert (trial.restarts, len(cluster.starts(trial))) == (1, 2)
         assert f"resumed at batch {checkpoint.batch} of" in cluster.log(trial)
         assert (
             cluster.metrics(trial)["validation"][-1] == metrics_of(run_here(CONST, *SHORT))["validation"][-1]

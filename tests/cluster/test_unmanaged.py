@@ -57,8 +57,9 @@ def assert_all_is_told(master: Master, run_dir: Path) -> None:
     told = [(each.group, each.steps, each.metrics) for each in trial.reports if not each.archived]
     kept = [(each["group"], each["steps_completed"], each["metrics"]) for each in records]
     assert sorted(told, key=lambda each: each[:2]) == sorted(kept, key=lambda each: each[:2])
-    there = {found.uuid for found in master.checkpoints.values() if found.state == "COMPLETED"}
-    assert there == {checkpoint.name for checkpoint in checkpoints(run_dir)}
+    assert {found.uuid for found in trial.complete} == {
+        checkpoint.name for checkpoint in checkpoints(run_dir)
+    }
 
 
 def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_there(
@@ -74,7 +75,7 @@ def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_ther
     [trial] = master.trials.values()
     assert (trial.run_id, trial.hparams["global_batch_size"]) == (2, 8)
     experiment = master.experiments[1]
-    assert (experiment.name, experiment.searcher["metric"]) == ("tiny", "validation_loss")
+    assert (experiment.config["name"], experiment.config["searcher"]["metric"]) == ("tiny", "validation_loss")
 
 
 def test_a_master_that_cannot_be_reached_is_one_warning(tmp_path: Path) -> None:

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.master_code import create_errors
-from tests.harness.master_schemas import (
-    SCHEMAS,
-    completeness_errors,
-    sanity_errors,
-)
+from tests.harness.master_schemas import SCHEMAS, incomplete, insane, refused_by_code
 from tests.package import schema_problems
 
 Json = Any
@@ -202,11 +197,11 @@ VERDICTS = {"accepted": ACCEPTED, "insane": INSANE, "incomplete": INCOMPLETE, "u
 
 
 def verdict_of(config: Json) -> str:
-    if sanity_errors(config):
+    if any(insane(config)):
         return "insane"
-    if completeness_errors(config):
+    if any(incomplete(config)):
         return "incomplete"
-    return "uncreatable" if create_errors(config) else "accepted"
+    return "uncreatable" if any(refused_by_code(config)) else "accepted"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from determined_ds import load_experiment
 from tests.experiments.templates import JSONS, RUN_ANYWHERE, RUN_HERE, TEMPLATES, comments
 from tests.harness.checked import reports
 from tests.harness.command import ROOT, det_ds
-from tests.harness.master_code import create_errors
-from tests.harness.master_schemas import errors
+from tests.harness.master_schemas import refusals
 from tests.package import LOG_POLICIES, records
 
 CLUSTER_STORAGE = {"type": "shared_fs", "host_path": "/determined"}
@@ -43,8 +42,7 @@ def test_what_no_restart_can_help_ends_at_the_first_start_and_labels_name_it(pat
 def test_the_master_takes_it(path: str) -> None:
     with (ROOT / path).open() as file:
         config = util.safe_load_yaml_with_exceptions(file)  # as `det experiment create` reads it
-    assert errors(config, checkpoint_storage=CLUSTER_STORAGE) == []
-    assert create_errors(config) == []
+    assert refusals(config, checkpoint_storage=CLUSTER_STORAGE) == []
 
 
 @pytest.mark.parametrize(

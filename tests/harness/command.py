@@ -65,7 +65,7 @@ class Started(Forked):
         for write in writes:
             os.close(write)
 
-    def processes(self) -> list[str]:
+    def processes(self) -> dict[int, str]:
         """It, and all that it has started."""
         return marked(self._mark)
 

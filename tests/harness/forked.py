@@ -125,19 +125,15 @@ class Forked:
             self.wait()
 
 
-def marked(mark: str) -> list[str]:
-    """Every process that has this value of ``MARK``: its id and its command.
-
-    Args:
-        mark: 32 characters.
-    """
-    found = []
+def marked(mark: str, name: str = MARK) -> dict[int, str]:
+    """The ids and commands of all processes that have this value of an environment variable."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            is_marked = f"{MARK}={mark}".encode() in (process / "environ").read_bytes()
+            is_marked = f"{name}={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
             if is_marked and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"{process.name} {words.strip()}")
+                found[int(process.name)] = words.strip()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Judge an experiment config just as Determined 0.38.1's master does by its JSON schemas.
+"""Judge an experiment config just as Determined 0.38.1's master does: by its JSON schemas, and by its code.
 
 The master validates a config twice, with the same schemas (``expconf/v0``) and two sets of keywords:
 
@@ -8,8 +8,6 @@ The master validates a config twice, with the same schemas (``expconf/v0``) and 
 
 The schemas are JSON Schema draft-07 with seven keywords of Determined's own, each a function below. Two facts
 shape the rest: a null counts as absent wherever a field is optional, and ``$ref`` hides its neighbours.
-
-What the master refuses in code, with no schema saying so, is in ``master_code.py``.
 
 Source: determined v0.38.1, ``master/pkg/schemas/{schema,defaults,merge}.go``, ``extensions/*.go`` and
 ``expconf/*.go`` there; ``master/internal/core_experiment.go``.
@@ -22,7 +20,8 @@ import functools
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from typing import Any
 
@@ -36,57 +35,66 @@ Errors = Iterator[ValidationError]
 
 SCHEMA_DIR = resources.files("determined_ds") / "experiment/schema_files"
 BASE_URL = "http://determined.ai/schemas/expconf/v0/"
+REMOVED_SEARCHERS = ("adaptive", "adaptive_simple", "custom", "sync_halving")
+TIMED_SEARCHERS = ("adaptive_asha", "async_halving")
 
 
 # --- What may be asked --------------------------------------------------------------------------------------
 
 
-def sanity_errors(config: Json) -> list[str]:
-    """What the master refuses in a config as submitted.
+def refusals(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> list[str]:
+    """What the master refuses in an experiment config, in its form ``<config>.dotted.path[0]: what is wrong``.
 
     Args:
         config: The config, as parsed from YAML.
-
-    Returns:
-        Every error, sorted, in the master's form ``<config>.dotted.path[0]: what is wrong``.
-    """
-    try:
-        return _judge(_SanityValidator, as_json(config))
-    except (TypeError, ValueError) as error:
-        return [_not_json(error)]
-
-
-def is_sane(config: Json) -> bool:
-    """Whether :func:`sanity_errors` finds nothing, without looking further than the first error."""
-    return bool(_validator(_SanityValidator).is_valid(config))
-
-
-def is_complete(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> bool:
-    """Whether :func:`completeness_errors` finds nothing, without looking further than the first error."""
-    filled = fill_defaults(config, checkpoint_storage=checkpoint_storage)
-    return bool(_validator(_CompletenessValidator).is_valid(filled))
-
-
-def completeness_errors(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> list[str]:
-    """What the master refuses in a config once its defaults are filled.
-
-    What is not sane is not complete either: those errors are listed here too.
-
-    Args:
-        config: The config, as parsed from YAML; defaults need not be in it.
         checkpoint_storage: The cluster's own, where the config may lean on it; see :func:`fill_defaults`.
     """
+    stages = (insane(config), incomplete(config, checkpoint_storage), refused_by_code(config))
+    return next(filter(None, map(sorted, stages)), [])
+
+
+def insane(config: Json) -> Iterator[str]:
+    """What the schemas refuse in a config as submitted."""
     try:
-        filled = fill_defaults(config, checkpoint_storage=checkpoint_storage)
+        yield from _judged(_SanityValidator, as_json(config))
     except (TypeError, ValueError) as error:
-        return [_not_json(error)]
-    return _judge(_CompletenessValidator, filled)
+        yield f"<config>: cannot be sent as JSON: {error}"
 
 
-def errors(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> list[str]:
-    """Everything the master's schemas refuse in an experiment config, before and after defaults."""
-    complete = completeness_errors(config, checkpoint_storage=checkpoint_storage)
-    return sorted({*sanity_errors(config), *complete})
+def incomplete(config: Json, checkpoint_storage: Mapping[str, Json] | None = None) -> Iterator[str]:
+    """What the schemas refuse in a sane config once its defaults are filled."""
+    yield from _judged(_CompletenessValidator, fill_defaults(config, checkpoint_storage=checkpoint_storage))
+
+
+def refused_by_code(config: dict[str, Json]) -> Iterator[str]:
+    """What the master's code refuses in a sane config, with no schema saying so.
+
+    Only what the config alone can tell, read from the source and not measured on a master.
+    """
+    resources = config.get("resources") or {}
+    seed = (config.get("reproducibility") or {}).get("experiment_seed")
+    names = Counter(policy.get("name") for policy in config.get("log_policies") or [])
+    if config.get("entrypoint") is None:
+        yield "<config>.entrypoint: managed experiments require entrypoint"
+    if bool(config.get("workspace")) != bool(config.get("project")):
+        yield "<config>: workspace and project must both be included in config if one is provided"
+    if resources.get("slots") is not None:
+        yield '<config>.resources: additionalProperties "slots" not allowed'
+    if isinstance(resources.get("shm_size"), str):
+        yield "<config>.resources.shm_size: is read as a number of bytes, though the schema takes a string"
+    if seed is not None and seed >= 2**32:
+        yield "<config>.reproducibility.experiment_seed: is read as a uint32"
+    for device in resources.get("devices") or []:
+        if isinstance(device, str) and device.count(":") > 2:
+            yield f"<config>.resources.devices: {device} has more than three parts"
+    for name in (name for name, count in names.items() if name is not None and count > 1):
+        yield f'<config>.log_policies: log_policies have duplicated names "{name}"'
+    searcher = config.get("searcher") or {}
+    name = searcher.get("name")
+    if name in REMOVED_SEARCHERS:
+        yield f"<config>.searcher: the '{name}' searcher has been removed, not valid for new experiments"
+    if name in TIMED_SEARCHERS and None in (searcher.get("max_time"), searcher.get("time_metric")):
+        yield f"<config>.searcher: the `{name}` searcher requires `max_time` and `time_metric` to be set"
 
 
 def fill_defaults(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> Json:
@@ -113,11 +121,6 @@ def fill_defaults(config: Json, *, checkpoint_storage: Mapping[str, Json] | None
 def as_json(config: Json) -> Json:
     """A copy as the master reads it: keys are strings; NaN, infinities and what JSON cannot say raise."""
     return json.loads(json.dumps(config, allow_nan=False))
-
-
-def schema(name: str) -> dict[str, Json]:
-    """One of the schemas by the name of its file, e.g. ``searcher-grid``."""
-    return SCHEMAS[f"{BASE_URL}{name}.json"]
 
 
 # --- The extensions: one function a keyword, called as jsonschema calls its own -----------------------------
@@ -247,7 +250,7 @@ def _load_schemas() -> dict[str, Json]:
 
 
 SCHEMAS = _load_schemas()
-EXPERIMENT = schema("experiment")
+EXPERIMENT = SCHEMAS[f"{BASE_URL}experiment.json"]
 _REGISTRY: Any = Registry().with_resources(
     (url, DRAFT7.create_resource(schema)) for url, schema in SCHEMAS.items()
 )
@@ -258,17 +261,9 @@ def _validator(validator_class: Any) -> Any:
     return validator_class(EXPERIMENT, registry=_REGISTRY)
 
 
-def _judge(validator_class: Any, instance: Json) -> list[str]:
-    found = _validator(validator_class).iter_errors(instance)
-    return sorted({f"<config>{_dotted(error.absolute_path)}: {error.message}" for error in found})
-
-
-def _dotted(path: Iterable[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-
-
-def _not_json(error: Exception) -> str:
-    return f"<config>: cannot be sent as JSON: {error}"
+def _judged(validator_class: Any, instance: Json) -> Iterator[str]:
+    for error in _validator(validator_class).iter_errors(instance):
+        yield f"{error.json_path.replace('$', '<config>', 1)}: {error.message}"
 
 
 # --- Defaults -----------------------------------------------------------------------------------------------

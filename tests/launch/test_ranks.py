@@ -205,7 +205,7 @@ def test_the_first_signal_finishes_the_batch_and_the_second_ends_it_at_once(tmp_
     process.terminate()
     process.communicate(60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert process.processes() == []
+    assert not process.processes()
 
 
 def test_each_rank_knows_its_place_and_not_that_of_the_shell(tmp_path: Path) -> None:

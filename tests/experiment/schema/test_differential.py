@@ -10,8 +10,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from tests.experiment.schema.making import Maker, damaged, paths_in
-from tests.harness.master_code import refusals_of_code
-from tests.harness.master_schemas import is_complete, is_sane
+from tests.harness.master_schemas import incomplete, insane, refused_by_code
 from tests.package import schema_problems
 
 Json = Any
@@ -29,11 +28,11 @@ CLUSTERS: list[dict[str, Json]] = [
 
 def refused_by_the_master(config: dict[str, Json]) -> bool:
     """On the cluster that suits the config best."""
-    if not is_sane(config) or any(refusals_of_code(config)):
+    if any(insane(config)) or any(refused_by_code(config)):
         return True
     kind = (config.get("checkpoint_storage") or CLUSTERS[0]).get("type")
     clusters = [cluster for cluster in CLUSTERS if kind in (None, cluster["type"])]
-    return not any(is_complete(config, checkpoint_storage=cluster) for cluster in clusters)
+    return all(any(incomplete(config, cluster)) for cluster in clusters)
 
 
 def agree(config: dict[str, Json]) -> bool:

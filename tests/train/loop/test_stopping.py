@@ -37,7 +37,7 @@ def run_until(config: Path, run_dir: Path, word: str, then: Callable[[Started], 
             break
     seen.append(process.stdout.read())
     code = process.wait()
-    assert process.processes() == []
+    assert not process.processes()
     return code, "".join(seen)
 
 

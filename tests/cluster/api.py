@@ -1,0 +1,346 @@
+"""The master's REST API: what ``det``, a trial's processes and ``core_v2`` ask, as one table of routes.
+
+A call holds the master's state while it is answered, but where it waits (``Master.wait``).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from determined.common import util
+from determined.util import merge_dicts
+
+from tests.cluster.http import Call, Json, Refused
+from tests.cluster.state import TERMINAL, Checkpoint, Experiment, Report, Trial, taken_apart
+from tests.harness import master_schemas
+
+if TYPE_CHECKING:
+    from tests.cluster.master import Master
+
+VERSION = "0.38.1"
+USERNAME = "determined"  # the only user, without a password
+OPEN = ("/info", "/api/v1/master", "/api/v1/auth/login")  # without a token
+VERBS = {
+    "activate": "ACTIVE",
+    "pause": "PAUSED",
+    "cancel": "STOPPING_CANCELED",
+    "kill": "STOPPING_KILLED",
+}
+LONGEST_HOLD_S = 120.0
+
+
+def answer(master: Master, call: Call) -> Json | Iterator[Json]:
+    """Obey a call."""
+    if call.user is None and call.allocation is None and call.path not in OPEN:
+        raise Refused(401, "invalid credentials")
+    with master.lock():
+        return _answer(master, call, call.body)
+
+
+def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
+    match (call.method, *call.path.removeprefix("/api/v1").split("/")[1:]):
+        # --- The master, users
+        case "GET", "info":
+            ids = dict.fromkeys(("cluster_id", "master_id"), master.cluster_id)
+            return {**ids, "cluster_name": "test", "version": VERSION}
+        case "GET", "master":
+            ids = dict.fromkeys(("masterId", "clusterId"), master.cluster_id)
+            off = dict.fromkeys(("hasCustomLogo", "strictJobQueueControl", "rbacEnabled"), False)
+            return {**ids, **off, "clusterName": "test", "version": VERSION}
+        case "POST", "auth", "login":
+            if body["username"] != USERNAME or body.get("password"):
+                raise Refused(401, "invalid credentials")
+            token = f"user-{uuid.uuid4()}"
+            master.tokens[token] = USERNAME
+            return {"token": token, "user": user()}
+        case "GET", "me":
+            return {"user": user()}
+
+        # --- Experiments
+        case "POST", "experiments":
+            return create(master, call)
+        case "POST", "experiments", "continue":
+            return continue_(master, body)
+        case "GET", "experiments":
+            return page("experiments", [each.view() for each in master.experiments.values()], call)
+        case "GET", "experiments", number:
+            return shown(master.experiments[int(number)])
+        case "POST", "experiments", number, verb if verb in VERBS:
+            return master.set_state(master.experiments[int(number)], VERBS[verb])
+        case "GET", "experiments", number, "trials":
+            return page("trials", [trial.view() for trial in master.experiments[int(number)].trials], call)
+        case "GET", "experiments", number, "checkpoints":
+            return checkpoints(master.experiments[int(number)].trials, call)
+        case "GET", "experiments", number, "searcher", "best_searcher_validation_metric":
+            experiment = master.experiments[int(number)]
+            reports = [report for trial in experiment.trials for report in trial.of_group("validation")]
+            if not (best := experiment.best_first(reports)):
+                raise Refused(404, "no validations for experiment")
+            metric = best[0].metrics[experiment.config["searcher"]["metric"]]
+            return {"metric": float(str(numpy.float32(metric)))}  # the answer has no more digits
+
+        # --- A task
+        case "GET", "tasks", name, "context_directory":
+            return {"b64Tgz": base64.b64encode(master.trial_of(name).experiment.context_tgz).decode()}
+        case "GET", "tasks", name:
+            return task(master.trial_of(name))
+        case "POST", "task", "logs":
+            for line in body["logs"]:
+                master.log(master.trial_of(line["task_id"]), line["log"].rstrip("\n"))
+        case "POST", "allocations", name, "acceleratorData":
+            master.allocation(name)
+        case "GET", "allocations", name, "resources", resources, "rendezvous":
+            _, allocation = master.allocation(name)
+            rank, count = allocation.resources.index(resources), len(allocation.addresses)
+            allocation.ready = True
+            slots = [allocation.slots // count] * count
+            return {"rendezvousInfo": {"addresses": allocation.addresses, "rank": rank, "slots": slots}}
+        case "GET", "allocations", name, "signals", "preemption":
+            _, allocation = master.allocation(name)
+            timeout_s = min(60.0, float(call.asked("timeout_seconds", 60)))
+            # When it comes, when the allocation ends, or after so long without.
+            ended = master.wait(lambda: allocation.preempted or allocation.exit_code is not None, timeout_s)
+            return {"preempt": ended}
+        case "POST", "allocations", name, "signals", "ack_preemption":
+            master.allocation(name)[1].acked = True
+
+        # --- A trial
+        case "POST", "runs", "start":
+            assert master.trials[int(body["runId"])]
+            return {"storageId": 1}
+        case "GET", "trials", "metrics", "trial_metrics":
+            # Source: ``GetMetrics`` in determined 0.38.1's ``master/internal/db/postgres_trial_metrics.go``.
+            trials, group = [master.trials[int(each)] for each in call.query["trialIds"]], call.asked("group")
+            found = [[trial.report_view(report) for report in trial.of_group(group)] for trial in trials]
+            return iter([{"metrics": reports} for reports in found if reports])
+        case "GET", "trials", number:
+            return {"trial": master.trials[int(number)].view()}
+        case "GET", "trials", number, "checkpoints":
+            return checkpoints([master.trials[int(number)]], call)
+        case "GET", "trials", number, "logs":
+            return logs(master, master.trials[int(number)], call)
+        case "POST", "trials", number, "runner", "metadata":
+            master.trials[int(number)].runner_state = body["state"]
+        case "POST", "trials", number, "metrics":
+            return metrics(master, master.trials[int(number)], body["group"], body["metrics"])
+        case "POST", "trials", number, "progress":
+            progress(master, master.trials[int(number)], float(body["progress"]))
+        case "POST", "trials", number, "early_exit":
+            if body["reason"] not in ("EXITED_REASON_INVALID_HP", "EXITED_REASON_INIT_INVALID_HP"):
+                raise Refused(400, f"unhandled early exit reason: {body['reason']}")
+            master.trials[int(number)].invalid_hp = True
+
+        # --- Checkpoints
+        case "POST", "checkpoints":
+            trial, new = master.trial_of(body["taskId"]), Checkpoint(body=body)
+            if any(new.uuid in each.checkpoints for each in master.trials.values()):
+                raise Refused(500, f"inserting checkpoint model: duplicate key {new.uuid}")
+            trial.checkpoints[new.uuid] = new
+        case "PATCH", "checkpoints":  # a trial has deleted some of a checkpoint's files, or all
+            for patch in body["checkpoints"]:
+                left = (patch.get("resources") or {}).get("resources")
+                _, checkpoint = master.checkpoint(patch["uuid"])
+                checkpoint.state = "PARTIALLY_DELETED" if left else "DELETED"
+        case "GET", "checkpoints", name:
+            trial, checkpoint = master.checkpoint(name)
+            return {"checkpoint": trial.checkpoint_view(checkpoint)}
+
+        # --- Unmanaged: the same external id is the same experiment, and the same trial
+        # Source: ``master/internal/api_experiment.go`` and ``api_trials.go`` of determined v0.38.1.
+        case "PUT", "experiments", "by-external-id", name:
+            if name not in master.unmanaged:
+                number, text = len(master.experiments) + 1, body["config"]
+                config = {**parse(text), "resources": {}}
+                new = Experiment(id=number, config=config, original_config=text, username=USERNAME)
+                master.experiments[number] = master.unmanaged[name] = new
+            return shown(master.unmanaged[name])
+        case "PUT", "trials":
+            return put_trial(master, f"trial {body['externalTrialId']}", body["createTrialRequest"])
+        case "POST", "trials", number, "start":
+            trial = master.trials[int(number)]
+            if trial.run_id and not body.get("resume"):
+                raise Refused(400, "trial has been started already")
+            trial.run_id, trial.state, latest = trial.run_id + 1, "RUNNING", trial.latest
+            known = {"trialRunId": trial.run_id, "stepsCompleted": latest.steps if latest else 0}
+            return {**known, "latestCheckpoint": latest.uuid} if latest else known
+        case "PATCH", "trials", number:  # a heartbeat; with a state, its beginning or its end
+            trial = master.trials[int(number)]
+            trial.state = (body.get("state") or trial.state).removeprefix("STATE_")
+            return {"trial": trial.view()}
+        case _:
+            raise Refused(404, f"no such call: {call.method} {call.path}")
+    return None
+
+
+def user() -> Json:
+    at = dict.fromkeys(("modifiedAt", "lastAuthAt"), "2026-11-22T00:00:00Z")
+    more = {"agentUserGroup": None, "displayName": "", "remote": False}
+    return {"id": 2, "username": USERNAME, "admin": True, "active": True, **at, **more}
+
+
+def page(name: str, items: list[Any], call: Call) -> Json:
+    """A part of a list, as ``offset`` and ``limit`` ask for it."""
+    offset, limit = int(call.asked("offset", 0)), int(call.asked("limit", 0))
+    part = items[offset:][: limit or None]
+    of = {"startIndex": offset, "endIndex": offset + len(part), "total": len(items)}
+    return {name: part, "pagination": {"offset": offset, "limit": limit, **of}}
+
+
+def checkpoints(trials: list[Trial], call: Call) -> Json:
+    found = [trial.checkpoint_view(each) for trial in trials for each in trial.checkpoints.values()]
+    return page("checkpoints", found, call)
+
+
+def shown(experiment: Experiment) -> Json:
+    return {"experiment": experiment.view(), "config": experiment.config}
+
+
+def parse(text: str) -> Json:
+    """YAML 1.2, as Go and Determined's client read it: 1e+30 is a number."""
+    return util.safe_load_yaml_with_exceptions(text)
+
+
+def as_go(value: Any) -> Any:
+    """Numbers as Go writes them in JSON: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: as_go(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_go(item) for item in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e21
+    return int(value) if is_whole else value
+
+
+def judged(master: Master, config: Json) -> Json:
+    """A config with the defaults filled in, unless Determined's schemas, its code or the slots refuse it."""
+    storage = master.storage
+    if found := master_schemas.refusals(config, checkpoint_storage=storage):
+        raise Refused(400, "invalid experiment configuration: " + "; ".join(found))
+    complete = as_go(master_schemas.fill_defaults(config, checkpoint_storage=storage))
+    slots = complete["resources"]["slots_per_trial"]
+    if master.agent is not None and slots > master.agent.slots:
+        raise Refused(400, f"slots requested ({slots}) exceeds cluster capacity ({master.agent.slots})")
+    return complete
+
+
+def create(master: Master, call: Call) -> Json:
+    packed = io.BytesIO()  # the context as the task gets it
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for file in call.body.get("modelDefinition") or []:
+            content = base64.b64decode(file.get("content") or "")
+            entry = tarfile.TarInfo(file["path"])
+            entry.type = bytes([int(file["type"])])
+            entry.mode = int(file["mode"]) & 0o7777
+            entry.mtime = int(file.get("mtime") or time.time())
+            entry.size = len(content) if entry.isfile() else 0
+            archive.addfile(entry, io.BytesIO(content))
+    experiment = Experiment(
+        id=len(master.experiments) + 1,
+        config=judged(master, parse(call.body["config"])),
+        original_config=call.body["config"],
+        context_tgz=packed.getvalue(),
+        state="ACTIVE" if call.body.get("activate") else "PAUSED",
+        username=call.user or "",
+    )
+    if not call.body.get("validateOnly"):
+        master.add(experiment)
+    return {**shown(experiment), "warnings": []}
+
+
+def continue_(master: Master, body: Json) -> Json:
+    experiment = master.experiments[int(body["id"])]
+    if experiment.state not in TERMINAL:
+        raise Refused(400, f"experiment in non terminal state '{experiment.state}', try again later")
+    override = parse(body.get("overrideConfig") or "") or {}
+    config = judged(master, merge_dicts(parse(experiment.original_config), override))
+    if config["searcher"]["name"] != experiment.config["searcher"]["name"]:
+        raise Refused(400, "override config must have the searcher of the experiment")
+    experiment.config = config
+    if config["searcher"]["name"] == "single":
+        experiment.trials[0].hparams = config["hyperparameters"]
+    master.revive(experiment)
+    return {**shown(experiment), "warnings": []}
+
+
+def put_trial(master: Master, external: str, asked: Json) -> Json:
+    if external not in master.unmanaged:
+        number, experiment = len(master.trials) + 1, master.experiments[int(asked["experimentId"])]
+        name = f"unmanaged-{number}"
+        new = Trial(id=number, experiment=experiment, hparams=asked["hparams"], seed=0, task_id=name)
+        experiment.trials.append(new)
+        master.trials[number] = master.unmanaged[external] = new
+    return {"trial": master.unmanaged[external].view()}
+
+
+def task(trial: Trial) -> Json:
+    """As a real master shows it: the newest allocation first, in UTC without saying so."""
+    allocations = [
+        {
+            "taskId": trial.task_id,
+            "allocationId": each.id,
+            "state": "STATE_TERMINATED" if each.end_time else "STATE_RUNNING",
+            "startTime": each.start_time.removesuffix("Z"),
+            **({"endTime": each.end_time.removesuffix("Z")} if each.end_time else {}),
+            "slots": 0,
+        }
+        for each in reversed(trial.allocations)
+    ]
+    kept = {"taskId": trial.task_id, "taskType": "TASK_TYPE_TRIAL", "startTime": trial.start_time}
+    return {"task": {**kept, "allocations": allocations}}
+
+
+def metrics(master: Master, trial: Trial, group: str, reported: Json) -> None:
+    values = reported["metrics"]["avgMetrics"]
+    if int(reported["trialId"]) != trial.id:
+        raise Refused(400, "the path and the body name different trials")
+    if reported.get("stepsCompleted") is None:  # of the machine, not of the training: they have a time alone
+        trial.profiled.setdefault(group, []).append(values)
+        return
+    steps, run_id = int(reported["stepsCompleted"]), int(reported["trialRunId"])
+    master.report(trial, Report(group=group, steps=steps, metrics=values, run_id=run_id))
+
+
+def progress(master: Master, trial: Trial, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise Refused(400, f"progress {value} is not between 0 and 1")
+    trial.progress = value
+    if (gate := trial.gate) is None:
+        return
+    # The metrics before it may come a moment later.
+    if master.wait(lambda: any(report.steps >= gate for report in trial.of_group("training")), 0.3):
+        master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
+
+
+def logs(master: Master, trial: Trial, call: Call) -> Iterator[Json]:
+    """The lines, the last ones first if so asked; and those to come until the trial's end, where it is followed."""
+    levels, limit = call.query.get("levels"), int(call.asked("limit", 0))
+    order = -1 if call.asked("orderBy") == "ORDER_BY_DESC" else 1
+    lines = iter(list(enumerate(trial.logs))[::order][: limit or None])
+    for number, (at, line) in followed(master, trial) if call.asked("follow") == "true" else lines:
+        rank, level, text = taken_apart(line)
+        level = f"LOG_LEVEL_{level or 'INFO'}"
+        if levels is None or level in levels:
+            yield {
+                "id": str(number),
+                "timestamp": at,
+                "message": line + "\n",
+                "log": text,
+                "level": level,
+                "trialId": trial.id,
+                **({"rankId": int(rank)} if rank else {}),
+            }
+
+
+def followed(master: Master, trial: Trial) -> Iterator[tuple[int, tuple[str, str]]]:
+    sent, is_closed = 0, False
+    while not is_closed:
+        master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
+        is_closed = trial.closed
+        yield from enumerate(new := trial.logs[sent:], start=sent)
+        sent += len(new)
