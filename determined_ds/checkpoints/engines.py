@@ -6,7 +6,8 @@
              own_states_rank<R>.pt   an optimizer's states that cannot be cut: for the same ranks alone
 
 An engine that cannot be cut in this way is written by DeepSpeed, see
-:func:`~determined_ds.checkpoints.engine_slices.own_layout`.
+:func:`~determined_ds.checkpoints.engine_slices.own_layout`, and a pipeline's tied layers beside it, in
+``tied_rank<R>.pt``.
 """
 
 from __future__ import annotations
@@ -141,6 +142,9 @@ class Engines:
         for number, engine in enumerate(self._models):
             if self.own_layouts[number]:
                 engine.save_checkpoint(str(path), tag=f"model{number}")
+                tied, file = self._tied(number, path)
+                if tied:
+                    torch.save(tied.state_dict(), file)
         for number, own in self._cut():
             rank, folder, files = self._distributed.rank, f"model{number}", dict[str, Any]()
             if own.is_first:
@@ -359,8 +363,16 @@ class Engines:
                 reason = some_of([f"{name} is {was} in it, {now} here" for name, was, now in pairs])
         if reasons := [each for each in self._distributed.allgather(reason) if each]:
             raise another_model(path.name, reasons[0])
+        tied, file = self._tied(number, path)
+        if tied and file.is_file():  # before DeepSpeed makes an optimizer's copy of the weights
+            tied.load_state_dict(read_data(file, map_location="cpu"))
         with only_data():
             engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
+
+    def _tied(self, number: int, path: Path) -> tuple[Any, Path]:
+        """A stage's layers that others have too, and their file: DeepSpeed saves none that a ``forward_fn`` calls."""
+        tied = getattr(self._models[number].module, "tied_modules", None)
+        return tied, path / f"model{number}" / f"tied_rank{self._distributed.rank}.pt"
 
 
 def overrides(trial: Any, method: str) -> bool:

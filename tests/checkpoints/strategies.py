@@ -1,54 +1,58 @@
-"""One small language model under any strategy, and its checkpoints' engines written and read without a loop around.
+"""One small language model under any strategy: trained by a loop, or its engines written and read without one.
 
 Runs inside ranks.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-WIDTH, VOCABULARY, BATCH = 6, 11, 8
+WIDTH, VOCABULARY, BATCH, SAMPLES = 6, 11, 8, 48
 BLOCKS = 6  # with embedding and head eight layers: two ranks of four parts, or four of two
+# What is not of the DeepSpeed JSON is a hyperparameter, but for `engine` and `bf16`.
+Strategy = Mapping[str, Any]
 
-ZERO: dict[str, dict[str, Any]] = {
-    "ddp": {"engine": "ddp", "zero": {"stage": 0}},
-    "zero0": {"zero": {"stage": 0}},
-    "zero1": {"zero": {"stage": 1}},
-    "zero2": {"zero": {"stage": 2}},
-    "zero3": {"zero": {"stage": 3, "stage3_param_persistence_threshold": 10}},
-    "offload2": {"zero": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-    "offload3": {
-        "zero": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
-    },
-    "hpz": {"zero": {"stage": 3, "zero_hpz_partition_size": 2}},
-    "bf16_zero0": {"zero": {"stage": 0}, "bf16": True},
-    "bf16_zero1": {"zero": {"stage": 1}, "bf16": True},
-    "bf16_zero2": {"zero": {"stage": 2}, "bf16": True},
-    "bf16_zero3": {"zero": {"stage": 3}, "bf16": True},
-    "pipe1": {"zero": {"stage": 0}, "pipe": 1},
-    "pipe1_zero1": {"zero": {"stage": 1}, "pipe": 1},
-    "pipe2": {"zero": {"stage": 0}, "pipe": 2},
-    "pipe2_zero1": {"zero": {"stage": 1}, "pipe": 2},
-    "pipe4": {"zero": {"stage": 0}, "pipe": 4},
-    "pipe4_zero1": {"zero": {"stage": 1}, "pipe": 4},
-    "pipe2_within_machine": {"zero": {"stage": 1}, "pipe": 2, "within": True},
-    "gpipe": {"zero": {"stage": 1}, "pipe": 2, "schedule": "gpipe"},
-    "zb-h1": {"zero": {"stage": 0}, "pipe": 2, "schedule": "zb-h1"},
-    "zb-h1_zero1": {"zero": {"stage": 1}, "pipe": 4, "schedule": "zb-h1"},
-    "interleaved": {"zero": {"stage": 0}, "pipe": 2, "schedule": "interleaved", "chunks": 2},
-    "interleaved4": {"zero": {"stage": 1}, "pipe": 2, "schedule": "interleaved", "chunks": 4},
-    "interleaved_4ranks": {"zero": {"stage": 1}, "pipe": 4, "schedule": "interleaved", "chunks": 2},
-    "dualpipev": {"zero": {"stage": 0}, "pipe": 2, "schedule": "dualpipev"},
-    "dualpipev_zero1": {"zero": {"stage": 1}, "pipe": 2, "schedule": "dualpipev"},
-    "dualpipev_4ranks": {"zero": {"stage": 1}, "pipe": 4, "schedule": "dualpipev"},
-    **{f"tensor2_zero{stage}": {"zero": {"stage": stage}, "tensor": 2} for stage in range(4)},
-    "tensor4_zero1": {"zero": {"stage": 1}, "tensor": 4},
-    "bf16_tensor2_zero1": {"zero": {"stage": 1}, "tensor": 2, "bf16": True},
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"zero": {"stage": stage, **more}}
+
+
+def pipe(ranks: int, stage: int, schedule: str = "", **more: Any) -> dict[str, Any]:
+    """A pipeline; of a schedule that needs them, as many micro-batches as there can be."""
+    scheduled = {"pipe_schedule": schedule, "micro_batch_size": 1} if schedule else {}
+    return {**zero(stage), "pipe_parallel_size": ranks, **scheduled, **more}
+
+
+CPU = {"device": "cpu"}
+ZERO: dict[str, Strategy] = {
+    "ddp": {**zero(0), "engine": "ddp"},
+    "zero0": zero(0),
+    "zero1": zero(1),
+    "zero2": zero(2),
+    "zero3": zero(3, stage3_param_persistence_threshold=10),
+    "offload2": zero(2, offload_optimizer=CPU),
+    "offload3": zero(3, offload_optimizer=CPU, offload_param=CPU),
+    "hpz": zero(3, zero_hpz_partition_size=2),
+    **{f"bf16_zero{stage}": {**zero(stage), "bf16": True} for stage in range(4)},
+    **{f"pipe{ranks}": pipe(ranks, 0) for ranks in (1, 2, 4)},
+    **{f"pipe{ranks}_zero1": pipe(ranks, 1) for ranks in (1, 2, 4)},
+    "pipe2_within_machine": pipe(2, 1, pipe_within_machine=True),
+    "gpipe": pipe(2, 1, "gpipe"),
+    "zb-h1": pipe(2, 0, "zb-h1"),
+    "zb-h1_zero1": pipe(4, 1, "zb-h1"),
+    "interleaved": pipe(2, 0, "interleaved", pipe_chunks=2),
+    "interleaved4": pipe(2, 1, "interleaved", pipe_chunks=4),
+    "interleaved_4ranks": pipe(4, 1, "interleaved", pipe_chunks=2),
+    "dualpipev": pipe(2, 0, "dualpipev"),
+    "dualpipev_zero1": pipe(2, 1, "dualpipev"),
+    "dualpipev_4ranks": pipe(4, 1, "dualpipev"),
+    **{f"tensor2_zero{stage}": {**zero(stage), "model_parallel_size": 2} for stage in range(4)},
+    "tensor4_zero1": {**zero(1), "model_parallel_size": 4},
+    "bf16_tensor2_zero1": {**zero(1), "model_parallel_size": 2, "bf16": True},
 }
 # 13 rows over two ranks: 7 and 6.
 CUT = {
@@ -58,25 +62,31 @@ CUT = {
         {"patterns": [r".*\.(frozen|adapter)\.weight$"], "partition_type": "row"},
     ],
 }
-# Two engines: "other" is the second one's.
-PAIRS: dict[str, dict[str, Any]] = {
-    "1 and 3": {"zero": {"stage": 1}, "other": {"stage": 3}},
-    "0 and 2": {"zero": {"stage": 0}, "other": {"stage": 2}},
-    "3 and 0": {"zero": {"stage": 3}, "other": {"stage": 0}},
-    "2 and 1": {"zero": {"stage": 2}, "other": {"stage": 1}},
+# Two engines.
+PAIRS: dict[str, Strategy] = {
+    f"{one} and {other}": {
+        **zero(one),
+        "other_overwrite_deepspeed_args": {"zero_optimization": {"stage": other}},
+    }
+    for one, other in ((1, 3), (0, 2), (3, 0), (2, 1), (1, 1), (3, 3))
 }
 
 
 class Embedding(torch.nn.Module):
-    """Tokens to vectors; the head has the same weight."""
+    """Tokens to vectors; the head has the same weight, and where it is ``apart`` a bias of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool = False) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(VOCABULARY, WIDTH))
         self.weight.use_muon = False  # type: ignore[attr-defined]
+        self.bias = torch.nn.Parameter(torch.zeros(WIDTH)) if apart else 0.0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(tokens, self.weight)
+        return torch.nn.functional.embedding(tokens, self.weight) + self.bias
+
+
+def head(layer: Embedding, x: torch.Tensor) -> torch.Tensor:
+    return (x + layer.bias) @ layer.weight.T
 
 
 class Block(torch.nn.Module):
@@ -88,7 +98,7 @@ class Block(torch.nn.Module):
         self.frozen = torch.nn.Linear(2 * WIDTH + 1, WIDTH, bias=False)
         self.frozen.weight.requires_grad_(False)
         self.adapter = torch.nn.Linear(2 * WIDTH + 1, WIDTH, bias=False)
-        self.register_buffer("scale", torch.full((WIDTH,), 0.5))
+        self.register_buffer("scale", torch.zeros(WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = torch.tanh(self.inner(x))
@@ -107,68 +117,66 @@ class Whole(torch.nn.Module):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
-        return x @ self.tokens.weight.T
-
-
-def head(layer: Embedding, x: torch.Tensor) -> torch.Tensor:
-    return x @ layer.weight.T
+        return head(self.tokens, x)
 
 
 def names_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The name in :class:`Whole` -> parameter or buffer, of either form."""
     found: dict[str, torch.Tensor] = {}
-    for name, parameter in (*module.named_parameters(), *module.named_buffers()):
-        if not name[0].isdigit() and not name.startswith("tied_modules"):
-            found[f"whole.{name}"] = parameter
-        elif name.startswith("tied_modules"):
-            found["whole.tokens.weight"] = parameter
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        first, rest = name.split(".", 1)
+        if first == "tied_modules":
+            found[f"whole.{rest}"] = tensor
         else:
-            index, rest = name.split(".", 1)
-            found[f"whole.blocks.{int(index) - 1}.{rest}"] = parameter
+            found[f"whole.blocks.{int(first) - 1}.{rest}" if first.isdigit() else f"whole.{name}"] = tensor
     return found
 
 
-def fill(module: torch.nn.Module, more: int = 0) -> None:
-    """The same first weights in either form; with another number, others."""
+def fill(module: torch.nn.Module, hparams: Mapping[str, Any], engine: int = 0) -> None:
+    """The same first weights in either form: of a checkpoint ``begin_with``, or drawn, others for another ``draw``."""
+    from determined_ds import load_state_dict_from_checkpoint_path
+
+    given = hparams.get("begin_with")
+    weights = load_state_dict_from_checkpoint_path(given, engine=engine) if given else {}
     with torch.no_grad():
-        for name, parameter in names_of(module).items():
-            if not isinstance(parameter, torch.nn.Parameter):
-                continue
-            seed = more + sum(ord(letter) * (at + 1) for at, letter in enumerate(name))
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        for name, tensor in names_of(module).items():
+            seed = sum(ord(letter) * (at + 1) for at, letter in enumerate(name))
+            generator = torch.Generator().manual_seed(seed + engine + hparams.get("draw", 0))
+            drawn = 0.3 * torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(weights[name] if given else drawn)
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
-def trial_class(strategy: Mapping[str, Any]) -> Any:
+def trial_class(strategy: Strategy) -> Any:
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
     from determined_ds import DataParallelTrial, PipelineTrial, SeveralEnginesTrial
 
     class Common:
+        context: Any
+
         def build_parameters(self, model: torch.nn.Module) -> Any:
             """All that require a gradient, but for one that nothing trains, where a test asks for it."""
-            left_out = self.context.get_hparams().get("untrained")  # type: ignore[attr-defined]
-            named = names_of(model).items()
-            return [each for name, each in named if each.requires_grad and name != left_out]
+            left_out = self.context.get_hparams().get("untrained")
+            return [t for name, t in names_of(model).items() if t.requires_grad and name != left_out]
 
         def weight_names(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
             return names_of(model)
 
         def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            return loss_of(model(batch[0]), batch[1])
+            logits, targets = model(batch[0]), batch[1]
+            return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
-        def build_training_data_loader(self) -> Any:
-            return None
+        def build_training_data_loader(self: Any) -> Any:
+            tokens = torch.randint(VOCABULARY, (SAMPLES, 5), generator=torch.Generator().manual_seed(0))
+            return self.training_loader(torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]))
 
-        build_validation_data_loader = build_training_data_loader
+        def build_validation_data_loader(self: Any) -> Any:
+            return self.validation_loader(self.build_training_data_loader().dataset)
 
     class Replicated(Common, DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
             model = Whole()
-            fill(model)
+            fill(model, self.context.get_hparams())
             return model
 
     class Staged(Common, PipelineTrial):
@@ -176,109 +184,96 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
 
         def build_layers(self) -> list[Any]:
             blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
-            ends = [TiedLayerSpec("tokens", Embedding), TiedLayerSpec("tokens", Embedding, forward_fn=head)]
-            return [ends[0], *blocks, ends[1]]
+            apart = self.context.get_hparams().get("apart", False)
+            end = TiedLayerSpec("tokens", Embedding, apart)
+            return [end, *blocks, TiedLayerSpec("tokens", Embedding, apart, forward_fn=head)]
 
         def load_weights(self, module: Any) -> None:
-            fill(module)
+            fill(module, self.context.get_hparams())
 
         def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return loss_of(outputs, targets)
+            return torch.nn.functional.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
 
     class Pair(Common, SeveralEnginesTrial):
-        train_batch = evaluate_batch = None  # :func:`run` trains
-
         def build_models(self) -> dict[str, torch.nn.Module]:
             models = {"one": Whole(), "other": Whole()}
-            for more, model in enumerate(models.values()):
-                fill(model, more)
+            for number, model in enumerate(models.values()):
+                fill(model, self.context.get_hparams(), number)
             return models
 
-    if "other" in strategy:
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            batch, losses = self.context.to_device(next(dataloader_iter)), []
+            for engine in self.engines.values():
+                losses.append(self.loss(engine, batch))
+                engine.backward(losses[-1])
+                engine.step()
+            return {"loss": torch.stack(losses).detach().mean()}
+
+        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
+            return {"validation_loss": self.loss(self.engine, self.context.to_device(next(dataloader_iter)))}
+
+    if "other_overwrite_deepspeed_args" in strategy:
         return Pair
-    return Staged if "pipe" in strategy else Replicated
+    return Staged if "pipe_parallel_size" in strategy else Replicated
 
 
-def config_of(strategy: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    half = {"bf16": {"enabled": True}} if strategy.get("bf16") else {}
-    optimizer = {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1, "torch_adam": True}}
-    return {
+def hyperparameters(strategy: Strategy, **more: Any) -> dict[str, Any]:
+    """Of a training under a strategy; more of them, or in the place of these."""
+    ds_config: dict[str, Any] = {
         "zero_optimization": {"reduce_bucket_size": 64, **strategy["zero"]},
-        "optimizer": optimizer,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 6}},
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 1.0,
-        **half,
-        **({"tensor_parallel": {"partition_config": CUT}} if "tensor" in strategy else {}),
-        **more,
+        **({"bf16": {"enabled": True}} if "bf16" in strategy else {}),
+        **({"tensor_parallel": {"partition_config": CUT}} if "model_parallel_size" in strategy else {}),
     }
-
-
-def batches(step: int, replica: int, replicas: int, micro: int) -> Iterator[Any]:
-    """A replica's micro-batches of a step: the samples of a step are the same for any number of replicas."""
-    generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(VOCABULARY, (BATCH, 5), generator=generator)
-    own = tokens[replica * BATCH // replicas : (replica + 1) * BATCH // replicas]
-    for part in own.split(micro):
-        yield part[:, :-1], part[:, 1:]
+    own = {name: value for name, value in strategy.items() if name not in ("zero", "bf16", "engine")}
+    return {"global_batch_size": BATCH, "deepspeed_config": ds_config, **more, **own}
 
 
 def run(
-    strategy: Mapping[str, Any],
-    run_dir: str,
+    strategy: Strategy,
+    run_dir: Path,
     *,
-    read: str | None = None,
-    write: str | None = None,
+    read: Path | None = None,
+    write: Path | None = None,
     first: int = 0,
     steps: int = 0,
-    micro: int | None = None,
-    untrained: str | None = None,
-    **ds_config: Any,
+    then: int = 0,
+    **more: Any,
 ) -> list[float]:
-    """Train some steps between reading and writing; the losses, equal on all ranks."""
+    """Read engines, train some steps, write, and train some more; the losses of all steps, equal on all ranks.
+
+    The samples of a step are the same for any number of replicas.
+    """
     import torch.distributed as dist
 
     from determined_ds import open_context
     from tests.package import load_engines, save_engines
 
-    hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
-    hparams |= {"pipe_parallel_size": strategy.get("pipe", 1), "untrained": untrained}
-    if "within" in strategy:
-        hparams["pipe_within_machine"] = True
-    if "schedule" in strategy:
-        micro = 1  # as many of them as any schedule needs
-        hparams |= {"pipe_schedule": strategy["schedule"], "pipe_chunks": strategy.get("chunks")}
-    hparams |= {"model_parallel_size": strategy.get("tensor", 1)}
-    if "other" in strategy:
-        hparams["other_overwrite_deepspeed_args"] = {"zero_optimization": strategy["other"]}
-    if micro is not None:
-        hparams["deepspeed_config"]["train_micro_batch_size_per_gpu"] = micro
-    engine = strategy.get("engine", "deepspeed")
+    hparams, engine = hyperparameters(strategy, **more), strategy.get("engine", "deepspeed")
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu", engine=engine) as context:
         trial = trial_class(strategy)(context)
-        if read is not None:
-            load_engines(trial, context, Path(read))
-        topology = context.resolved.topology
-        replicas = topology.data_parallel_world_size
+        replicas, size = context.resolved.topology.data_parallel_world_size, context.resolved.batch
         replica = context._mpu.data_parallel_rank
-        size = context.resolved.batch.micro_batch_size
-        losses = []
-        for step in range(first, first + steps):
-            mine = batches(step, replica, replicas, size)
-            if "pipe" in strategy:
-                loss = trial.engine.train_batch(data_iter=mine).detach().clone().float()
-            else:
-                parts = []
-                for batch, engine in itertools.product(mine, context.models):
-                    part = trial.loss(engine, batch)
-                    engine.backward(part)
-                    engine.step()
-                    parts.append(part.detach().float())
-                loss = torch.stack(parts).mean()
-                if context.distributed.size > 1:
-                    dist.all_reduce(loss)
-                loss /= context.distributed.size
-            losses.append(float(loss))
+
+        def trained(step: int) -> float:
+            tokens = torch.randint(
+                VOCABULARY, (BATCH, 5), generator=torch.Generator().manual_seed(1000 + step)
+            )
+            micro = tokens.chunk(replicas)[replica].split(size.micro_batch_size)
+            mine = iter([(part[:, :-1], part[:, 1:]) for part in micro])
+            calls = 1 if "pipe_parallel_size" in strategy else len(micro)
+            loss = torch.stack(
+                [trial.train_batch(mine, 0, step)["loss"].float() for _ in range(calls)]
+            ).mean()
+            dist.all_reduce(loss)
+            return float(loss) / context.distributed.size
+
+        if read is not None:
+            load_engines(trial, context, read)
+        losses = [trained(step) for step in range(first, first + steps)]
         if write is not None:
-            save_engines(trial, context, Path(write))
-    return losses
+            save_engines(trial, context, write)
+        return losses + [trained(step) for step in range(first + steps, first + steps + then)]

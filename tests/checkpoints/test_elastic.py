@@ -6,45 +6,23 @@ On real engines: one, two and four ranks.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.checkpoints.strategies import BATCH, PAIRS, ZERO, run
+from tests.checkpoints.strategies import BATCH, PAIRS, ZERO, Strategy, run
 from tests.harness.ranks import Ranks
 from tests.package import tensors
 
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
-    return {1: one_rank, 2: two_ranks, 4: four_ranks}
-
-
-def values(path: Path, engine: int = 0) -> dict[tuple[str, str], torch.Tensor]:
-    """As :func:`tensors`, of each weight only its most exact value: some strategies write no other."""
-    found = tensors(path, engine)
-    exact = {name: value for (name, state), value in found.items() if state == "fp32"}
-    rest = {key: value for key, value in found.items() if key[1] != "fp32"}
-    return {**rest, **{(name, "weight"): value for name, value in exact.items()}}
-
-
-def differing(path: Path, other: Path, engine: int = 0) -> list[tuple[str, str]]:
-    """What both checkpoints hold, and with other values."""
-    one, two = values(path, engine), values(other, engine)
-    return [key for key in one if key in two and not torch.equal(one[key].float(), two[key].float())]
-
-
-def sizes_of(strategy: Mapping[str, Any]) -> list[int]:
-    """The numbers of ranks on which it runs."""
-    least = strategy["zero"].get("zero_hpz_partition_size", strategy.get("pipe", strategy.get("tensor", 1)))
-    return [size for size in (1, 2, 4) if size >= least]
-
-
+GROUPS: dict[str, Mapping[str, Strategy]] = {
+    "fp32": {name: strategy for name, strategy in ZERO.items() if "bf16" not in strategy},
+    "bf16": {name: strategy for name, strategy in ZERO.items() if "bf16" in strategy},
+    "two engines": PAIRS,
+}
+HOMES = {"fp32": ZERO["zero1"], "bf16": ZERO["bf16_zero1"], "two engines": PAIRS["1 and 3"]}
 # Every kind of cut, on fewer ranks than its checkpoint came from, as many, and more.
 PLACES = [
     ("zero3", 1),
@@ -56,80 +34,108 @@ PLACES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
+    return {1: one_rank, 2: two_ranks, 4: four_ranks}
+
+
+@pytest.fixture(scope="module")
+def at_home(
+    two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, list[float]]]:
+    """``at_home(group)``: what two ranks wrote after three steps, and the losses of these and of two more."""
+    known: dict[str, tuple[Path, list[float]]] = {}
+
+    def trained(group: str) -> tuple[Path, list[float]]:
+        if group not in known:
+            path = tmp_path_factory.mktemp("home") / "first"
+            losses, *_ = two_ranks.run(run, HOMES[group], path.parent, write=path, steps=STEPS, then=2)
+            known[group] = path, losses
+        return known[group]
+
+    return trained
+
+
+def values(path: Path, engine: int = 0) -> dict[tuple[str, str], torch.Tensor]:
+    """As :func:`tensors`, of each weight only its most exact value: some strategies write no other."""
+    found = tensors(path, engine)
+    exact = {name: value for (name, state), value in found.items() if state == "fp32"}
+    rest = {key: value for key, value in found.items() if key[1] != "fp32"}
+    return {**rest, **{(name, "weight"): value for name, value in exact.items()}}
+
+
+def differing(path: Path, other: Path, engine: int = 0) -> list[tuple[str, str]]:
+    """What is in one checkpoint alone, or has another value in the other."""
+    one, two = values(path, engine), values(other, engine)
+    shared = one.keys() & two.keys()
+    return [
+        *(one.keys() ^ two.keys()),
+        *(k for k in shared if not torch.equal(one[k].float(), two[k].float())),
+    ]
+
+
 @pytest.mark.parametrize(("name", "size"), PLACES)
-def test_there_and_back(name: str, size: int, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+def test_there_and_back(
+    name: str,
+    size: int,
+    at_home: Callable[[str], tuple[Path, list[float]]],
+    ranks: dict[int, Ranks],
+    tmp_path: Path,
+) -> None:
     """What ZeRO 1 on two ranks wrote, read and written by another strategy, is read back bit for bit."""
-    half = {"bf16": True} if name.startswith("bf16") else {}
-    home, away = {"zero": {"stage": 1}, **half}, ZERO[name]
-    first, there, back = (tmp_path / each for each in ("first", "there", "back"))
-    ranks[2].run(run, home, str(tmp_path), write=str(first), steps=STEPS)
-    whole, *_ = ranks[2].run(run, home, str(tmp_path), read=str(first), first=STEPS, steps=2)
-    ranks[size].run(run, away, str(tmp_path), read=str(first), write=str(there))
-    assert values(there).keys() == values(first).keys()
-    assert differing(first, there) == []
-    ranks[2].run(run, home, str(tmp_path), read=str(there), write=str(back))
-    assert tensors(back).keys() == tensors(first).keys()
-    assert differing(first, back) == []
-    losses, *_ = ranks[size].run(run, away, str(tmp_path), read=str(first), first=STEPS, steps=2)
-    assert losses == pytest.approx(whole, abs=2e-2 if half else 1e-6)
+    group, there, back = "bf16" if "bf16" in ZERO[name] else "fp32", tmp_path / "there", tmp_path / "back"
+    home, losses = at_home(group)
+    away, *_ = ranks[size].run(run, ZERO[name], tmp_path, read=home, write=there, first=STEPS, then=2)
+    assert away == pytest.approx(losses[STEPS:], abs=2e-2 if group == "bf16" else 1e-6)
+    assert differing(home, there) == []
+    ranks[2].run(run, HOMES[group], tmp_path, read=there, write=back)
+    assert tensors(back).keys() == tensors(home).keys()
+    assert differing(home, back) == []
 
 
-def walk(strategies: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], int, int]]:
+def walk(strategies: Mapping[str, Strategy]) -> Iterator[tuple[str, Strategy, int, int]]:
     """Every strategy on every number of ranks, in a random order: name, strategy, ranks, micro-batch."""
-    draw = random.Random(18)
-    places = [(name, size) for name, strategy in strategies.items() for size in sizes_of(strategy)]
-    for name, size in draw.sample(places, len(places)):
-        shared = strategies[name].get("pipe", 1) * strategies[name].get("tensor", 1)
-        own = BATCH // (size // shared)
-        micro = draw.choice([each for each in (1, 2, 4, 8) if own % each == 0])
-        yield name, strategies[name], size, micro
+    draw, places = random.Random(18), []
+    for name, strategy in strategies.items():
+        shared = strategy.get("pipe_parallel_size", 1) * strategy.get("model_parallel_size", 1)
+        least = strategy["zero"].get("zero_hpz_partition_size", shared)
+        places += [(name, strategy, size, BATCH // (size // shared)) for size in (1, 2, 4) if size >= least]
+    for name, strategy, size, own in draw.sample(places, len(places)):
+        yield name, strategy, size, draw.choice([each for each in (1, 2, 4, 8) if own % each == 0])
 
 
-GROUPS = {
-    "fp32": {name: strategy for name, strategy in ZERO.items() if not strategy.get("bf16")},
-    "bf16": {name: strategy for name, strategy in ZERO.items() if strategy.get("bf16")},
-    "two engines": PAIRS,
-}
-HOMES: dict[str, dict[str, Any]] = {
-    "fp32": {"zero": {"stage": 1}},
-    "bf16": {"zero": {"stage": 1}, "bf16": True},
-    "two engines": PAIRS["1 and 3"],
-}
 ONE_HUB = "test_there_and_back has every kind of cut, each from the same strategy"
 
 
 @pytest.mark.long(ONE_HUB)
 @pytest.mark.parametrize("group", GROUPS)
-def test_through_all_of_them_in_any_order(group: str, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+def test_through_all_of_them_in_any_order(
+    group: str, at_home: Callable[[str], tuple[Path, list[float]]], ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
     """Each reads what the one before wrote; all hold the same bits, and home again training continues as if at home."""
-    home, num_engines = HOMES[group], 2 if group == "two engines" else 1
-    first = at = tmp_path / "first"
-    ranks[2].run(run, home, str(tmp_path), write=str(first), steps=STEPS)
-    whole, *_ = ranks[2].run(run, home, str(tmp_path), steps=STEPS + 2)
+    first, whole = at_home(group)
+    at = first
     for number, (name, strategy, size, micro) in enumerate(walk(GROUPS[group])):
         there = tmp_path / str(number)
-        ranks[size].run(run, strategy, str(tmp_path), read=str(at), write=str(there), micro=micro)
-        for engine in range(num_engines):
+        ranks[size].run(run, strategy, tmp_path, read=at, write=there, micro_batch_size=micro)
+        for engine in range(2 if group == "two engines" else 1):
             assert differing(first, there, engine) == [], f"{name} on {size}, number {number} of the walk"
-            assert values(there, engine).keys() == values(first, engine).keys(), f"{name} on {size}"
         at = there
-    losses, *_ = ranks[2].run(run, home, str(tmp_path), read=str(at), first=STEPS, steps=2)
+    losses, *_ = ranks[2].run(run, HOMES[group], tmp_path, read=at, first=STEPS, steps=2)
     assert losses == whole[STEPS:]
 
 
 @pytest.mark.long(ONE_HUB)
 @pytest.mark.parametrize("name", GROUPS["bf16"])
 def test_by_way_of_16_bits_nothing_that_is_trained_is_lost(
-    name: str, ranks: dict[int, Ranks], tmp_path: Path
+    name: str, at_home: Callable[[str], tuple[Path, list[float]]], ranks: dict[int, Ranks], tmp_path: Path
 ) -> None:
     """A training in fp32 is read in bf16, which keeps an fp32 copy, and back: the same bits."""
-    first, there, back = (tmp_path / each for each in ("first", "there", "back"))
-    ranks[2].run(run, HOMES["fp32"], str(tmp_path), write=str(first), steps=STEPS)
-    size = ZERO[name].get("tensor", 1)
-    ranks[size].run(run, ZERO[name], str(tmp_path), read=str(first), write=str(there))
-    ranks[2].run(run, HOMES["fp32"], str(tmp_path), read=str(there), write=str(back))
-    assert values(back).keys() == values(first).keys()
-    untrained = {key for key in differing(first, back) if (key[0], "exp_avg") not in values(first)}
+    (first, _), there, back = at_home("fp32"), tmp_path / "there", tmp_path / "back"
+    size = ZERO[name].get("model_parallel_size", 1)
+    ranks[size].run(run, ZERO[name], tmp_path, read=first, write=there)
+    ranks[2].run(run, HOMES["fp32"], tmp_path, read=there, write=back)
+    untrained = {(each, "weight") for each, _ in values(first) if (each, "exp_avg") not in values(first)}
     assert set(differing(first, back)) == untrained
 
 
@@ -140,13 +146,13 @@ def test_a_training_through_all_of_them_is_that_of_one(
 ) -> None:
     """A step under each strategy on each number of ranks, with another micro-batch: the losses agree to 1e-6."""
     legs = list(walk(GROUPS[group]))
-    whole, *_ = ranks[2].run(run, HOMES[group], str(tmp_path), steps=len(legs))
-    losses = []
+    whole, *_ = ranks[2].run(run, HOMES[group], tmp_path, steps=len(legs))
+    losses, read = [], None
     for number, (_, strategy, size, micro) in enumerate(legs):
-        read = str(tmp_path / str(number - 1)) if number else None
-        settings = {"read": read, "write": str(tmp_path / str(number)), "first": number, "micro": micro}
-        (loss, *_), *_ = ranks[size].run(run, strategy, str(tmp_path), **settings, steps=1)
+        how = {"read": read, "write": tmp_path / str(number), "micro_batch_size": micro}
+        (loss, *_), *_ = ranks[size].run(run, strategy, tmp_path, **how, first=number, steps=1)
         losses.append(loss)
+        read = how["write"]
     assert losses == pytest.approx(whole, abs=1e-6)
 
 
@@ -154,7 +160,39 @@ def test_a_parameter_that_nothing_trains_is_kept(ranks: dict[int, Ranks], tmp_pa
     """Under ZeRO 3 DeepSpeed's own checkpoints lose it: it requires a gradient, and no optimizer has it."""
     name = "whole.blocks.1.inner.bias"
     there, back = tmp_path / "there", tmp_path / "back"
-    ranks[2].run(run, ZERO["zero3"], str(tmp_path), write=str(there), steps=STEPS, untrained=name)
-    ranks[1].run(run, ZERO["zero1"], str(tmp_path), read=str(there), write=str(back), untrained=name)
+    ranks[2].run(run, ZERO["zero3"], tmp_path, write=there, steps=STEPS, untrained=name)
+    ranks[1].run(run, ZERO["zero1"], tmp_path, read=there, write=back, untrained=name)
     assert (name, "weight") in tensors(there)
     assert differing(there, back) == []
+
+
+def test_the_index_does_not_grow_with_the_ranks(ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """ZeRO 3 cuts every parameter into as many equal slices as there are ranks."""
+    sizes = []
+    for size in (2, 4):
+        ranks[size].run(run, ZERO["zero3"], tmp_path, write=tmp_path / str(size), steps=1)
+        sizes.append((tmp_path / str(size) / "model0/index.json").stat().st_size)
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+# ------------------------------------------------------------------------------------------- tied layers
+
+
+def test_a_tied_layer_that_differs_between_stages_is_resumed_by_the_same_ranks(
+    four_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Of four stages, two have no part of the layer whose bias two others hold with values of their own."""
+    strategy, path = {**ZERO["pipe4"], "apart": True}, tmp_path / "half"
+    whole, *_ = four_ranks.run(run, strategy, tmp_path, write=path, steps=3, then=3)
+    assert not list(path.glob("model0/*.safetensors"))
+    more, *_ = four_ranks.run(run, strategy, tmp_path, read=path, first=3, steps=3)
+    assert more == whole[3:]
+
+
+def test_a_tied_layer_on_one_rank_is_written_as_slices(two_ranks: Ranks, tmp_path: Path) -> None:
+    """The first and the last part of dualpipev are on rank 0."""
+    two_ranks.run(run, {**ZERO["dualpipev"], "apart": True}, tmp_path, write=tmp_path / "it", steps=1)
+    assert len(list(tmp_path.glob("it/model0/*.safetensors"))) == 2
+    names = [name.split(".") for name, state in tensors(tmp_path / "it") if state == "exp_avg"]
+    blocks = [name[2] for name in names if name[1] == "blocks"]
+    assert blocks == sorted(blocks), "in the order of the layers, whichever ranks hold them"
