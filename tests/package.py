@@ -333,9 +333,8 @@ def tensors(checkpoint: Path, engine: int = 0) -> dict[tuple[str, str], Any]:
 def save_engines(trial: Any, context: Any, folder: Path) -> None:
     """In every rank: write the engines of a trial into a folder, without a training around them."""
     from determined_ds.checkpoints.engines import Engines
-    from determined_ds.checkpoints.settings import records_of
 
-    engines = Engines(trial, context, records_of(context.models))
+    engines = Engines(trial, context)
     engines.save(folder)
     engines.write_indexes(folder, engines.written)
     context.distributed.allgather(None)
@@ -344,9 +343,8 @@ def save_engines(trial: Any, context: Any, folder: Path) -> None:
 def load_engines(trial: Any, context: Any, folder: Path) -> None:
     """In every rank: read the engines of a trial from such a folder, whichever ranks wrote it."""
     from determined_ds.checkpoints.engines import Engines
-    from determined_ds.checkpoints.settings import records_of
 
-    Engines(trial, context, records_of(context.models)).load(folder)
+    Engines(trial, context).load(folder)
 
 
 # ------------------------------------------------------------------------------------------- training

@@ -31,7 +31,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
-from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, Described
+from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, EngineIndex, StoredTensor
 from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
@@ -61,19 +61,36 @@ class Stretch(NamedTuple):
             yield begin, Stretch(self.start + row * self.stride + column, end - begin, *pattern)
 
 
+class Whole(NamedTuple):
+    """A parameter or buffer of the engine, of which a rank holds all, a part, or none."""
+
+    name: str  # in the checkpoint, of what it is or is a part of
+    tensor: Any
+    kind: str  # trained by the optimizer, frozen, or a buffer
+    cut: tuple[Stretch, ...] | None  # this rank's part of it; None: it has all, but for ZeRO's parts
+    holders: tuple[int, int]  # this rank, and how many, among those that hold the same of it
+    is_copy: bool  # another rank writes it: a weight that pipeline stages or tensor-parallel ranks share
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slice:
     """A part of one state of a tensor, as a live view."""
 
-    name: str  # of the tensor
+    whole: Whole  # the tensor
     state: str  # weight, fp32, or one of the optimizer's
     tensor: Any  # its elements, one-dimensional
     place: Stretch  # of its elements in the whole
+    is_alone: bool  # no other rank holds it
 
     def between(self, first: int, last: int) -> Iterator[Slice]:
         """Its elements from ``first`` to ``last``, counted from its own first: with gaps in up to three slices."""
         for at, place in self.place.between(first, last):
             yield replace(self, tensor=self.tensor[at : at + place.length], place=place)
+
+    @property
+    def name(self) -> str:
+        """Of its tensor."""
+        return self.whole.name
 
     @property
     def key(self) -> str:
@@ -88,27 +105,13 @@ class Slice:
         return int(self.tensor.numel() * self.tensor.element_size())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """A tensor of the engine, of which a rank holds all, a part, or none."""
-
-    name: str  # in the checkpoint
-    shape: tuple[int, ...]  # of the whole
-    kind: str  # trained by the optimizer, frozen, or a buffer
-    tensor: Any  # the parameter or buffer
-    is_copy: bool  # another rank writes it: a weight that pipeline stages or tensor-parallel ranks share
-    cut: tuple[Stretch, ...] | None  # this rank's part of it; None: it has all, but for ZeRO's parts
-    holders: tuple[int, int]  # this rank, and how many, among those that hold the same of it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lies:
-    """Where a slice of a parameter lies in a held tensor: its first element in both, and how many."""
+class Lies(NamedTuple):
+    """Where a slice of a parameter lies in a held tensor."""
 
     parameter: Any
-    start: int
-    offset: int
-    count: int
+    start: int  # its first element in the flattened parameter
+    offset: int  # and in the held tensor
+    length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,86 +143,76 @@ class EngineSlices:
     Args:
         engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
         common: Name that all forms of the model have in common -> parameter or buffer.
+
+    Attributes:
+        index: The tensors of which this rank has a part, without their states: names, shapes, kinds.
+        held: What the optimizer steps.
     """
 
     def __init__(self, engine: Any, common: Mapping[str, Any] | None = None) -> None:
-        self.engine = engine
-        self.wholes: dict[str, Whole] = {}
-        self.held = list(_held_by(engine))
+        self.engine, self.held = engine, list(_held_by(engine))
         self.is_split = not isinstance(engine, DDPEngine) and bool(engine.zero_optimization())
-        self.replica, self.replicas = 0, 1
-        if dist.is_initialized():
-            group = getattr(engine, "seq_data_parallel_group", None)
-            self.replica, self.replicas = dist.get_rank(group), dist.get_world_size(group)
-        writes_whole = degree_of(engine) == 1 or dist.get_rank(groups.get_tensor_model_parallel_group()) == 0
+        self.replica, self.replicas = _place_in(getattr(engine, "seq_data_parallel_group", None))
+        writes_whole = degree_of(engine) == 1 or _place_in(groups.get_tensor_model_parallel_group())[0] == 0
         self.is_first = self.replica == 0 and writes_whole
+        optimizer = "" if engine.optimizer is None else type(base_optimizer(engine)).__name__
+        self.index = EngineIndex(tensors={}, optimizer=optimizer)
         self._own: dict[int, Whole] = {}  # by the id of a tensor
-        self._aliases: dict[str, str] = {}
         self._copied: list[tuple[Any, Any]] = []
         module = engine.module
         trained = {id(parameter) for group in _groups_of(engine) for parameter in group}
         tied: dict[str, list[int]] = {}  # key of tied layers -> their indices in the whole pipeline
-        if isinstance(module, PipelineModule):
-            for index, layer in enumerate(module._layer_specs):
-                if isinstance(layer, TiedLayerSpec):
-                    tied.setdefault(layer.key, []).append(index)
-        for name, tensor in (*module.named_parameters(remove_duplicate=False), *_kept_buffers(module)):
-            names = [name_of_whole(tensor, name)]
+        for index, layer in enumerate(module._layer_specs if isinstance(module, PipelineModule) else ()):
+            if isinstance(layer, TiedLayerSpec):
+                tied.setdefault(layer.key, []).append(index)
+        for own_name, tensor in (*module.named_parameters(remove_duplicate=False), *_kept_buffers(module)):
+            name, shape, cut = place_of(tensor, own_name)
+            names = [name]
             if name.startswith("tied_modules."):  # named by the layers that are tied to it
                 _, key, rest = name.split(".", 2)
                 names = [f"{index}.{rest}" for index in tied[key]]
             if id(tensor) not in self._own:
-                is_parameter, cut = isinstance(tensor, torch.nn.Parameter), _cut_of(tensor)
-                holders = (self.replica, self.replicas)
+                kind = TRAINED if id(tensor) in trained else FROZEN
+                is_shared = bool(getattr(tensor, "ds_pipe_replicated", False))
+                holders = self.replica, self.replicas
                 if dist.is_initialized() and is_moe_param(tensor):  # held by fewer than all replicas
-                    among = groups._get_expert_data_parallel_group(tensor.group_name)
-                    holders = (dist.get_rank(among), dist.get_world_size(among))
-                whole = self._own[id(tensor)] = Whole(
+                    holders = _place_in(groups._get_expert_data_parallel_group(tensor.group_name))
+                self._own[id(tensor)] = whole = Whole(
                     name=names[0],
-                    shape=whole_shape(tensor),
-                    kind=BUFFER if not is_parameter else TRAINED if id(tensor) in trained else FROZEN,
                     tensor=tensor,
-                    is_copy=bool(
-                        getattr(tensor, "ds_pipe_replicated", False) or (cut is None and not writes_whole)
-                    ),
+                    kind=kind if isinstance(tensor, torch.nn.Parameter) else BUFFER,
                     cut=cut,
                     holders=holders,
+                    is_copy=is_shared or (cut is None and not writes_whole),
                 )
-                self.wholes.setdefault(whole.name, whole)  # several may be parts of one
-            first = self._own[id(tensor)].name
-            self._aliases.update((other, first) for other in names if other != first)
-        self._common = {
-            name: self._own[id(tensor)].name
-            for name, tensor in (common or {}).items()
-            if id(tensor) in self._own
-        }
-        self.weights_are_split = any(hasattr(whole.tensor, "ds_tensor") for whole in self.wholes.values())
-
-    # ------------------------------------------------------------------------------------- names
+                # Several may be parts of one.
+                self.index.tensors.setdefault(whole.name, StoredTensor(shape=shape, kind=whole.kind))
+            first = self.name_of(tensor)
+            self.index.aliases.update((other, first) for other in names if other != first)
+        for name, tensor in (common or {}).items():
+            if id(tensor) in self._own:
+                self.index.common[name] = self.name_of(tensor)
+        self.weights_are_split = any(hasattr(whole.tensor, "ds_tensor") for whole in self._own.values())
 
     def name_of(self, parameter: Any) -> str:
         """A parameter's name in checkpoints."""
         return self._own[id(parameter)].name
 
-    def other_names(self, name: str) -> tuple[str, ...]:
-        """The aliases of a tensor, and its common name."""
-        names = (*self._common.items(), *self._aliases.items())
-        return tuple(alias for alias, own in names if own == name)
+    def wholes(self) -> Iterable[Whole]:
+        """Its parameters and buffers."""
+        return self._own.values()
 
-    def described(self) -> Described:
-        """What this rank's part of the engine is called, less its values."""
+    def described(self) -> EngineIndex:
+        """What this rank's part of the engine is, less its slices."""
         scalars: dict[str, dict[str, float]] = {}
         for held in self.held:
             if numbers := {key: float(value) for key, value in self.states_of(held)[1].items()}:
                 scalars.update((self.name_of(lies.parameter), numbers) for lies in held.lies)
-        has_optimizer = self.engine.optimizer is not None
-        return Described(
-            kinds={name: (whole.shape, whole.kind) for name, whole in self.wholes.items()},
-            aliases=dict(self._aliases),
-            common=dict(self._common),
-            scalars=scalars,
-            optimizer=type(base_optimizer(self.engine)).__name__ if has_optimizer else "",
-        )
+        tensors = {
+            name: replace(tensor, states={}, scalars=scalars.get(name, {}))
+            for name, tensor in self.index.tensors.items()
+        }
+        return replace(self.index, tensors=tensors)
 
     # ------------------------------------------------------------------------------------- what is held
 
@@ -227,7 +220,8 @@ class EngineSlices:
         """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
         for whole in self._own.values():
             if not hasattr(whole.tensor, "ds_tensor"):
-                yield from self.in_whole(whole.tensor, WEIGHT, 0, self._flattened(whole.tensor))
+                flat = self._flattened(whole.tensor)
+                yield from self.in_whole(whole.tensor, WEIGHT, 0, flat, is_alone=False)
             elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
@@ -251,36 +245,35 @@ class EngineSlices:
         """The optimizer's states of a held tensor: those along it, numbers, and others; none before the first step."""
         along, numbers, others = {}, {}, {}
         for key, value in base_optimizer(self.engine).state.get(held.tensor, {}).items():
-            is_tensor = isinstance(value, torch.Tensor)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if held.is_along(key, value):
                 along[key] = value
-            elif (
-                value.ndim == 0 if is_tensor else isinstance(value, (int, float)) and value is not bool(value)
-            ):
+            elif is_number or (isinstance(value, torch.Tensor) and value.ndim == 0):
                 numbers[key] = value
             elif value is not None:
                 others[key] = value
         return along, numbers, others
 
-    def in_whole(self, own: Any, state: str, start: int, tensor: Any) -> Iterator[Slice]:
+    def in_whole(
+        self, own: Any, state: str, start: int, tensor: Any, *, is_alone: bool = True
+    ) -> Iterator[Slice]:
         """A state's elements from ``start``, along the part that this rank has of a weight, as slices of the whole."""
         whole, end = self._own[id(own)], start + tensor.numel()
         if whole.cut is None:
             place = Stretch(start, tensor.numel())
-            yield Slice(name=whole.name, state=state, tensor=tensor, place=place)
+            yield Slice(whole=whole, state=state, tensor=tensor, place=place, is_alone=is_alone)
         before = 0  # elements of this rank's part in earlier stretches
         for stretch in whole.cut or ():
             for at, place in stretch.between(start - before, end - before):
-                begin = before + at - start
-                part = tensor[begin : begin + place.length]
-                yield Slice(name=whole.name, state=state, tensor=part, place=place)
+                part = tensor[before + at - start :][: place.length]
+                yield Slice(whole=whole, state=state, tensor=part, place=place, is_alone=is_alone)
             before += stretch.length
 
     def _along(self, held: Held, state: str, tensor: Any) -> Iterator[Slice]:
         flat = self._flattened(tensor)
-        for lies in held.lies:
-            part = flat[lies.offset : lies.offset + lies.count]
-            yield from self.in_whole(lies.parameter, state, lies.start, part)
+        for parameter, start, offset, length in held.lies:
+            part = flat[offset : offset + length]
+            yield from self.in_whole(parameter, state, start, part, is_alone=self.is_split)
 
     def _flattened(self, tensor: Any) -> Any:
         """A tensor in one dimension: a view; or a copy where its memory is in another order, see :meth:`put_back`."""
@@ -295,35 +288,24 @@ class EngineSlices:
             tensor, flat = self._copied.pop()
             tensor.data.copy_(flat.view(tensor.shape))
 
-    # ------------------------------------------------------------------------------------- what is written
-
     def written(self, more: Iterable[Slice] = ()) -> list[Slice]:
-        """The slices that this rank writes, with ``more`` of its own: all ranks together write each element once."""
+        """The slices that this rank writes, with ``more`` of its own: all ranks together write each element once.
 
-        def own(*slices: Iterable[Slice]) -> list[Slice]:
-            return [each for each in itertools.chain(*slices) if not self.wholes[each.name].is_copy]
-
+        Those that several ranks hold are shared out by their elements; buffers are those of the first.
+        """
         self._copied.clear()
-        weights, optimizers = own(self.weights()), own(self.masters(), self.states())
-        apart = [each for each in own(more) if each.tensor.numel()]
-        if not self.is_split:
-            return [*self._share([*weights, *optimizers]), *apart]
-        parts: dict[bool, list[Slice]] = {True: [], False: []}
-        for each in weights:
-            parts[hasattr(self.wholes[each.name].tensor, "ds_tensor")].append(each)
-        # Equal parts first: at one offset in the files of all ranks.
-        return [*parts[True], *optimizers, *apart, *self._share(parts[False])]
-
-    def _share(self, slices: Iterable[Slice]) -> list[Slice]:
-        """This rank's share of slices that several hold; buffers are those of the first."""
-        found: list[Slice] = []
+        found: list[
+            Slice
+        ] = []  # first those of this rank alone: equal parts, at one offset in the files of all ranks
         same: dict[tuple[int, int], list[Slice]] = {}
-        for each in slices:
-            whole = self.wholes[each.name]
-            if whole.kind != BUFFER:
-                same.setdefault(whole.holders, []).append(each)
-            elif whole.holders[0] == 0:
-                found.append(each)
+        for each in itertools.chain(self.weights(), self.masters(), self.states(), more):
+            if each.whole.is_copy:
+                continue
+            if each.is_alone or each.whole.kind == BUFFER:
+                if each.tensor.numel() if each.is_alone else each.whole.holders[0] == 0:
+                    found.append(each)
+            else:
+                same.setdefault(each.whole.holders, []).append(each)
         for (replica, replicas), held in same.items():
             total, at = sum(each.place.length for each in held), 0
             low, high = (total * index // replicas for index in (replica, replica + 1))
@@ -333,6 +315,11 @@ class EngineSlices:
                 found.extend(each.between(low - at, high - at))
                 at += each.place.length
         return found
+
+
+def _place_in(group: Any) -> tuple[int, int]:
+    """The number of this rank among those of a group, and how many they are."""
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
 
 
 # ------------------------------------------------------------------------------------------- DeepSpeed's optimizers
@@ -350,9 +337,8 @@ def _held_by(engine: Any) -> Iterator[Held]:
             for parameter in parameters:  # an equal part of each; the last may be short
                 _, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
                 start = dist.get_rank(parameter.ds_process_group) * size
-                count = max(0, min(size, parameter.ds_numel - start))
-                if count:
-                    found.append(Lies(parameter=parameter, start=start, offset=offset, count=count))
+                if (count := min(size, parameter.ds_numel - start)) > 0:
+                    found.append(Lies(parameter, start, offset, count))
             group = optimizer.sub_group_to_group_id[number]
             yield Held(tensor=optimizer.fp32_partitioned_groups_flat[number], group=group, lies=tuple(found))
     elif isinstance(optimizer, (DeepSpeedZeroOptimizer, BF16_Optimizer)):
@@ -364,23 +350,21 @@ def _held_by(engine: Any) -> Iterator[Held]:
             for parameter in parameters:  # which keep the addresses
                 if (mapping := parameter._hp_mapping) is not None:
                     here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
-                    start, offset, count = there.start, here.start, there.numel
-                    found.append(Lies(parameter=parameter, start=start, offset=offset, count=count))
-            whole = (
-                is_zero and not optimizer.cpu_offload and bool(param_groups[number].get("use_muon", False))
-            )
+                    found.append(Lies(parameter, there.start, here.start, there.numel))
+            is_muon = bool(param_groups[number].get("use_muon", False))
+            whole = is_zero and is_muon and not optimizer.cpu_offload
             yield Held(tensor=partition, group=number, lies=tuple(found), has_whole_momentum=whole)
     else:
         for number, parameters in enumerate(_groups_of(engine)):
-            found = [Lies(parameter=each, start=0, offset=0, count=each.numel()) for each in parameters]
             tensors = param_groups[number]["params"]
             if isinstance(optimizer, FP16_Optimizer):  # one tensor of all, one behind the other
-                offsets = itertools.accumulate((each.count for each in found), initial=0)
-                lies = tuple(replace(each, offset=at) for each, at in zip(found, offsets, strict=False))
+                offsets = itertools.accumulate((each.numel() for each in parameters), initial=0)
+                pairs = zip(parameters, offsets, strict=False)
+                lies = tuple(Lies(each, 0, offset, each.numel()) for each, offset in pairs)
                 yield Held(tensor=tensors[0], group=number, lies=lies)
                 continue
-            for each, tensor in zip(found, tensors, strict=True):
-                yield Held(tensor=tensor, group=number, lies=(each,))
+            for each, tensor in zip(parameters, tensors, strict=True):
+                yield Held(tensor=tensor, group=number, lies=(Lies(each, 0, 0, each.numel()),))
 
 
 def _groups_of(engine: Any) -> list[list[Any]]:
@@ -396,12 +380,12 @@ def _groups_of(engine: Any) -> list[list[Any]]:
 
 def _kept_buffers(module: torch.nn.Module) -> list[tuple[str, Any]]:
     """The buffers that belong to a state_dict, by name."""
-    kept = {
-        f"{prefix}.{name}" if prefix else name
+    return [
+        (f"{prefix}.{name}" if prefix else name, buffer)
         for prefix, part in module.named_modules(remove_duplicate=False)
-        for name in part._buffers.keys() - part._non_persistent_buffers_set
-    }
-    return [found for found in module.named_buffers(remove_duplicate=False) if found[0] in kept]
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    ]
 
 
 def owners_of(engine: Any) -> tuple[int, ...]:
@@ -415,53 +399,53 @@ def owners_of(engine: Any) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------- layers and experts cut
 
 
-def is_cut(parameter: Any) -> bool:
-    """Whether each rank of a tensor-parallel group holds another part of a parameter."""
-    meta = getattr(parameter, DS_AUTOTP_UC_META, None)
-    return meta is not None and not meta["replicated"]
+def _meta_of(tensor: Any) -> Mapping[str, Any] | None:
+    """How each rank of a tensor-parallel group holds another part of a parameter; None where all hold the same."""
+    meta: Mapping[str, Any] | None = getattr(tensor, DS_AUTOTP_UC_META, None)
+    return None if meta is None or meta["replicated"] else meta
 
 
-def name_of_whole(tensor: Any, name: str) -> str:
-    """The name of what a parameter or buffer is, or is a part of; ``name`` is its own, in the engine's module."""
-    place: ExpertPlace | None = getattr(tensor, PLACE, None)
-    return name if place is None else place.name
+def place_of(tensor: Any, name: str) -> tuple[str, tuple[int, ...], tuple[Stretch, ...] | None]:
+    """What a parameter or buffer is, or is a part of: by ZeRO 3, or of the layers or experts that ranks share.
 
+    Args:
+        tensor: The parameter or buffer.
+        name: In the engine's module.
 
-def whole_shape(tensor: Any) -> tuple[int, ...]:
-    """The shape of a parameter or buffer, of which a rank may hold a part: by ZeRO 3, of its layers or experts."""
+    Returns:
+        Name and shape of the whole; and how this rank's part lies in it: None where it has all of it, but for ZeRO's
+        parts, and where DeepSpeed has cut it in a pattern that cannot be put together.
+    """
     place: ExpertPlace | None = getattr(tensor, PLACE, None)
     if place is not None:
-        return place.shape
-    if is_cut(tensor):
-        return tuple(getattr(tensor, DS_AUTOTP_UC_META)["original_shape"])
-    return tuple(getattr(tensor, "ds_shape", tensor.shape))
-
-
-def _cut_of(tensor: Any) -> tuple[Stretch, ...] | None:
-    """How this rank's part of a parameter lies in the whole; None where it has all of it, but for ZeRO's parts."""
-    place: ExpertPlace | None = getattr(tensor, PLACE, None)
-    if place is not None and place.count:  # of a matrix of two in one, this one's rows of each expert
-        _, height, width = place.shape
-        expert, run = height * width, place.rows * width
+        _, height, width = place.shape if place.count else (0, 0, 0)
+        expert, run = (
+            height * width,
+            place.rows * width,
+        )  # of a matrix of two in one, this one's rows of each expert
         pattern = (run, expert) if run < expert else (0, 0)
-        return (Stretch(place.first * expert + place.row * width, place.count * run, *pattern),)
-    if not is_cut(tensor):
-        return None
-    meta: Mapping[str, Any] = getattr(tensor, DS_AUTOTP_UC_META)
-    rank, shape = dist.get_rank(groups.get_tensor_model_parallel_group()), tuple(meta["original_shape"])
-    inner = math.prod(shape[1:])
-    if meta["sub_param_shard_widths"]:  # such as query, key and value: this rank's rows of each
-        found, base = [], 0
-        per_width = shape[0] // sum(sum(widths) for widths in meta["sub_param_shard_widths"])
-        for widths in meta["sub_param_shard_widths"]:
-            rows = [width * per_width for width in widths]
-            found.append(Stretch((base + sum(rows[:rank])) * inner, rows[rank] * inner))
-            base += sum(rows)
-        return tuple(found)
-    before, own = sum(meta["partition_sizes"][:rank]), meta["partition_sizes"][rank]
-    if meta["partition_dim"] == 0:
-        return (Stretch(before * inner, own * inner),)
-    return (Stretch(before, shape[0] * own, own, shape[1]),)
+        own = Stretch(place.first * expert + place.row * width, place.count * run, *pattern)
+        return place.name, place.shape, (own,) if place.count else None
+    meta, shape = _meta_of(tensor), tuple(getattr(tensor, "ds_shape", tensor.shape))
+    if meta is None or meta["original_shape"] is None:
+        return name, shape, None
+    shape = tuple(meta["original_shape"])
+    rank, inner = dist.get_rank(groups.get_tensor_model_parallel_group()), math.prod(shape[1:])
+    parts, dimension, cut = meta["sub_param_shard_widths"], meta["partition_dim"], list[Stretch]()
+    if parts and dimension == 0 and shape[0] % sum(map(sum, parts)) == 0:
+        unit, base = shape[0] // sum(map(sum, parts)) * inner, 0
+        for widths in parts:  # such as query, key and value: this rank's rows of each
+            cut.append(Stretch((base + sum(widths[:rank])) * unit, widths[rank] * unit))
+            base += sum(widths)
+    elif not parts and (sizes := meta["partition_sizes"]):
+        before, own_size = sum(sizes[:rank]), sizes[rank]
+        if dimension == 0:
+            cut = [Stretch(before * inner, own_size * inner)]
+        elif dimension == 1 and len(shape) == 2:
+            cut = [Stretch(before, shape[0] * own_size, own_size, shape[1])]
+    is_known = not meta["conversion"]["unsupported_reason"] and len(shape) <= 2
+    is_known &= sum(each.length for each in cut) == getattr(tensor, "ds_numel", tensor.numel())
+    return name, shape, tuple(cut) if is_known else None
 
 
 # ------------------------------------------------------------------------------------------- what cannot be cut
@@ -486,12 +470,11 @@ def own_layout(engine: Any) -> str:
         return "it is tensor-parallel"
     if not is_pipeline and degree_of(engine) == 1 and engine.mp_world_size > 1:
         return "it is tensor-parallel by its own mpu"
-    if unknown := [name for name, each in parameters.items() if is_cut(each) and not _is_known_cut(each)]:
-        return (
-            f"it is tensor-parallel, and DeepSpeed cuts {unknown[0]} in a pattern that cannot be put together"
-        )
-    offloads = (zero.offload_optimizer, zero.offload_param)
-    if any(offload is not None and offload.device == "nvme" for offload in offloads):
+    if cut := [name for name, each in parameters.items() if _meta_of(each) and not place_of(each, name)[2]]:
+        return f"it is tensor-parallel, and DeepSpeed cuts {cut[0]} in a pattern that cannot be put together"
+    if any(
+        each is not None and each.device == "nvme" for each in (zero.offload_optimizer, zero.offload_param)
+    ):
         return "its states are on NVMe"
     if getattr(zero, "mics_shard_size", -1) > 0:
         return "MiCS shards it"
@@ -505,16 +488,3 @@ def own_layout(engine: Any) -> str:
             if name not in shared:  # of one name on several stages, with values of its own
                 return f"tied layer {key} has {name}, which its stages do not share"
     return ""
-
-
-def _is_known_cut(parameter: Any) -> bool:
-    """Whether the parts of a parameter that tensor-parallel ranks hold can be put together."""
-    meta = getattr(parameter, DS_AUTOTP_UC_META)
-    shape, widths, sizes = meta["original_shape"], meta["sub_param_shard_widths"], meta["partition_sizes"]
-    if meta["conversion"]["unsupported_reason"] or shape is None or len(shape) > 2:
-        return False
-    if widths:
-        return bool(meta["partition_dim"] == 0 and shape[0] % sum(sum(each) for each in widths) == 0)
-    own = getattr(parameter, "ds_numel", parameter.numel())
-    cut = _cut_of(parameter) if sizes and meta["partition_dim"] in (0, 1) else None
-    return cut is not None and sum(each.length for each in cut) == own

@@ -28,16 +28,16 @@ from determined_ds.checkpoints.files import put_on_disk
 from determined_ds.checkpoints.fill import Filling
 from determined_ds.checkpoints.index import (
     INDEX_NAME,
-    Described,
-    Entry,
+    EngineIndex,
     Piece,
+    StoredState,
     average_state,
-    index_of,
+    merged,
     write_index,
 )
 from determined_ds.checkpoints.reader import DTYPES, layout_of, stored_engine
 from determined_ds.checkpoints.safe_load import another_model, only_data, read_data, serialized
-from determined_ds.checkpoints.settings import Record, put_settings, settings_of, some_of
+from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.rundir.heartbeat import HEART
@@ -57,44 +57,47 @@ CHUNK_BYTES = 2**23
 class Written:
     """What this rank wrote, or is to write."""
 
-    entries: dict[str, tuple[Entry, ...]] = field(default_factory=dict)  # folder of an engine -> its slices
-    descriptions: dict[str, Described] = field(default_factory=dict)  # by the same folders
+    indexes: dict[str, EngineIndex] = field(default_factory=dict)  # folder of an engine -> its slices
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)  # file -> size and checksum
     uploaded: bool = False  # those files are in another storage, too
 
 
 class Engines:
-    """The engines of a trial; made by all ranks at once.
+    """The engines of a trial; made by all ranks at once, before anything is loaded or trained.
+
+    Args:
+        trial: Its ``save`` and ``load`` may be its own.
+        context: The trial's.
+        averages: Name -> callback that averages the weights.
 
     Attributes:
+        built: What each engine was built with.
+        then: Number of an engine -> what it was built with in the checkpoint that was loaded.
         own_layouts: Of each engine why DeepSpeed writes it in its own layout; "" where it is written as slices.
         buffers: Number of an engine -> host memory for its copy; None: they are written at once.
         written: Of the last :meth:`save`; None where the trial's own ``save`` did not call ours.
         jobs: What writes the copies that it took, for a thread.
-        then: Number of an engine -> what it was built with in the checkpoint that was loaded.
     """
 
-    def __init__(
-        self, trial: Any, context: Any, built: Sequence[Record], averages: Mapping[str, EMA] | None = None
-    ) -> None:
+    def __init__(self, trial: Any, context: Any, averages: Mapping[str, EMA] | None = None) -> None:
         self._trial = trial
         self._context = context
         self._models = context.models
         self._distributed = context.distributed
-        self._built = built
         self._averages = averages or {}
+        self.built = records_of(context.models)
+        self.then: dict[int, Record] = {}
         self.buffers: dict[int, torch.Tensor] | None = None
         self.written: Written | None = None
         self.jobs: list[Callable[[Callable[[], None]], None]] = []
-        self.then: dict[int, Record] = {}
         # A stage that has no part of a layer does not see what is against it: what one rank finds, all go by.
         reasons = self._distributed.allgather([own_layout(engine) for engine in self._models])
         self.own_layouts = [next(filter(None, found), "") for found in zip(*reasons, strict=True)]
         types = [
-            f"{whole.kind} {name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, or "
-            "register a buffer with persistent=False where it need not be kept"
+            f"{whole.kind} {whole.name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, "
+            "or register a buffer with persistent=False where it need not be kept"
             for _, own in self._cut()
-            for name, whole in own.wholes.items()
+            for whole in own.wholes()
             if whole.tensor.dtype not in DTYPES
         ]
         if found := [each for own in self._distributed.allgather(types) for each in own]:
@@ -102,9 +105,9 @@ class Engines:
 
     def _cut(self) -> Iterator[tuple[int, EngineSlices]]:
         """The engines that are written as slices, by number."""
+        names = getattr(self._trial, "weight_names", None)
         for number, engine in enumerate(self._models):
             if not self.own_layouts[number]:
-                names = getattr(self._trial, "weight_names", None)
                 yield number, EngineSlices(engine, None if names is None else names(engine.module))
 
     def _averaged(self, own: EngineSlices, number: int) -> Iterator[Slice]:
@@ -128,7 +131,7 @@ class Engines:
             "replicas": own.replicas,
             "zero_stage": engine.zero_optimization_stage(),
             "kind": type(engine.optimizer).__name__,
-            "optimizer": type(base_optimizer(engine)).__name__ if engine.optimizer is not None else "",
+            "optimizer": own.index.optimizer,
             **({"owners": owners} if (owners := owners_of(engine)) else {}),
             **({"model_parallel_size": degree_of(engine)} if degree_of(engine) > 1 else {}),
             **({"expert_parallel_size": experts} if (experts := expert_degree_of(engine)) else {}),
@@ -146,9 +149,9 @@ class Engines:
                 if tied:
                     torch.save(tied.state_dict(), file)
         for number, own in self._cut():
-            rank, folder, files = self._distributed.rank, f"model{number}", dict[str, Any]()
+            rank, folder, files = self._distributed.rank, path / f"model{number}", dict[str, Any]()
             if own.is_first:
-                settings = {**settings_of(own, self._built[number]), "layout": self._layout(own)}
+                settings = {**settings_of(own, self.built[number]), "layout": self._layout(own)}
                 files[f"settings_stage{getattr(own.engine, 'stage_id', 0)}.pt"] = settings
             states = {index: own.states_of(held)[2] for index, held in enumerate(own.held)}
             if others := {index: each for index, each in states.items() if each}:
@@ -157,8 +160,9 @@ class Engines:
             slices = own.written(self._averaged(own, number))
             if self.buffers is not None:
                 slices = self._copied(slices, number)
-            written.descriptions[folder] = own.described()
-            job = partial(_write, path / folder, f"rank{rank}.safetensors", slices, contents, written)
+            written.indexes[folder.name] = index = own.described()
+            shard = folder / f"rank{rank}.safetensors"
+            job = partial(_write, shard, slices, contents, index, written.fingerprints)
             if self.buffers is None:  # before a trial's own save continues, which may read or change them
                 job(HEART.beat)
             else:
@@ -191,7 +195,7 @@ class Engines:
         for number, own in self._cut():
             slices = own.written(self._averaged(own, number))
             unborn = sum(
-                lies.count for held in own.held if not any(own.states_of(held)) for lies in held.lies
+                lies.length for held in own.held if not any(own.states_of(held)) for lies in held.lies
             )
             unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
             count = sum(each.num_bytes for each in slices) + unborn_bytes
@@ -201,38 +205,35 @@ class Engines:
 
     def write_indexes(self, path: Path, written: Written) -> None:
         """Have rank 0 write the index of each engine; a collective."""
-        everyone = self._distributed.gather(written)
-        for folder in written.entries if everyone is not None else ():
-            ranks = [each.descriptions[folder] for each in everyone]
-            entries = [entry for each in everyone for entry in each.entries[folder]]
-            write_index(path / folder, index_of(ranks, entries))
+        everyone = self._distributed.gather(written.indexes)
+        for folder in written.indexes if everyone is not None else ():
+            write_index(path / folder, merged([each[folder] for each in everyone]))
         self._distributed.allgather(None)  # callbacks of every rank see it
 
     # ------------------------------------------------------------------------------------- read
 
     def load(self, path: Path) -> None:
         """Fill the engines from a checkpoint of any layout; a collective."""
-        self.then = {}
-        if not any(path.glob(f"model*/{INDEX_NAME}")):
+        self.then, fillings = {}, dict[int, Filling]()
+        if any(path.glob(f"model*/{INDEX_NAME}")):
+            fillings = self._fillings(path, settings=True)
+        else:
             self._check_own_layouts(path)
-            for number in range(len(self._models)):
-                self._load_by_deepspeed(path, number)
-            return
-        fillings, with_optimizer = self._fillings(path, settings=True), not self._context.resets_optimizer
+        optimizer = not self._context.resets_optimizer
         exact = {
             n: each.stored.settings.get("layout") == self._layout(each.own) for n, each in fillings.items()
         }
-        for number, filling in fillings.items() if with_optimizer else ():
+        for number, filling in fillings.items() if optimizer else ():
             filling.check_optimizer(path.name, exact=exact[number])
         for number in range(len(self._models)):
             if number not in fillings:
                 self._load_by_deepspeed(path, number)
         for number, filling in fillings.items():
-            own, settings = filling.own, filling.stored.settings
-            filling.fill(exact=exact[number], optimizer=with_optimizer)
-            self.then[number] = put_settings(own, settings, self._built[number], optimizer=with_optimizer)
-            file = path / f"model{number}" / f"own_states_rank{self._distributed.rank}.pt"
-            if exact[number] and with_optimizer and file.is_file():
+            own, stored = filling.own, filling.stored
+            filling.fill(exact=exact[number], optimizer=optimizer)
+            self.then[number] = put_settings(own, stored.settings, self.built[number], optimizer=optimizer)
+            file = stored.folder / f"own_states_rank{self._distributed.rank}.pt"
+            if exact[number] and optimizer and file.is_file():
                 state = base_optimizer(own.engine).state
                 for index, states in read_data(file, map_location="cpu").items():
                     tensor = own.held[index].tensor
@@ -258,17 +259,17 @@ class Engines:
                 raise ConfigError(
                     Problem(key=key, value="weights", message=refused, fix=fix, code="warm-start")
                 )
-            parts = dict.fromkeys(("load_optimizer_states", "load_lr_scheduler_states"), False)
-            self._load_by_deepspeed(path, number, **parts, load_module_only=True)
+            self._load_by_deepspeed(path, number, weights_alone=True)
 
     def averages_apart(self) -> dict[str, dict[int, list[torch.Tensor]]]:
         """Name of an average -> of each engine that was not written as slices, what only this rank can read."""
         apart = [number for number, reason in enumerate(self.own_layouts) if reason or self.written is None]
-        found: dict[str, dict[int, list[torch.Tensor]]] = {}
-        for name, average in self._averages.items():
-            parts = {number: [part for *_, part in average.parts(number)] for number in apart}
-            found[name] = {number: each for number, each in parts.items() if each}
-        return found
+        return {
+            name: {
+                number: [part for *_, part in parts] for number in apart if (parts := average.parts(number))
+            }
+            for name, average in self._averages.items()
+        }
 
     def load_averages(self, path: Path, apart: Mapping[str, Any]) -> set[str]:
         """Continue the averages that a checkpoint holds, as slices or ``apart``; after the engines."""
@@ -311,9 +312,9 @@ class Engines:
 
         fillings = together(self._distributed, read, f"checkpoint {path.name}: ")
         for number, filling in fillings.items():
-            everyone = self._distributed.allgather(filling.misfits())
-            taken = {name for _, names in everyone for name in names}
+            everyone = self._distributed.allgather((filling.misfits(), set(filling.names.values())))
             reasons = list(dict.fromkeys(reason for own, _ in everyone for reason in own))
+            taken = set().union(*(names for _, names in everyone))
             reasons += [
                 f"{name} {tensor.shape} is not in this model"
                 for name, tensor in filling.stored.index.tensors.items()
@@ -344,7 +345,7 @@ class Engines:
                     "by searcher.source_checkpoint_uuid with fit.warm_start: weights"
                 )
 
-    def _load_by_deepspeed(self, path: Path, number: int, **parts: bool) -> None:
+    def _load_by_deepspeed(self, path: Path, number: int, *, weights_alone: bool = False) -> None:
         """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed.
 
         Under ZeRO 3 DeepSpeed copies flat partitions, and looks at neither names nor shapes.
@@ -367,7 +368,7 @@ class Engines:
         if tied and file.is_file():  # before DeepSpeed makes an optimizer's copy of the weights
             tied.load_state_dict(read_data(file, map_location="cpu"))
         with only_data():
-            engine.load_checkpoint(str(path), tag=f"model{number}", **parts)
+            engine.load_checkpoint(str(path), tag=f"model{number}", load_module_only=weights_alone)
 
     def _tied(self, number: int, path: Path) -> tuple[Any, Path]:
         """A stage's layers that others have too, and their file: DeepSpeed saves none that a ``forward_fn`` calls."""
@@ -397,33 +398,33 @@ def together(distributed: Any, read: Callable[[], T], where: str = "") -> T:
 
 
 def _write(
-    folder: Path,
-    shard: str,
+    shard: Path,
     slices: Sequence[Slice],
     files: Mapping[str, memoryview],
-    written: Written,
+    index: EngineIndex,
+    fingerprints: dict[str, dict[str, Any]],
     beat: Callable[[], None],
 ) -> None:
-    """Write this rank's files of an engine, and put them on the disk; not a collective."""
+    """Write this rank's files of an engine, put them on the disk, and fill its index; not a collective."""
 
     def chunks(tensor: Any) -> Iterator[memoryview]:
         for chunk in tensor.split(max(1, CHUNK_BYTES // tensor.element_size())):
             yield chunk.cpu().contiguous().view(torch.uint8).numpy().data
 
+    folder = shard.parent
     folder.mkdir(parents=True, exist_ok=True)
     by_key = {each.key: each for each in slices}  # of a router DeepSpeed has copies
-    types = {key: DTYPES[each.tensor.dtype] for key, each in by_key.items()}
     streams = {
-        key: Streamed(types[key], (each.place.length,), partial(chunks, each.tensor))
+        key: Streamed(DTYPES[each.tensor.dtype], (each.place.length,), partial(chunks, each.tensor))
         for key, each in by_key.items()
     }
-    offsets, mark = write_shard(folder / shard, streams, lambda _: beat())
-    written.entries[folder.name] = tuple(
-        Entry(each.name, each.state, types[key], Piece(shard, offsets[key], *each.place))
-        for key, each in by_key.items()
-    )
-    for name, own in {shard: mark, **write_files(folder, files)}.items():
-        written.fingerprints[f"{folder.name}/{name}"] = own
+    offsets, mark = write_shard(shard, streams, lambda _: beat())
+    for key, each in by_key.items():
+        states = index.tensors[each.whole.name].states
+        state = states.setdefault(each.state, StoredState(dtype=streams[key].dtype, pieces=[]))
+        state.pieces.append(Piece(shard.name, offsets[key], *each.place))
+    for name, own in {shard.name: mark, **write_files(folder, files)}.items():
+        fingerprints[f"{folder.name}/{name}"] = own
 
 
 def write_files(folder: Path, files: Mapping[str, bytes | memoryview]) -> dict[str, dict[str, Any]]:

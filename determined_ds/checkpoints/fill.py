@@ -9,7 +9,7 @@ import torch
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from determined_ds.checkpoints.engine_slices import EngineSlices, Held, Slice
-from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, is_average
+from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
 from determined_ds.train.memory import base_optimizer
@@ -27,32 +27,28 @@ class Filling:
     """What fills one engine from what a checkpoint holds of it."""
 
     def __init__(self, own: EngineSlices, stored: StoredEngine) -> None:
-        self.own = own
-        self.stored = stored
-        self._base = base_optimizer(own.engine) if own.engine.optimizer is not None else None
+        self.own, self.stored = own, stored
+        # The engine's names -> those in the checkpoint, where it has the tensor.
+        self.names = {name: stored.index.find(own.index.names_of(name)) for name in own.index.tensors}
 
-    def misfits(self) -> tuple[list[str], set[str]]:
-        """Why the checkpoint does not fit, in words; and which of its tensors this rank takes."""
-        reasons, taken = [], set()
-        for name, whole in self.own.wholes.items():
-            found = self.stored.index.name_of(name, self.own.other_names(name))
-            if found is None:
-                reasons.append(f"it has no {name} {whole.shape}")
-                continue
-            taken.add(found)
-            there = self.stored.index.tensors[found]
-            if there.shape != whole.shape:
-                reasons.append(f"{name} has shape {there.shape} in it, and {whole.shape} in this model")
-            elif there.kind != IMPORTED and (there.kind == TRAINED) != (whole.kind == TRAINED):
-                reasons.append(f"{name} is {there.kind} in it, and {whole.kind} in this model")
-        return reasons, taken
+    def misfits(self) -> list[str]:
+        """Why what this rank holds does not fit, in words."""
+        reasons = []
+        for name, here in self.own.index.tensors.items():
+            there = self.stored.index.tensors.get(self.names[name] or "")
+            if there is None:
+                reasons.append(f"it has no {name} {here.shape}")
+            elif there.shape != here.shape:
+                reasons.append(f"{name} has shape {there.shape} in it, and {here.shape} in this model")
+            elif there.kind != IMPORTED and (there.kind == TRAINED) != (here.kind == TRAINED):
+                reasons.append(f"{name} is {there.kind} in it, and {here.kind} in this model")
+        return reasons
 
     def check_optimizer(self, uuid: str, *, exact: bool) -> None:
         """Refuse states that this optimizer cannot continue with; ``exact`` as of :meth:`fill`."""
-        there = self.stored.index.optimizer
-        if self._base is None or not there:
+        there, here, reason = self.stored.index.optimizer, self.own.index.optimizer, ""
+        if not here or not there:
             return
-        here, reason = type(self._base).__name__, ""
         if there != here and not any(there in kin and here in kin for kin in KIN):
             reason = f", and this optimizer is {here}"
         elif not exact and (
@@ -81,10 +77,8 @@ class Filling:
         if own.weights_are_split:
             zero.checkpoint_event_prologue()
         has_copies = any(not held.is_parameter for held in own.held)
-        for each in own.weights():
-            self._fill_weight(each, (WEIGHT, MASTER) if has_copies else (MASTER, WEIGHT))
-        for each in own.masters():
-            self._fill_weight(each, (MASTER, WEIGHT))
+        self._fill_weights(own.weights(), (WEIGHT, MASTER) if has_copies else (MASTER, WEIGHT))
+        self._fill_weights(own.masters(), (MASTER, WEIGHT))
         own.put_back()
         if optimizer:
             for held in own.held:
@@ -106,29 +100,31 @@ class Filling:
     def fill_states(self, slices: Iterable[Slice]) -> None:
         """Fill slices from the states of their names, where the checkpoint has those of their tensors."""
         for each in slices:
-            name = self._name(each.name)
-            if each.state in self.stored.index.tensors[name].states:
-                self._read(name, each.state, each)
+            if each.state in self._stored(each.whole.name).states:
+                self._read(each.state, each)
 
-    def _name(self, name: str) -> str:
-        """The name under which a tensor of the engine is stored."""
-        found = self.stored.index.name_of(name, self.own.other_names(name))
-        if found is None:  # of an average, where the trial's own ``load`` took a part of the checkpoint
+    def _stored(self, name: str) -> StoredTensor:
+        """What is stored of a tensor of the engine."""
+        if (
+            found := self.names[name]
+        ) is None:  # where the trial's own ``load`` took a part of the checkpoint
             raise CheckpointError(f"the checkpoint has no {name}")
-        return found
+        return self.stored.index.tensors[found]
 
-    def _fill_weight(self, each: Slice, states: tuple[str, str]) -> None:
-        """Fill a slice from the first state that there is; of 16-bit weights, from one of their own type."""
-        name, dtype = self._name(each.name), DTYPES[each.tensor.dtype]
-        there = self.stored.index.tensors[name].states
-        found = [state for state in states if state in there]
-        if not found:
-            raise CheckpointError(f"the checkpoint has no {states[0]} of {each.name}")
-        self._read(name, next((state for state in found if there[state].dtype == dtype), found[0]), each)
+    def _fill_weights(self, slices: Iterable[Slice], states: tuple[str, str]) -> None:
+        """Fill slices from the first state that there is; of 16-bit weights, from one of their own type."""
+        for each in slices:
+            there = self._stored(each.whole.name).states
+            found = [state for state in states if state in there]
+            if not found:
+                raise CheckpointError(f"the checkpoint has no {states[0]} of {each.whole.name}")
+            dtype = DTYPES[each.tensor.dtype]
+            self._read(next((state for state in found if there[state].dtype == dtype), found[0]), each)
 
-    def _read(self, name: str, state: str, into: Slice) -> None:
-        """Fill a slice from a state by its name in the checkpoint."""
-        start, count, run, stride = into.place
+    def _read(self, state: str, into: Slice) -> None:
+        """Fill a slice from a state of its tensor."""
+        name, (start, count, run, stride) = self.names[into.whole.name], into.place
+        assert name is not None
         if not run:
             for at, part in self.stored.parts(name, state, start, start + count):
                 into.tensor[at : at + part.numel()].copy_(part)
@@ -146,11 +142,10 @@ class Filling:
 
     def _make_states(self, held: Held, *, exact: bool) -> None:
         """Give a held tensor the states that its parameters have in the checkpoint, with room for their elements."""
-        assert self._base is not None
-        before = self._base.state.pop(held.tensor, {})
-        states: dict[str, Any] = {}
+        base = base_optimizer(self.own.engine)
+        before, states, numbers = base.state.pop(held.tensor, {}), dict[str, Any](), dict[str, float]()
         for lies in held.lies:
-            tensor = self.stored.index.tensors[self._name(self.own.name_of(lies.parameter))]
+            tensor = self._stored(self.own.name_of(lies.parameter))
             for key, there in tensor.states.items():
                 if key in states or key in (WEIGHT, MASTER) or is_average(key):
                     continue
@@ -159,26 +154,20 @@ class Filling:
                     dtype = TORCH_DTYPES[there.dtype] if exact else held.tensor.dtype
                     states[key] = torch.zeros_like(held.tensor.data, dtype=dtype)
             for key, number in tensor.scalars.items():
-                states[key] = max(states.get(key, number), number)
-        for key, value in states.items():
-            if isinstance(value, (int, float)):
-                states[key] = self._number(held, before.get(key), key, value)
+                numbers[key] = max(numbers.get(key, number), number)
+        # torch's own optimizers keep tensors, DeepSpeed's plain numbers; DeepSpeed's Muon leaves all but matrices to an
+        # Adam, which may be torch's. On the host, but for kernels that read them on the device.
+        # Source: _init_group of torch 2.13's optim/adam.py.
+        is_torchs = type(getattr(base, "aux_optimizer", None) or base).__module__.startswith("torch.optim")
+        group = base.param_groups[held.group]
+        for key, number in numbers.items():
+            was = before.get(key)
+            if isinstance(was, torch.Tensor):
+                states[key] = torch.full_like(was, number)
+            elif is_torchs:
+                device = held.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
+                states[key] = torch.tensor(number, dtype=torch.get_default_dtype(), device=device)
+            else:
+                states[key] = int(number) if key == "step" or isinstance(was, int) else number
         if states:
-            self._base.state[held.tensor] = states
-
-    def _number(self, held: Held, before: Any, key: str, value: float) -> Any:
-        """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers.
-
-        DeepSpeed's Muon leaves all but matrices to an Adam, which may be torch's.
-
-        Source: ``_init_group`` of torch 2.13's ``optim/adam.py``: on the host, but for kernels that read it on the
-        device.
-        """
-        if isinstance(before, torch.Tensor):
-            return torch.full_like(before, value)
-        base: Any = self._base
-        if type(getattr(base, "aux_optimizer", None) or base).__module__.startswith("torch.optim"):
-            group = base.param_groups[held.group]
-            device = held.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
-            return torch.tensor(value, dtype=torch.get_default_dtype(), device=device)
-        return int(value) if key == "step" or isinstance(before, int) else value
+            base.state[held.tensor] = states

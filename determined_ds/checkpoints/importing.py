@@ -128,7 +128,7 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                     message = f"holds numbers of the type {dtype}, which no engine trains"
                     raise refused("WEIGHTS", file, message, FIX)
                 piece = Piece(file=file.name, offset=at, start=0, length=math.prod(shape))
-                states = {WEIGHT: StoredState(dtype=dtype, pieces=(piece,))}
+                states = {WEIGHT: StoredState(dtype=dtype, pieces=[piece])}
                 yield name, StoredTensor(shape=shape, kind=IMPORTED, states=states)
                 at += piece.length * ITEM_BYTES[dtype]
     except (safetensors.SafetensorError, ValueError) as error:

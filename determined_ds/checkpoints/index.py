@@ -7,7 +7,8 @@ A tensor is a parameter or a buffer. It has states: ``weight``, as the model com
 copy of it, where there is one; those of the optimizer, such as ``exp_avg``; and averages, see :func:`average_state`.
 Each is cut along the flattened tensor, so any rank finds any part of it, whichever ranks wrote it. Pieces of ranks that
 hold some columns of a matrix (tensor parallel) have gaps. Equal pieces of consecutive ranks, as ZeRO 3 cuts every
-parameter, are one entry, so the index does not grow with the ranks. Loads no torch.
+parameter, are one entry, so the index does not grow with the ranks. Each rank describes what it wrote by such an index,
+and rank 0 merges them. Loads no torch.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from determined_ds.checkpoints.shard_file import ITEM_BYTES
 from determined_ds.errors import CheckpointError
 
 INDEX_NAME = "index.json"
 ENGINES = "model[0-9]*"
-VERSION = 4  # others are not read
 WEIGHT, MASTER, AVERAGE = "weight", "fp32", "ema"
 TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
 IMPORTED = "imported"  # of another program, which does not say which of these it is
@@ -88,7 +88,18 @@ class StoredState:
     """One state of a tensor."""
 
     dtype: str  # by safetensors' name, e.g. ``BF16``
-    pieces: tuple[Piece, ...]  # in order of ``start``; together they have each element once
+    pieces: list[Piece]  # in order of ``start``; together they have each element once
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"type {self.dtype!r} is none of {', '.join(ITEM_BYTES)}")
+        for file, _, _, length, run, stride, ranks in self.pieces:
+            if "/" in file or file in (".", ".."):  # nothing outside the folder is read
+                raise ValueError(f"{file!r} is not the name of a file in this folder")
+            if run and (length % run or stride < run):
+                raise ValueError(f"runs of {run} elements, {stride} apart, are not {length}")
+            if ranks != 1 and (run or not ranks or _rank_of(file) < 0):
+                raise ValueError(f"{file} is not the first file of {ranks} ranks")
 
     @property
     def num_bytes(self) -> int:
@@ -101,19 +112,18 @@ class StoredState:
             for file, at, first, count in piece.overlap(start, stop):
                 yield file, piece.offset + at * ITEM_BYTES[self.dtype], first, count
 
-
-def _checked(state: StoredState) -> StoredState:
-    """A state that was read, or ``ValueError``."""
-    if state.dtype not in ITEM_BYTES:
-        raise ValueError(f"type {state.dtype!r} is none of {', '.join(ITEM_BYTES)}")
-    for file, _, _, length, run, stride, ranks in state.pieces:
-        if "/" in file or file in (".", ".."):  # nothing outside the folder is read
-            raise ValueError(f"{file!r} is not the name of a file in this folder")
-        if run and (length % run or stride < run):
-            raise ValueError(f"runs of {run} elements, {stride} apart, are not {length}")
-        if ranks != 1 and (run or not ranks or _rank_of(file) < 0):
-            raise ValueError(f"{file} is not the first file of {ranks} ranks")
-    return state
+    def missing(self, count: int) -> tuple[int, int] | None:
+        """The first of ``count`` elements that no piece has, or several, and their end; None where all are there."""
+        # Rectangles of columns lie between each other: their count tells, and that no two begin alike.
+        has_gaps = any(piece.run for piece in self.pieces)
+        end, following = 0, count
+        for piece in self.pieces:
+            if piece.start != end and not has_gaps:
+                following = piece.start
+                break
+            end += piece.length * piece.ranks
+        is_double = has_gaps and len({each.start for each in self.pieces}) < len(self.pieces)
+        return (min(end, following), max(end, following)) if end != following or is_double else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +132,8 @@ class StoredTensor:
 
     shape: tuple[Count, ...]  # of the whole
     kind: str  # ``trained``, ``frozen``, ``buffer`` or ``imported``
-    states: Mapping[str, Annotated[StoredState, AfterValidator(_checked)]]  # name -> state
-    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers of the optimizer, such as ``step``
+    states: dict[str, StoredState] = field(default_factory=dict)  # by name
+    scalars: dict[str, float] = field(default_factory=dict)  # numbers of the optimizer, such as ``step``
 
     @property
     def count(self) -> int:
@@ -133,27 +143,20 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineIndex:
-    """What a checkpoint holds of one engine."""
+    """What a checkpoint holds of one engine, or what a rank wrote of it."""
 
-    tensors: Mapping[str, StoredTensor]  # name -> tensor
+    version: Literal[4] = 4  # others are not read
+    tensors: dict[str, StoredTensor]  # by name
     # Other names of the same tensors, of weights that are tied: name -> name in ``tensors``.
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     # Names that all forms of the model have in common (``weight_names`` of its trial) -> name in ``tensors``.
-    common: Mapping[str, str] = field(default_factory=dict)
+    common: dict[str, str] = field(default_factory=dict)
     optimizer: str = ""  # the class of the optimizer; empty where there is none
 
     @property
     def num_parameters(self) -> int:
         """Elements of its parameters, tied ones once."""
         return sum(tensor.count for tensor in self.tensors.values() if tensor.kind != BUFFER)
-
-    def name_of(self, name: str, others: Iterable[str] = ()) -> str | None:
-        """The key in ``tensors`` of a tensor by any of its names, the ``others`` first; None where it is not there."""
-        for each in (*others, name):  # a name of one form may be that of another tensor in the other
-            found = self.common.get(each) or self.aliases.get(each, each)
-            if found in self.tensors:
-                return found
-        return None
 
     def names_of(self, name: str) -> list[str]:
         """All names of a tensor: those that forms of the model have in common, its own, and its aliases."""
@@ -162,79 +165,62 @@ class EngineIndex:
         )
         return [*common, name, *aliases]
 
+    def find(self, names: Iterable[str]) -> str | None:
+        """The key in ``tensors`` of a tensor with these :meth:`names_of` in another index; None where it is not there.
+
+        The names that forms have in common come first: one of a single form may be that of another tensor in the other.
+        """
+        own = (self.common.get(name) or self.aliases.get(name, name) for name in names)
+        return next((name for name in own if name in self.tensors), None)
+
     def missing(self) -> str | None:
         """The first elements that no piece has, or several; None where each is there once."""
         for name, tensor in self.tensors.items():
             for state, stored in tensor.states.items():
-                # Rectangles of columns lie between each other: their count tells, and that no two begin alike.
-                has_gaps = any(piece.run for piece in stored.pieces)
-                is_double = has_gaps and len({each.start for each in stored.pieces}) < len(stored.pieces)
-                end, following = 0, tensor.count
-                for piece in stored.pieces:
-                    if piece.start != end and not has_gaps:
-                        following = piece.start
-                        break
-                    end += piece.length * piece.ranks
-                if end != following or is_double:
-                    return f"elements {min(end, following)} to {max(end, following)} of {name} ({state})"
+                if found := stored.missing(tensor.count):
+                    return f"elements {found[0]} to {found[1]} of {name} ({state})"
         return None
 
 
 # ------------------------------------------------------------------------------------------- what ranks wrote
 
 
-class Entry(NamedTuple):
-    """A slice that a rank wrote: name and state of the tensor, type by safetensors' name, place."""
+def merged(parts: Sequence[EngineIndex]) -> EngineIndex:
+    """The index of an engine, from what each rank says that it wrote.
 
-    name: str
-    state: str
-    dtype: str
-    piece: Piece
-
-
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """The tensors of a rank, less their values."""
-
-    kinds: dict[str, tuple[tuple[int, ...], str]]  # name -> shape and kind
-    aliases: dict[str, str]  # other name -> name
-    common: dict[str, str]  # common name -> name
-    scalars: dict[str, dict[str, float]]  # name -> the optimizer's numbers
-    optimizer: str  # the class of the optimizer
-
-
-def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineIndex:
-    """The index over what all ranks wrote."""
-
-    def of_all(table: str) -> dict[str, Any]:
-        return {name: value for rank in ranks for name, value in getattr(rank, table).items()}
+    Raises:
+        CheckpointError: an element was not written, or twice.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            whole = tensors.setdefault(name, replace(tensor, states={}, scalars={}))
+            whole.scalars.update(tensor.scalars)
+            for state, stored in tensor.states.items():
+                found = whole.states.setdefault(state, replace(stored, pieces=[]))
+                found.pieces.extend(stored.pieces)
+    for name, tensor in tensors.items():
+        if tensor.count and not tensor.states:
+            raise CheckpointError(f"no rank has written {name} ({WEIGHT})")
+        for stored in tensor.states.values():
+            stored.pieces[:] = _joined(stored.pieces)
 
     def layer(name: str) -> int:  # of a pipeline; whoever holds it
         number = name.partition(".")[0]
         return int(number) if number.isdecimal() else 0
 
-    written: dict[str, dict[str, list[Entry]]] = {}
-    for entry in entries:
-        written.setdefault(entry.name, {}).setdefault(entry.state, []).append(entry)
-    kinds, scalars, tensors = of_all("kinds"), of_all("scalars"), {}
-    for name in sorted(kinds, key=layer):
-        states = {
-            state: StoredState(dtype=found[0].dtype, pieces=_joined(each.piece for each in found))
-            for state, found in written.get(name, {}).items()
-        }
-        shape, kind = kinds[name]
-        tensors[name] = StoredTensor(shape=shape, kind=kind, states=states, scalars=scalars.get(name, {}))
-        if tensors[name].count and not states:
-            raise CheckpointError(f"no rank has written {name} ({WEIGHT})")
     index = EngineIndex(
-        tensors=tensors, aliases=of_all("aliases"), common=of_all("common"), optimizer=ranks[0].optimizer
+        tensors={name: tensors[name] for name in sorted(tensors, key=layer)},
+        aliases={alias: name for part in parts for alias, name in part.aliases.items()},
+        common={other: name for part in parts for other, name in part.common.items()},
+        optimizer=parts[0].optimizer,
     )
     if missing := index.missing():
         raise CheckpointError(f"{missing} were written twice or not at all: ranks disagree on who holds them")
     return index
 
 
-def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     """Pieces in their order, equal ones of consecutive ranks as one."""
     found: list[Piece] = []
     for piece in sorted(pieces, key=lambda each: each.start):
@@ -244,7 +230,7 @@ def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
             found[-1] = before._replace(ranks=before.ranks + 1)
         else:
             found.append(piece)
-    return tuple(found)
+    return found
 
 
 # ------------------------------------------------------------------------------------------- the file
@@ -254,20 +240,7 @@ _INDEX = TypeAdapter(EngineIndex)
 
 def write_index(folder: Path, index: EngineIndex) -> None:
     """Write ``index.json`` into an engine's folder."""
-    tensors: dict[str, Any] = {}
-    for name, tensor in index.tensors.items():
-        states = {
-            state: {
-                "dtype": stored.dtype,
-                "pieces": [each[: 7 if each.ranks > 1 else 6 if each.run else 4] for each in stored.pieces],
-            }
-            for state, stored in tensor.states.items()
-        }
-        tensors[name] = {"shape": tensor.shape, "kind": tensor.kind, "states": states}
-        if tensor.scalars:
-            tensors[name]["scalars"] = dict(tensor.scalars)
-    content = {"version": VERSION, **asdict(replace(index, tensors={})), "tensors": tensors}
-    (folder / INDEX_NAME).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    (folder / INDEX_NAME).write_text(json.dumps(asdict(index), separators=(",", ":")) + "\n")
 
 
 def read_index(folder: Path) -> EngineIndex | None:
@@ -276,20 +249,14 @@ def read_index(folder: Path) -> EngineIndex | None:
     Raises:
         CheckpointError: it cannot be read, or is of another version.
     """
-    place, fix = folder / INDEX_NAME, "use another checkpoint, or copy the file again"
     try:
-        content = json.loads(place.read_bytes())
-        if (version := content["version"]) == VERSION:
-            return _INDEX.validate_python(content)
-        why = f"is of version {version}, and this determined_ds reads version {VERSION}"
-        fix = "use the determined_ds that wrote it"
+        return _INDEX.validate_json((folder / INDEX_NAME).read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        why = repr(error)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        why = f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except ValueError as error:
-        why = f"cannot be read: it is not JSON: {error}"
-    except (OSError, KeyError, TypeError) as error:
-        why = f"cannot be read: {error!r}"
-    raise CheckpointError(f"{place} {why}\n  fix: {fix}")
+        why = ": ".join([*map(str, first["loc"]), first["msg"]])
+    fix = "use another checkpoint, copy the file again, or read it by the determined_ds that wrote it"
+    raise CheckpointError(f"{folder / INDEX_NAME} cannot be read: {why}\n  fix: {fix}")

@@ -263,8 +263,7 @@ def _in_engine(
     first: StoredEngine, second: StoredEngine, weights_only: bool, tolerance: float
 ) -> Iterator[dict[str, Any]]:
     def counterpart(name: str, index: EngineIndex, other: EngineIndex) -> str | None:
-        *more, last = index.names_of(name)
-        return other.name_of(last, more)
+        return other.find(index.names_of(name))
 
     pairs: list[tuple[str | None, str | None]]
     pairs = [(name, counterpart(name, first.index, second.index)) for name in first.index.tensors]

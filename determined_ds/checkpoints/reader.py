@@ -154,7 +154,7 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
         if first != name and weights[first].shape == tensor.shape:
             aliases[name] = first
             continue
-        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=(Piece("", 0, 0, tensor.numel()),))
+        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=[Piece("", 0, 0, tensor.numel())])
         tensors[name] = StoredTensor(shape=tuple(tensor.shape), kind=IMPORTED, states={WEIGHT: state})
     return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), weights)
 

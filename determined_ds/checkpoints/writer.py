@@ -42,7 +42,7 @@ from determined_ds.checkpoints.files import PART, damage_of, warn_if_unverified
 from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
-from determined_ds.checkpoints.settings import put_into_effect, records_of
+from determined_ds.checkpoints.settings import put_into_effect
 from determined_ds.checkpoints.storage import check_room, seal_folder, share_of, write_code
 from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError
@@ -102,10 +102,9 @@ class Checkpoints:
         self._total_limit = total_limit
         self._warm_start = warm_start
         self._note = note
-        self._built = records_of(context.models)
         self._own_parts = RankParts(trial, context, callbacks)
         self._averages = {name: each for name, each in callbacks.items() if isinstance(each, EMA)}
-        self._engines = context.engine_files = Engines(trial, context, self._built, self._averages)
+        self._engines = context.engine_files = Engines(trial, context, self._averages)
         self._storage: Any = getattr(context._core.checkpoint, "_storage_manager", None)
         self._is_local = isinstance(self._storage, AtomicStorage)
         self._thread = WriterThread()
@@ -225,7 +224,7 @@ class Checkpoints:
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "rng_state": rng_state(self._context.device),
-            "built": self._built,
+            "built": self._engines.built,
             "place": dict(vars(self._own_parts.here)),
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
@@ -441,9 +440,9 @@ class Checkpoints:
             self._note(elastic)
         self._call_back("on_checkpoint_load_start", checkpoint)
         self._load_engines(path, uuid, self._engines.load)
-        built = checkpoint.get("built") or self._built
+        built = checkpoint.get("built") or self._engines.built
         then = [self._engines.then.get(number, each) for number, each in enumerate(built)]
-        for line in put_into_effect(self._context.models, then, self._built):
+        for line in put_into_effect(self._context.models, then, self._engines.built):
             self._note(f"schedule    {line}")
         return checkpoint
 

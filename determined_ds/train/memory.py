@@ -267,7 +267,7 @@ def record_estimate(trial: Any, context: Any) -> None:
         trial: Its ``tokens_per_sample``, where it has one, is the length of a sequence.
         context: Its context, with one engine or several.
     """
-    from determined_ds.checkpoints.engine_slices import name_of_whole, whole_shape  # count with this module
+    from determined_ds.checkpoints.engine_slices import place_of  # count with this module
     from determined_ds.train.local_core import LocalTrainContext
 
     if not isinstance(context._core.train, LocalTrainContext):
@@ -278,8 +278,8 @@ def record_estimate(trial: Any, context: Any) -> None:
         config = getattr(getattr(module, "module", module), "config", None)
         shape = shape_of_built(module, config, sequence_length=int(tokens or 0))
         # Under tensor and expert parallel several may be parts of one parameter.
-        wholes = {name_of_whole(each, name): each for name, each in module.named_parameters()}
-        counts = {name: math.prod(whole_shape(each)) for name, each in wholes.items()}
+        wholes = {place_of(each, name)[0]: each for name, each in module.named_parameters()}
+        counts = {name: math.prod(place_of(each, name)[1]) for name, each in wholes.items()}
         if sum(counts.values()) > shape.num_parameters:
             shape = replace(
                 shape,
