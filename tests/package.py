@@ -374,7 +374,7 @@ def training_data(
         as_it_is: Whether the trial has called ``disable_dataset_reproducibility_checks``.
 
     Returns:
-        ``batches``, endless micro-batches; ``batches_per_epoch``; ``place.state_dict()``, the position.
+        ``batches``, endless micro-batches; ``batches_per_epoch``; ``state_dict()``, the position.
     """
     from types import SimpleNamespace
 
@@ -387,8 +387,10 @@ def training_data(
     taken = loaders.build_loader(trial, context, method, note)
     size = split[0] * split[1] * split[2]
     batch = Batch(global_batch_size=size, replicas=split[0], accumulation=split[1], micro_batch_size=split[2])
-    given = {"seed": seed, "start_batch": start, "place": position, "note": note}
-    return samples.training_data(taken, batch=batch, replica=replica, **given)
+    data = samples.TrainingData()
+    data.load_state_dict(position or {})
+    data.open(taken, batch=batch, replica=replica, seed=seed, start_batch=start, note=note)
+    return data
 
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:

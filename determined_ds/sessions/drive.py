@@ -483,7 +483,7 @@ class Drive:
                 )
             # The last whole step is reported and saved, unless a stream's position is after what was taken.
             due = self._due(training.schedule.due(self.batches_trained), agreed=True, ends=True)
-            saves = due.checkpoint and training.data_place.of is None
+            saves = due.checkpoint and training.data.of is None
             training.do(replace(due, report=training.reporter.take_back_batch() > 0, checkpoint=saves))
         else:
             self._end_step(agreed=True, ends=True)

@@ -130,22 +130,21 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
                 warmup=options.warmup,
                 profiles=options.profile,
                 parts=options.parts,
-                validation_period=context.resolved.fit.validation_period,
             )
             if options.run_dir is not None and is_chief:
                 write_measured(row, RunDir(options.run_dir))
         elif evaluates:
             from determined_ds.train.loop.display import make_progress
-            from determined_ds.train.loop.predictions import Evaluation
+            from determined_ds.train.loop.validation import evaluate, predict
 
-            evaluation = Evaluation(trial, context, make_progress(is_chief))
+            progress = make_progress(is_chief)
             if options.evaluate is not None:
-                evaluation.evaluate(options.evaluate)
+                evaluate(trial, context, options.evaluate, progress)
             elif options.checkpoint is None:
                 message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
                 raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
             else:
-                evaluation.predict(options.checkpoint, options.predict)
+                predict(trial, context, options.checkpoint, options.predict, progress)
         else:
             fit = context.resolved.fit
             if experiment is not None and is_open:

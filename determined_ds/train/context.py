@@ -27,7 +27,7 @@ from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
 from determined_ds.train.data.moving import Mover
 from determined_ds.train.here import cluster_info, script_run
-from determined_ds.train.loop.metrics import plain_reduced
+from determined_ds.train.loop.metrics import plain
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
@@ -297,7 +297,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             metrics = self._over_all_slots(for_training)
         except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
             raise TrainingError(str(error)) from error
-        return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
+        return plain(metrics or {}, "a reducer of context.wrap_reducer", for_training=for_training)
 
     def _over_all_slots(self, for_training: bool) -> dict[str, Any] | None:
         """As Determined's method of that name; ranks that compute the same as another count once."""

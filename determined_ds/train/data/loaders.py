@@ -26,14 +26,10 @@ from determined_ds.trial.stream_loader import StreamLoader, is_stream
 OPT_IN = "context.disable_dataset_reproducibility_checks()"
 # Samplers for trials that shard, repeat and skip by themselves, whose loader Determined uses as it is.
 SHARDING_SAMPLERS = (
-    samplers.DistributedSampler,
-    samplers.DistributedBatchSampler,
-    samplers.RepeatSampler,
-    samplers.RepeatBatchSampler,
-    samplers.SkipSampler,
-    samplers.SkipBatchSampler,
+    *(samplers.DistributedSampler, samplers.DistributedBatchSampler),
+    *(samplers.RepeatSampler, samplers.RepeatBatchSampler),
+    *(samplers.SkipSampler, samplers.SkipBatchSampler),
 )
-
 # What torch's loader and Determined's have alike.
 OPTIONS = (
     *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -48,9 +44,9 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
         ConfigError: it is something else.
     """
     loader = returned.loader(trial, method, getattr(trial, method)())
+    where, own = f"{type(trial).__name__}.{method}", torch_data.DataLoader
     if isinstance(loader, StreamLoader):
         return loader
-    where = f"{type(trial).__name__}.{method}"
     if isinstance(loader, pytorch.DataLoader):
         return _unsplit(loader, where)
     if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
@@ -59,18 +55,29 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
             "and resumes it"
         )
         return loader
-    own = torch_data.DataLoader
-    is_torchs = (
+    if (
         isinstance(loader, own)
         and type(loader).__iter__ is own.__iter__
         and type(loader)._get_iterator is own._get_iterator
         and not isinstance(loader.dataset, torch_data.IterableDataset)
         and loader.batch_sampler is not None
-    )
-    if is_torchs:
+    ):
         options = {name: getattr(loader, name) for name in OPTIONS}
         return _unsplit(pytorch.DataLoader(loader.dataset, **options), where)
-    raise ConfigError(_refusal(loader, where, hasattr(trial, "training_loader")))
+    if hasattr(trial, "training_loader"):
+        fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
+    else:
+        is_one = is_stream(getattr(loader, "dataset", loader))
+        kind = "determined_ds.StreamLoader" if is_one else "determined.pytorch.DataLoader"
+        fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
+    message = f"returned {_described(loader)}, which is not a data loader"
+    if hasattr(loader, "__iter__"):
+        message = (
+            f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
+            "same samples, and it would not resume where it stopped"
+        )
+        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
+    raise ConfigError(Problem(key=where, message=message, fix=fix, code="loader-kind"))
 
 
 def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
@@ -95,27 +102,9 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
 
 
 def _described(loader: Any) -> str:
-    kind = type(loader)
+    kind, dataset = type(loader), getattr(loader, "dataset", None)
     name = "torch's DataLoader" if kind is torch_data.DataLoader else kind.__name__
-    dataset = getattr(loader, "dataset", None)
     return name if dataset is None else f"{name} over {type(dataset).__name__}"
-
-
-def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
-    if has_training_loader:
-        own = f"self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
-    else:
-        kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
-        own = f"determined_ds.{kind}" if kind == "StreamLoader" else f"determined.pytorch.{kind}"
-        own += "(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
-    message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
-    if hasattr(loader, "__iter__"):
-        message = (
-            f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
-            "same samples, and it would not resume where it stopped"
-        )
-        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
-    return Problem(key=where, message=message, fix=fix, code="loader-kind")
 
 
 def check_apart(loader: Any, validation_dataset: Any) -> None:
@@ -158,8 +147,7 @@ def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
         for each in (sampler, inner):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-            own = getattr(each, "generator", None)
-            if isinstance(own, torch.Generator):
+            if isinstance(own := getattr(each, "generator", None), torch.Generator):
                 own.manual_seed(epoch_seed(seed, epoch))
         yield
 
@@ -176,11 +164,16 @@ def with_batch_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> t
 
 
 class GivenBatches:
-    """The micro-batches of a loader that is used as it is, again and again."""
+    """The micro-batches of a loader that is used as it is, again and again.
+
+    Attributes:
+        apart: Its name where its own state is its position, which is one in micro-batches.
+    """
 
     def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
         self._loader = loader
         self._batches = self._forever()
+        self.apart = (_described(loader), True) if has_state(loader) else None
         if "loader" in place and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(place["loader"])
             return
@@ -198,17 +191,9 @@ class GivenBatches:
         key = type(self._loader).__name__
         raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
 
-    def __iter__(self) -> GivenBatches:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-    @property
-    def apart(self) -> tuple[str, bool] | None:
-        """Its name where its own state is its position, which is one in micro-batches."""
-        return (_described(self._loader), True) if has_state(self._loader) else None
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's own state, such as that of torchdata's ``StatefulDataLoader``."""
-        return {"loader": self._loader.state_dict()} if has_state(self._loader) else {}
+        return {"loader": self._loader.state_dict()} if self.apart else {}

@@ -8,7 +8,7 @@ samples are drawn from the rank's own generators, which a checkpoint holds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,14 +64,8 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 # ------------------------------------------------------------------------------------------- in workers
 
 
-class SeededBatch(list[int]):
-    """Indices of a micro-batch, and the seed that it is made under."""
-
-    seed: int = 0
-
-
 class SeededDataset(torch_data.Dataset[Any]):
-    """A map-style dataset whose micro-batches are each made under their own seed."""
+    """A map-style dataset whose micro-batches are each made under a seed, which comes with their indices."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -79,18 +73,11 @@ class SeededDataset(torch_data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, indices: SeededBatch) -> list[Any]:
-        seed_everything(indices.seed)
+    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
+        seed, indices = batch
+        seed_everything(seed)
         at_once = getattr(self._dataset, "__getitems__", None)
-        return list(at_once(list(indices))) if at_once else [self._dataset[index] for index in indices]
-
-
-def seeded(batches: Any, *, first: int, replica: int, seed: int) -> Iterator[SeededBatch]:
-    """Numbers micro-batches from ``first``; each gets a seed of the run, the replica and its number."""
-    for number, indices in enumerate(batches, start=first):
-        batch = SeededBatch(indices)
-        batch.seed = mixed_seed(seed, replica, number)
-        yield batch
+        return list(at_once(indices)) if at_once else [self._dataset[index] for index in indices]
 
 
 def start_worker(init: Callable[[int], None] | None, worker: int) -> None:

@@ -16,8 +16,11 @@ from determined import pytorch
 
 from determined_ds.errors import DataError, Problem
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
-from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, reader_of
+from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, reader_of
 from determined_ds.trial.stream_loader import StreamLoader
+
+# Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
+AHEAD = 4
 
 
 class Share:
@@ -28,55 +31,47 @@ class Share:
 
     Attributes:
         sizes: Samples in each batch; None where that is not known.
+        first: What was read first of a stream, once anything was.
     """
 
     def __init__(
         self, loader: Any, *, replica: int, replicas: int, seed: int, length_of: Callable[[Any], int]
     ) -> None:
-        self._length_of = length_of
         self.sizes: list[int] | None = None
-        self.stream: ReplicaStream | None = None
-        self._loader, self._padding = loader, None
+        self.first: FirstRow | None = None
+        self.length_of = length_of
+        self._loader, self._is_stream = loader, isinstance(loader, StreamLoader)
         if isinstance(loader, pytorch.DataLoader):
             with drawn_for(loader.batch_sampler, seed, 0):
                 everything = list(loader.batch_sampler or ())
             if not everything:
-                raise no_validation()
+                raise _no_validation()
             own = everything[replica::replicas]
-            self._loader = with_batch_sampler(loader, own, 0)
-            self._padding = with_batch_sampler(loader, everything[:1], 0)
             self.sizes = [len(samples) for samples in own]
-        elif isinstance(loader, StreamLoader):
+            self._loader = with_batch_sampler(loader, own or everything[:1], 0)
+        elif self._is_stream:
             size = loader.batch_size
-            self.stream = ReplicaStream(
-                loader, batch_size=size, replica=replica, replicas=replicas, seed=seed
-            )
-            self._loader = reader_of(loader, self.stream, seed)
+            stream = ReplicaStream(loader, batch_size=size, replica=replica, replicas=replicas, seed=seed)
+            self._loader = reader_of(loader, stream, seed)
 
     def made(self) -> Iterator[Made]:
-        """The batches of a pass, with their samples."""
-        if self.stream is not None:
-            yield from self._loader
+        """The batches of a pass, with their samples; a replica that has none gets one of another, with 0 samples."""
+        if self._is_stream:
+            self.first, made = read(self._loader)
+            yield from made
         elif self.sizes is not None:
-            yield from map(Made, self._loader, self.sizes)
+            yield from map(Made, self._loader, self.sizes or [0])
         else:
             # DeepSpeed's own loaders of a pipeline never end; their length, which Determined gives them, is a pass.
             is_endless = isinstance(self._loader, RepeatingLoader)
             for batch in itertools.islice(self._loader, len(self._loader) if is_endless else None):
-                yield Made(batch, self._length_of(batch))
+                yield Made(batch, self.length_of(batch))
 
     def __iter__(self) -> Iterator[Any]:
         return (made.batch for made in self.made())
 
-    def padding(self) -> Any:
-        """A batch for a replica that has none of its own."""
-        if self._padding is None:
-            raise no_validation()
-        return next(iter(self._padding))
 
-
-def no_validation() -> DataError:
-    """The error where there is nothing to validate on."""
+def _no_validation() -> DataError:
     message = "the validation data has no batch"
     fix = "use more validation data, or a loader without drop_last"
     key = "build_validation_data_loader"
@@ -93,77 +88,54 @@ class Calls:
 
     Args:
         share: This rank's; None for a rank that has no data loader.
-        exchange: Samples in the batches that this rank has read ahead, and what it read first of a stream -> the
-            samples in those of each rank; a collective, called once where the numbers are known, and else until no
-            rank has any.
-        at_most: Micro-batches that an engine takes at once; None where there is no pipeline.
-        ahead: Batches to read ahead where their number is not known.
-        length_of: Samples in a batch.
+        sizes: Of every rank, the samples in each of its batches; None where that is not known.
+        distributed: The ranks; without ``sizes`` they exchange what they have read ahead.
+        at_most: Micro-batches that a pipeline's engine takes at once; 1 where there is no pipeline.
 
     Attributes:
         taken: Batches so far, padding included; the same on all ranks.
         weights: Samples in each batch taken since :meth:`start_call`; 0 for padding.
+        firsts: What each rank has read first of a stream, as the last exchange says.
     """
 
     def __init__(
-        self,
-        share: Share | None,
-        exchange: Callable[[list[int], FirstRow | None], list[list[int]] | None],
-        *,
-        at_most: int | None,
-        ahead: int,
-        length_of: Callable[[Any], int],
+        self, share: Share | None, sizes: list[list[int]] | None, distributed: Any, *, at_most: int
     ) -> None:
         self.taken = 0
         self.weights: list[int] = []
+        self.firsts: list[FirstRow | None] = []
         self._share = share
         self._made = iter(()) if share is None else share.made()
-        self._is_counted = share is not None and share.sizes is not None
-        self._own_left = len(share.sizes or ()) if share is not None else 0
-        self._exchange = exchange
-        self._at_most = at_most or 1
-        self._num_ahead = max(ahead, self._at_most)
-        self._length_of = length_of
+        self._sizes = sizes
+        self._distributed = distributed
+        self._at_most = at_most
         self._ahead: deque[Made] = deque()
-        self._first: FirstRow | None = None
         self._padding: Any = None
-        self._left = 0  # of those that all ranks know of
-        self._call_at: dict[int, int] = {}  # batches left -> micro-batches of the call that begins there
+        self._rows: deque[tuple[int, ...]] = (
+            deque()
+        )  # of the next batches that are known: samples on each rank
         self._is_over = False
 
     def next_call(self) -> int:
         """Micro-batches that the next call takes; 0 at the end. May be a collective."""
-        if not self._left and not self._is_over:
-            self._plan()
-        return self._call_at[self._left] if self._left else 0
+        if not self._rows and not self._is_over:
+            sizes = self._sizes or self._read_ahead()
+            count = max(len(own) for own in sizes)
+            self._rows.extend(zip(*(own + [0] * (count - len(own)) for own in sizes), strict=True))
+            self._is_over = self._sizes is not None or not count
+        alike = itertools.islice(self._rows, self._at_most)
+        return sum(1 for _ in itertools.takewhile(lambda row: row == self._rows[0], alike))
 
-    def _plan(self) -> None:
-        if not self._is_counted:
-            self._read_ahead()
-        sizes = self._exchange([made.samples for made in self._ahead], self._first)
-        if sizes is None:  # all of them were planned before
-            self._is_over = True
-            return
-        self._left = count = max(len(own) for own in sizes)
-        self._is_over = not count
-        padded = [own + [0] * (count - len(own)) for own in sizes if own]
-        weights = list(zip(*padded, strict=True))
-        start = 0
-        while start < count:
-            end = start + 1
-            while end < count and end - start < self._at_most and weights[end] == weights[start]:
-                end += 1
-            self._call_at |= {count - index: end - index for index in range(start, end)}
-            start = end
-
-    def _read_ahead(self) -> None:
-        for made in itertools.islice(self._made, self._num_ahead - len(self._ahead)):
-            if self._padding is None:
-                self._padding = made.batch
-                self._first = made.first
+    def _read_ahead(self) -> list[list[int]]:
+        """Samples in the batches that each rank has read ahead; a collective."""
+        for made in itertools.islice(self._made, max(AHEAD, self._at_most)):
+            self._padding = made.batch if self._padding is None else self._padding
             if made.samples:
                 self._ahead.append(made)
-        self._own_left = len(self._ahead)
+        first = None if self._share is None else self._share.first
+        ranks = self._distributed.allgather(([made.samples for made in self._ahead], first))
+        self.firsts = [first for _, first in ranks]
+        return [sizes for sizes, _ in ranks]
 
     def start_call(self) -> None:
         """Forget the weights of the batches before."""
@@ -171,8 +143,8 @@ class Calls:
 
     @property
     def exhausted(self) -> bool:
-        """Whether this rank's own batches are used up, and only padding is left."""
-        return self._share is not None and self._own_left == 0
+        """Whether the next batch of this rank is padding."""
+        return self._share is not None and not self._rows[0][self._distributed.rank]
 
     def __iter__(self) -> Calls:
         return self
@@ -180,20 +152,19 @@ class Calls:
     def __next__(self) -> Any:
         if self._share is None or not self.next_call():
             raise StopIteration
+        own, batch = self._rows[0][self._distributed.rank], self._padding
         self.skip(1)
-        if self._own_left:
-            self._own_left -= 1
-            batch = self._ahead.popleft().batch if self._ahead else next(self._made).batch
-            self.weights.append(self._length_of(batch))
-            if self._padding is None:
-                self._padding = batch
-            return batch
-        self.weights.append(0)
-        if self._padding is None:
-            self._padding = self._share.padding()
-        return self._padding
+        if own or batch is None:
+            made = self._ahead.popleft() if self._ahead else next(self._made, None)
+            if made is None:
+                raise _no_validation()
+            batch = made.batch
+            self._padding = batch if self._padding is None else self._padding
+        self.weights.append(self._share.length_of(batch) if own else 0)
+        return batch
 
     def skip(self, count: int) -> None:
         """Count batches that other ranks took; for a rank that has no data loader."""
         self.taken += count
-        self._left -= count
+        for _ in range(count):
+            self._rows.popleft()

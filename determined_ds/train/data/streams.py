@@ -4,6 +4,8 @@ The stream is read in rows, each one micro-batch of every replica; a batch is ``
 rank itself or each of its workers) reads all rows and keeps its own part. So readers need not communicate, between two
 batches all of them are at the same position, and a step has the same samples for any number of replicas and workers.
 torchdata's ``StatefulDataLoader`` keeps a position for each worker of each replica, which neither of them may change.
+
+What a reader yields first is what it has read first, for the ranks to compare; then come its micro-batches.
 """
 
 from __future__ import annotations
@@ -38,21 +40,14 @@ class Passes:
 
     Reading uses separate generators, seeded anew for each pass: the dataset draws the same numbers on every replica
     and in every worker, and does not disturb those of training.
-
-    Attributes:
-        ended: Number and samples of the first pass that has ended here.
     """
 
     def __init__(self, loader: StreamLoader, *, seed: int, at_least: int, endless: bool) -> None:
-        self._loader = loader
-        self._seed = seed
-        self._at_least = at_least
-        self._endless = endless
-        self._iterator: Iterator[Any] | None = None
-        self._generators: dict[str, Any] = {}
+        self._loader, self._seed, self._at_least, self._endless = loader, seed, at_least, endless
+        self._iterator: Iterator[Any] | None = None  # of the pass at hand
         self._samples, self._pass, self._of_pass = 0, 0, 0
-        self._is_over = False
-        self.ended: tuple[int, int] | None = None
+        self._generators: dict[str, Any] = {}
+        self._stream = self._read()
 
     def take(self, count: int, keep: range) -> tuple[list[Any], int]:
         """Read the next ``count`` samples.
@@ -64,21 +59,39 @@ class Passes:
         kept: list[Any] = []
         taken = 0
         with self._reading():
-            while taken < count and not self._is_over:
-                if self._iterator is None:
-                    seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
-                    self._open()
-                before = taken
-                assert self._iterator is not None
-                for sample in itertools.islice(self._iterator, count - taken):
-                    if taken in keep:
-                        kept.append(sample)
-                    taken += 1
-                self._of_pass += taken - before
-                if taken < count:
-                    self._end_pass()
+            for sample in itertools.islice(self._stream, count):
+                if taken in keep:
+                    kept.append(sample)
+                taken += 1
         self._samples += taken
         return kept, taken
+
+    def _read(self) -> Iterator[Any]:
+        """All samples, pass after pass; to be iterated in :meth:`_reading`."""
+        while self._endless or not self._pass:
+            if self._iterator is None:
+                seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
+            for sample in self._open() if self._iterator is None else self._iterator:
+                self._of_pass += 1
+                yield sample
+            have, need = self._of_pass, self._at_least
+            if have < need:
+                message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
+                fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
+                if not have:
+                    message, fix = "is a stream that yields no samples", "check its files and its filter"
+                if self._pass and not have:
+                    message = f"yielded nothing when it was iterated again (pass {self._pass + 1})"
+                    fix = "make iter() begin anew each time, or give a function that returns a new iterator"
+                key, code = self._loader.name, "too-little-data"
+                raise DataError(Problem(key=key, message=message, fix=fix, code=code))
+            self._iterator, self._pass, self._of_pass = None, self._pass + 1, 0
+
+    def _open(self) -> Iterator[Any]:
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(self._pass)
+        self._iterator = self._loader.open()
+        return self._iterator
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -93,26 +106,6 @@ class Passes:
             worker._worker_info = info
             self._generators = rng_state(CPU)
             set_rng_state(outer, CPU)
-
-    def _open(self) -> None:
-        if hasattr(self._loader.dataset, "set_epoch"):
-            self._loader.dataset.set_epoch(self._pass)
-        self._iterator = self._loader.open()
-
-    def _end_pass(self) -> None:
-        have, need = self._of_pass, self._at_least
-        if have < need:
-            message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
-            fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
-            if not have:
-                message, fix = "is a stream that yields no samples", "check its files and its filter"
-            if self._pass and not have:
-                message = f"yielded nothing when it was iterated again (pass {self._pass + 1})"
-                fix = "make iter() begin anew each time, or give a function that returns a new iterator"
-            raise DataError(Problem(key=self._loader.name, message=message, fix=fix, code="too-little-data"))
-        self.ended = self.ended or (self._pass, have)
-        self._iterator, self._pass, self._of_pass = None, self._pass + 1, 0
-        self._is_over = not self._endless
 
     def place(self) -> dict[str, Any]:
         """The position, for :meth:`go_to`; with the dataset's own state where it has one."""
@@ -131,21 +124,17 @@ class Passes:
             self._pass, self._of_pass = place["pass"], place["of_pass"] - skip
         if states := place.get("states"):
             with self._reading():
-                if "dataset" in states:
-                    self._load(self._loader.dataset, states["dataset"])
-                self._open()
-                if "iterator" in states:
-                    self._load(self._iterator, states["iterator"])
+                for name, find in {"dataset": lambda: self._loader.dataset, "iterator": self._open}.items():
+                    part: Any = find()
+                    if name in states and not has_state(part):
+                        raise CheckpointError(
+                            f"the checkpoint holds a state of the training data ({self._loader.name}), and "
+                            f"{type(part).__name__} has no load_state_dict to take it"
+                        )
+                    if name in states:
+                        part.load_state_dict(states[name])
             self._generators = dict(place["generators"])
         self.take(skip, range(0))
-
-    def _load(self, part: Any, state: Any) -> None:
-        if not has_state(part):
-            raise CheckpointError(
-                f"the checkpoint holds a state of the training data ({self._loader.name}), and {type(part).__name__} "
-                "has no load_state_dict to take it"
-            )
-        part.load_state_dict(state)
 
 
 def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
@@ -153,7 +142,7 @@ def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
 
     A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
     """
-    if place.get("states"):
+    if not place or place.get("states"):
         return 0
     return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
 
@@ -172,13 +161,14 @@ class Made(NamedTuple):
 
     batch: Any
     samples: int  # of this replica; 0 for padding
-    first: FirstRow | None = None
-    ended: tuple[int, int] | None = None  # of :class:`Passes`
     place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
-class ReplicaStream(torch_data.IterableDataset[Made]):
-    """The micro-batches of one replica; iterated in the rank itself or in each of its workers."""
+class ReplicaStream(torch_data.IterableDataset[Any]):
+    """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
+
+    Without ``start_batch`` the stream is read to its end, once. ``passes`` is what this process reads.
+    """
 
     def __init__(
         self,
@@ -192,79 +182,76 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
         start_batch: int | None = None,
         place: Mapping[str, Any] | None = None,
     ) -> None:
-        self._loader = loader
-        self._size = batch_size
+        self._loader, self._size, self._place = loader, batch_size, place
         self._seeds = (seed, replica)
         replica, replicas = (0, 1) if loader.sharded else (replica, replicas)
         self._row = batch_size * replicas
         self._own = range(replica * batch_size, (replica + 1) * batch_size)
-        self._accumulation = accumulation
-        self._trains = start_batch is not None
+        self._accumulation, self._trains = accumulation, start_batch is not None
         self._start = (start_batch or 0) * accumulation
-        self._place = place
-        self._ahead: tuple[list[Any], int, FirstRow] | None = None
-        at_least = self._row * accumulation if self._trains else 1
-        self._new = functools.partial(Passes, loader, seed=seed, at_least=at_least, endless=self._trains)
-        self.passes = self._new()
+        self.passes: Passes
 
-    def peek(self) -> FirstRow:
-        """Read the first row ahead of the rest, in the process that iterates."""
-        self.passes = self._new()
-        if self._place:
-            self.passes.go_to(self._place)
-        row, _ = self.passes.take(self._row, range(self._row))
-        own = row[self._own.start : self._own.stop]
-        first = FirstRow(self._loader.name, self._seeds[1], self._loader.sharded, digest(row))
-        self._ahead = own or row[: self._size], len(own), first  # a replica without samples pads with others
-        return first
-
-    def __iter__(self) -> Iterator[Made]:
-        info = torch_data.get_worker_info()
+    def __iter__(self) -> Iterator[FirstRow | Made]:
+        info, loader, row = torch_data.get_worker_info(), self._loader, self._row
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        if self._ahead is None:
-            self.peek()
+        at_least = row * self._accumulation if self._trains else 1
+        passes = Passes(loader, seed=self._seeds[0], at_least=at_least, endless=self._trains)
+        self.passes = passes
+        if self._place:
+            passes.go_to(self._place)
+        everything, taken = passes.take(row, range(row))
+        yield FirstRow(loader.name, self._seeds[1], loader.sharded, digest(everything))
+        samples = everything[self._own.start : self._own.stop]
+        own, samples = (
+            len(samples),
+            samples or everything[: self._size],
+        )  # one without samples pads with others
         for number in itertools.count(self._start):
             mine = (number - self._start) % workers == worker
-            first = place = None
-            if self._ahead is not None:
-                samples, own, first = self._ahead
-                self._ahead = None
-            else:
-                samples, taken = self.passes.take(self._row, self._own if mine else range(0))
+            if number > self._start:
+                samples, taken = passes.take(row, self._own if mine else range(0))
                 own = len(samples)
                 if not taken or (mine and not own):
                     return
             if not mine:
                 continue
+            place = None
             if info is not None:
                 seed_everything(mixed_seed(*self._seeds, number))
                 # Without workers, the position is asked for when it is needed.
                 if self._trains and (number + 1) % self._accumulation == 0:
                     try:  # as bytes: each tensor that a worker sends costs a file descriptor
-                        place = pickle.dumps(self.passes.place())
+                        place = pickle.dumps(passes.place())
                     except (TypeError, AttributeError, pickle.PicklingError) as error:
                         raise CheckpointError(
-                            f"the state_dict of {self._loader.name} cannot be saved: {error}; return tensors, numbers, "
+                            f"the state_dict of {loader.name} cannot be saved: {error}; return tensors, numbers, "
                             "strings, lists and dicts"
                         ) from error
-            yield Made(self._loader.collate_fn(samples), own, first, self.passes.ended, place)
+            yield Made(loader.collate_fn(samples), own, place)
 
 
-def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Made]:
+def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Any]:
     """torch's loader around a replica's part; it runs the workers."""
     init = functools.partial(start_worker, loader.worker_init_fn) if loader.num_workers else None
     return torch_data.DataLoader(
         stream,
         batch_size=None,
-        collate_fn=_unchanged,  # type: ignore[arg-type]
+        collate_fn=_unchanged,
         worker_init_fn=init,
         generator=torch.Generator().manual_seed(seed),
         **loader.workers,  # type: ignore[arg-type]
     )
 
 
-def _unchanged(made: Made) -> Made:
+def _unchanged(made: Any) -> Any:
     return made
+
+
+def read(reader: torch_data.DataLoader[Any]) -> tuple[FirstRow, Iterator[Made]]:
+    """Begin to read. Returns what is read first, and the micro-batches."""
+    made = iter(reader)
+    first, *_ = [next(made) for _ in range(max(1, reader.num_workers))]  # each worker begins with it
+    return first, made
 
 
 class TrainingStream:
@@ -288,7 +275,7 @@ class TrainingStream:
         place: Mapping[str, Any],
         note: Callable[[str], None],
     ) -> None:
-        if skip := samples_to_skip(loader, place) if place else 0:
+        if skip := samples_to_skip(loader, place):
             note(
                 f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
                 f"batch {start_batch}"
@@ -303,9 +290,7 @@ class TrainingStream:
                     "work on a sample in collate_fn, which sees only those that are kept"
                 )
             )
-        self._loader, self._place, self._note = loader, dict(place), note
-        self._taken = self._has_noted = False
-        self._ahead: Made | None = None
+        self._loader, self._place, self._taken = loader, dict(place), False
         self.apart = (loader.name, False) if loader.sharded else None
         self._stream = ReplicaStream(
             loader,
@@ -317,30 +302,17 @@ class TrainingStream:
             start_batch=start_batch,
             place=place,
         )
-        if loader.num_workers:
-            self._made = iter(reader_of(loader, self._stream, seed + start_batch))
-            self._ahead = next(self._made)
-            self.first = self._ahead.first
-        else:  # samples are read, but collate_fn runs, and draws random numbers, only when training takes them
-            self.first = self._stream.peek()
-            self._made = iter(reader_of(loader, self._stream, seed + start_batch))
+        # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
+        self.first, self._made = read(reader_of(loader, self._stream, seed + start_batch))
 
     def __iter__(self) -> TrainingStream:
         return self
 
     def __next__(self) -> Any:
-        made = self._ahead or next(self._made)
-        self._ahead, self._taken = None, True
+        made = next(self._made)
+        self._taken = True
         if made.place is not None:
             self._place = pickle.loads(made.place)
-        if made.ended and not self._has_noted:
-            self._has_noted = True
-            (number, samples), length, name = made.ended, self._loader.length(), self._loader.name
-            if length is None:
-                self._note(f"data        {name} ended after {samples:,} samples, and begins again")
-            elif length != samples:
-                text = f"{name} yielded {samples:,} samples in pass {number + 1}, and its len() is {length:,}"
-                self._note(warned(f"warning: {text}: epochs are counted by len()"))
         return made.batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -357,13 +329,12 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
         DataError: replicas read different samples.
     """
     found = [row for row in rows if row is not None]
-    digests, replicas = {row.digest for row in found}, {row.replica for row in found}
-    if len(replicas) < 2:
+    if len({row.replica for row in found}) < 2:
         return
-    name, is_sharded = found[0].name, found[0].sharded
-    if is_sharded and len(digests) == 1:
+    name, is_sharded, are_same = found[0].name, found[0].sharded, len({row.digest for row in found}) == 1
+    if is_sharded and are_same:
         note(warned(f"warning: {name} is sharded=True, and its first samples are the same on every replica"))
-    elif not is_sharded and len(digests) > 1:
+    elif not is_sharded and not are_same:
         message = (
             "yields other samples on one replica than on another: some would be trained twice, others never"
         )
@@ -379,9 +350,8 @@ def digest(samples: list[Any]) -> str:
     found = hashlib.sha1(usedforsecurity=False)
     for value in tree_leaves(samples):
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-            value = value.detach().contiguous()
             found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+            found.update(value.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             found.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
         elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:

@@ -16,14 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from determined_ds.checkpoints.rank_state import TrialState
-from determined_ds.report.state import report_line, show, summary
+from determined_ds.report.state import RunState, report_line
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import STOP
 
-RATES = ("samples_per_second", "tokens_per_second")
-MEMORY = "peak_memory_gib"
 DRAWN_EVERY_S = 0.25
 # Of the launcher's words about a first Ctrl-C, which it writes once it has sent the signal: an empty line, and they.
 ANNOUNCED_LINES, ANNOUNCED_WITHIN_S = 2, 0.1
@@ -36,8 +33,8 @@ def make_progress(is_chief: bool, records: Path | None = None, *, closes: bool |
     Args:
         is_chief: Whether this is rank 0; the others show nothing.
         records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
-        closes: Whether it says at the end what came of the training; if None, it does unless a launcher of this
-            library will.
+        closes: Whether it says at the end how much was trained; if None, it does unless a launcher of this library
+            will.
     """
     if closes is None:
         closes = PARENT not in os.environ and LAUNCHED_BY not in os.environ
@@ -60,16 +57,10 @@ class Progress:
     def __init__(
         self, *, shows: bool = True, closes: bool = True, panel: Any = None, records: Path | None = None
     ) -> None:
-        self._shows = shows
-        self._closes = closes
-        self._panel = panel
-        self._records = records
-        self._total: int | None = 0
-        self._width = 1
+        self._shows, self._closes, self._panel, self._records = shows, closes, panel, records
+        self._state = RunState()
+        self._width = 1  # of a number of batches
         self._started_s = time.monotonic()
-        self._training: Mapping[str, Any] = {}  # as reported last
-        self._validations: dict[int, Mapping[str, Any]] = {}  # by batch
-        self._memory_gib = 0.0
         self._next_s = math.inf  # the panel is not drawn before the start
         self._is_stopping = False
         self._handlers = contextlib.ExitStack()
@@ -78,16 +69,13 @@ class Progress:
         self, *, total: int | None, done: int, metric: str = "", smaller_is_better: bool = True
     ) -> None:
         """Training goes from batch ``done`` to ``total``, None where that is not known; a validation's ``metric``."""
-        self._started_s = time.monotonic()
-        self._total = total
-        self._width = len(str(total or done))
+        self._started_s, self._width = time.monotonic(), len(str(total or done))
+        state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
+        self._state = state
         if done:
             self.note(f"resumed at batch {done}{self._of_total}")
         if self._panel is None:
             return
-        from determined_ds.report.state import RunState
-
-        state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
         if done and self._records is not None:
             for record in read_records(self._records):
                 state.take(record["group"], record["steps_completed"], record["metrics"])
@@ -100,41 +88,33 @@ class Progress:
 
     @property
     def _of_total(self) -> str:
-        return "" if self._total is None else f" of {self._total}"
+        return "" if self._state.total is None else f" of {self._state.total}"
 
     def step(self, batches_trained: int) -> None:
         """A batch was trained."""
         if self._panel is not None and (now := time.monotonic()) >= self._next_s:
-            self._panel.state.at(batches_trained, now)
+            self._state.at(batches_trained, now)
             self._draw()
 
     def status(self, status: str) -> None:
         """What is done now: ``training``, ``validating`` or ``checkpointing``."""
-        if self._panel is not None:
-            self._panel.state.status = status
-            self._draw()
+        self._state.status = status
+        self._draw()
 
     def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
         """Metrics were reported."""
-        if group == "training":
-            self._training = metrics
-            self._memory_gib = max(self._memory_gib, metrics.get(MEMORY, 0.0))
-        else:
-            self._validations[batches_trained] = metrics
-        if self._panel is not None:
-            self._panel.state.take(group, batches_trained, metrics)
-            self._draw(if_due=True)
+        self._state.take(group, batches_trained, metrics)
+        self._draw(if_due=True)
         if self._panel is None or group != "training":
-            self.note(report_line(group, batches_trained, self._total, metrics, digits=self._width))
+            self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
 
     def checkpoints(self, newest: int | None, writing: int | None) -> None:
         """The batch of the newest checkpoint that is complete, and of one that is written while training continues."""
-        if self._panel is not None:
-            state = self._panel.state
-            if newest is not None and newest != state.checkpoint:
-                state.checkpoint, state.checkpoint_time = newest, time.time()
-            state.writing = writing
-            self._draw(if_due=True)
+        state = self._state
+        if newest is not None and newest != state.checkpoint:
+            state.checkpoint, state.checkpoint_time = newest, time.time()
+        state.writing = writing
+        self._draw(if_due=True)
 
     def note(self, text: str) -> None:
         """Show a line that is worth keeping."""
@@ -144,24 +124,12 @@ class Progress:
         elif self._shows:
             print(text, flush=True)
 
-    def end(self, state: TrialState, *, best_at: int) -> None:
-        """Training has ended or was stopped; ``best_at``: batch of this process's best validation, -1 without one."""
-        if not self._closes:
-            return
-        took_s = time.monotonic() - self._started_s
-        took = f"{took_s:.0f} s" if took_s < 120 else f"{took_s / 60:.0f} minutes"
-        words = [f"trained     {state.batches_trained}{self._of_total} batches in {took}"]
-        words += [show(name, self._training[name]) for name in RATES if name in self._training]
-        if self._memory_gib:
-            words.append(f"{self._memory_gib:.3g} GiB a rank at most")
-        self.note("  ".join(words))
-        best, newest = "", state.kept[-1] if state.kept else ""
-        if best_at in self._validations:
-            best = f"batch {best_at}  {summary(self._validations[best_at])}  "
-        if state.best:
-            self.note(f"best        {best}{state.best}")
-        if newest != state.best:
-            self.note(f"newest      batch {state.last_checkpoint}  {newest}")
+    def end(self, batches_trained: int) -> None:
+        """Training has ended or was stopped."""
+        if self._closes:
+            took_s = time.monotonic() - self._started_s
+            took = f"{took_s:.0f} s" if took_s < 120 else f"{took_s / 60:.0f} minutes"
+            self.note(f"trained     {batches_trained}{self._of_total} batches in {took}")
 
     def stop(self) -> None:
         """Training is over, successful or not."""
@@ -172,10 +140,11 @@ class Progress:
             self._next_s = math.inf
 
     def _draw(self, *, if_due: bool = False) -> None:
-        if self._panel.is_shown and not (if_due and time.monotonic() < self._next_s):
-            self._take_announcement()
-            self._panel.refresh()
-            self._next_s = time.monotonic() + DRAWN_EVERY_S
+        if self._panel is None or not self._panel.is_shown or (if_due and time.monotonic() < self._next_s):
+            return
+        self._take_announcement()
+        self._panel.refresh()
+        self._next_s = time.monotonic() + DRAWN_EVERY_S
 
     def _take_announcement(self) -> None:
         """Move what the launcher has written below the panel, as a stop was requested, above it."""
@@ -191,14 +160,11 @@ class Progress:
 @contextlib.contextmanager
 def _logged_above() -> Iterator[None]:
     """Have handlers of logs that write to this terminal write above the panel."""
-    proxies = {
-        proxied: stream
-        for stream in (sys.stdout, sys.stderr)
-        if (proxied := getattr(stream, "rich_proxied_file", None)) is not None
-    }
+    streams = (sys.stdout, sys.stderr)
+    proxies = {each.rich_proxied_file: each for each in streams if hasattr(each, "rich_proxied_file")}
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in logging.root.manager.loggerDict)]
     moved: list[tuple[logging.StreamHandler[Any], Any]] = []
-    for handler in {id(each): each for logger in loggers for each in logger.handlers}.values():
+    for handler in {handler for logger in loggers for handler in logger.handlers}:
         if isinstance(handler, logging.StreamHandler) and handler.stream in proxies:
             moved.append((handler, handler.stream))
             handler.setStream(proxies[handler.stream])

@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from determined import pytorch
 
 from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
@@ -23,7 +22,6 @@ from determined_ds.train.group.process_group import reduce_over_ranks
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress
-from determined_ds.train.loop.stopping import length_of
 from determined_ds.train.loop.trainer import Training
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
@@ -31,14 +29,7 @@ from determined_ds.trial.ddp import DDP, engine_name
 
 
 def measure_throughput(
-    trial: Any,
-    context: Any,
-    *,
-    steps: int = 30,
-    warmup: int = 5,
-    profiles: bool = False,
-    parts: int = 0,
-    validation_period: pytorch.TrainUnit | Length | None = None,
+    trial: Any, context: Any, *, steps: int = 30, warmup: int = 5, profiles: bool = False, parts: int = 0
 ) -> Row:
     """Train some steps, and measure their speed, memory and loss.
 
@@ -52,8 +43,6 @@ def measure_throughput(
         profiles: Whether torch's profiler records them.
         parts: Further steps that torch's profiler records, one trace a rank in the run directory; their time does not
             count.
-        validation_period: How often the numbers so far are reported as validation metrics, for a search to go by;
-            at the end, if None.
 
     Returns:
         What was measured, with one repetition; a step's time is that of the slowest rank. Its status says whether the
@@ -64,21 +53,17 @@ def measure_throughput(
             "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         )
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    measure = Measuring(
-        trial, context, Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
-    )
-    period = validation_period if isinstance(validation_period, Length) else length_of(validation_period)
-    fit = measured_fit(measure.length, period)
-    training = Training(trial, context, fit, Progress(shows=False), measure=measure)
+    length = Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
+    measure = Measuring(trial, context, length)
+    training = Training(trial, context, measured_fit(length), Progress(shows=False), measure=measure)
     training.train(None)
     return measure.row(training)
 
 
-def measured_fit(length: Measurement, validation_period: Length | None = None) -> FitOptions:
+def measured_fit(length: Measurement) -> FitOptions:
     """How long a training is that measures its steps."""
     return FitOptions(
         max_length=Length(unit="batches", value=length.total),
-        validation_period=validation_period,
         checkpoint_policy="none",
         asynchronous_checkpoints=False,
         profile=length.profile,
@@ -86,7 +71,7 @@ def measured_fit(length: Measurement, validation_period: Length | None = None) -
 
 
 class Measuring:
-    """What a :class:`Training` calls where its steps are measured; what was measured is reported to a search.
+    """What a :class:`Training` calls where its steps are measured.
 
     Attributes:
         length: How many steps, and how many of them are the warm-up.
@@ -94,13 +79,12 @@ class Measuring:
 
     def __init__(self, trial: Any, context: Any, length: Measurement) -> None:
         self.length = length
-        self._trial = trial
-        self._context = context
+        self._trial, self._context = trial, context
         self._start_seconds = 0.0
         self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
         self._seconds: list[float] = []
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor] = []  # the sum of each step, and its weight
         self._weights: list[float] = []
         self._state_bytes = [0 for _ in context.models]
         self._let_go: list[Callable[[], None]] = []
@@ -146,7 +130,7 @@ class Measuring:
 
     def end_step(self, training: Training) -> None:
         """A step has ended; a collective after the warm-up and after the last step."""
-        sums, train = training.sums, self._context._core.train
+        sums, train, device = training.sums, self._context._core.train, self._context.device
         if not self._is_done:
             self.stop()
             assert self._taken is not None
@@ -154,17 +138,13 @@ class Measuring:
             while self._let_go:
                 self._let_go.pop()()
             loss = sums.running("loss")
-            self._losses.append(
-                torch.zeros((), device=self._context.device) if loss is None else loss.clone()
-            )
+            self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
             self._weights.append(sums.weight("loss"))
             if training.is_chief and isinstance(train, LocalTrainContext):
                 train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
         sums.clear()
         if len(self._seconds) == self.length.warmup:
-            self._reduce(
-                training
-            )  # forgets what the warm-up was like; here, where no rank is in a pipeline's step
+            self._reduce(training)  # forgets the warm-up; here, where no rank is in a pipeline's step
         elif self._is_done and self._pipeline_step is None:
             self._pipeline_step = median_step(self._context.models, self._context.distributed)
             if self.length.parts and self._done is None:
@@ -172,12 +152,22 @@ class Measuring:
                 self._done = self.row(training)  # before the profiler takes memory
 
     def report(self, training: Training) -> None:
-        """Report what was measured so far; a collective."""
+        """Report what was measured; a collective."""
         self._reduce(training)
-        if len(self._seconds) > self.length.warmup:
-            row, done = self.row(training), training.state.batches_trained
-            training.reporter.training(done, self._metrics, progress=done / training.schedule.num_batches)
-            training.reporter.validation(done, {**training.position(), **reported(row)})
+        if len(self._seconds) <= self.length.warmup:
+            return
+        row, done = self.row(training), training.state.batches_trained
+        training.reporter.training(done, self._metrics, progress=done / training.schedule.num_batches)
+        peak = row.peak_memory_bytes
+        measured = {
+            "samples_per_second": row.samples_per_second,
+            "tokens_per_second": row.tokens_per_second,
+            "step_seconds": row.median_step_seconds,
+            "peak_memory_gib": None if peak is None else peak / GIB,
+            "loss": row.loss,
+        }
+        known = {name: value for name, value in measured.items() if value is not None}
+        training.reporter.validation(done, {**training.position(), **known})
 
     def _reduce(self, training: Training) -> None:
         riders = torch.zeros(0, dtype=torch.float64, device=self._context.device)
@@ -187,17 +177,17 @@ class Measuring:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
         if self._done is not None:
             return self._done
-        device, resolved = self._context.device, self._context.resolved
-        seconds = torch.tensor(self._seconds, dtype=torch.float64, device=device)
+        resolved, length = self._context.resolved, self.length
+        seconds = torch.tensor(self._seconds, dtype=torch.float64, device=self._context.device)
         reduce_over_ranks(seconds, dist.ReduceOp.MAX)
-        losses = torch.stack([loss.double() for loss in self._losses])
-        sums = torch.stack([losses, torch.tensor(self._weights, dtype=torch.float64, device=device)])
+        weights = torch.tensor(self._weights, dtype=torch.float64, device=self._context.device)
+        sums = torch.stack([torch.stack([loss.double() for loss in self._losses]), weights])
         reduce_over_ranks(sums)
         repetition = Repetition(
             run_dir="",
-            step_seconds=tuple(seconds.tolist()[self.length.warmup :]),
+            step_seconds=tuple(seconds.tolist()[length.warmup :]),
             losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
-            warmup=self.length.warmup,
+            warmup=length.warmup,
             start_seconds=self._start_seconds,
             peak_memory_bytes_by_rank=tuple(training.reporter.memory_by_rank),
             model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
@@ -205,23 +195,21 @@ class Measuring:
             bubble_ideal=self._metrics.get("bubble_ideal"),
             pipeline_step=self._pipeline_step,
         )
-        done, total, strategy = len(self._seconds), self.length.timed, resolved.strategy
-        engine = engine_name(self._context.models[0])
+        done, engine = len(self._seconds), engine_name(self._context.models[0])
         return Row(
-            name=DDP if engine == DDP else strategy.name,
+            name=DDP if engine == DDP else resolved.strategy.name,
             engine=engine,
             slots=resolved.topology.slots,
-            status=MEASURED if done == total else STOPPED,
-            reason="" if done == total else f"stopped after {done} of {total} steps",
+            status=MEASURED if self._is_done else STOPPED,
+            reason="" if self._is_done else f"stopped after {done} of {length.timed} steps",
             zero_stage=resolved.zero_stage,
             micro_batch_size=resolved.batch.micro_batch_size,
             accumulation=resolved.batch.accumulation,
             replicas=resolved.batch.replicas,
             pipe_parallel_size=resolved.topology.pipe_parallel_size,
-            precision=strategy.precision,
+            precision=resolved.strategy.precision,
             samples_per_step=resolved.batch.global_batch_size,
             tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
-            estimated_model_state_bytes=None,
             repetitions=(repetition,),
         )
 
@@ -244,25 +232,12 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
         raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
 
 
-def reported(row: Row) -> dict[str, Any]:
-    """The numbers of a row, by the names that a search may go by."""
-    metrics = {
-        "samples_per_second": row.samples_per_second,
-        "tokens_per_second": row.tokens_per_second,
-        "step_seconds": row.median_step_seconds,
-        "peak_memory_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / GIB,
-        "loss": row.loss,
-    }
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
 def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
     """Write what was measured of a script.
 
     Raises:
         ConfigError: the script has ended its training before the last step, without a stop.
     """
-    assert run.measurement is not None
     if row.status == STOPPED and not was_stopped:
         message = f"the script trains only {row.reason.removeprefix('stopped after ')}"
         fix = "measure fewer steps (--steps, --warmup), or have the script train longer"

@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,17 +26,26 @@ from determined_ds.trial.author import described, place_of
 
 logger = logging.getLogger("determined_ds")
 Reducer = pytorch.Reducer
-# More numbers in one metric are outputs of a model that were returned by mistake.
-MAX_NUMBERS = 100_000
-# How a reducer makes one number of several, joins two, and how a message names it.
-OF_ELEMENTS: dict[Reducer, tuple[Any, Any, str]] = {
-    Reducer.AVG: (torch.mean, torch.add, "mean"),
-    Reducer.SUM: (torch.sum, torch.add, "sum"),
-    Reducer.MAX: (torch.max, torch.maximum, "maximum"),
-    Reducer.MIN: (torch.min, torch.minimum, "minimum"),
-}
 # MPS has no float64; everything that trains here does.
 DTYPE = torch.float64
+
+
+class Kind(NamedTuple):
+    """How a reducer makes one number of several, joins two and reduces over ranks; the value of a rank without any."""
+
+    word: str
+    whole: Any
+    join: Any
+    operation: Any
+    absent: float
+
+
+KINDS = {
+    Reducer.AVG: Kind("mean", torch.mean, torch.add, dist.ReduceOp.SUM, 0.0),
+    Reducer.SUM: Kind("sum", torch.sum, torch.add, dist.ReduceOp.SUM, 0.0),
+    Reducer.MAX: Kind("maximum", torch.max, torch.maximum, dist.ReduceOp.MAX, float("-inf")),
+    Reducer.MIN: Kind("minimum", torch.min, torch.minimum, dist.ReduceOp.MIN, float("inf")),
+}
 
 
 class MetricSums:
@@ -58,10 +66,7 @@ class MetricSums:
         source: str = "",
         warned: set[str] | None = None,
     ) -> None:
-        self._device = device
-        self._reducers = reducers
-        self._source = source
-        self._warned = warned
+        self._device, self._reducers, self._source, self._warned = device, reducers, source, warned
         # Agreed upon at the first reduction, and again where a rank meets another name.
         self._names: list[str] | None = None
         self.clear()
@@ -72,9 +77,8 @@ class MetricSums:
         self._weights: dict[str, float] = {}
 
     def _reducer(self, name: str) -> Reducer:
-        return (
-            self._reducers.get(name, Reducer.AVG) if isinstance(self._reducers, Mapping) else self._reducers
-        )
+        reducers = self._reducers
+        return reducers.get(name, Reducer.AVG) if isinstance(reducers, Mapping) else reducers
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Add the metrics of one batch.
@@ -102,7 +106,7 @@ class MetricSums:
                 continue
             self._weights[name] = self._weights.get(name, 0.0) + weight
             new = scalar * weight if kind == Reducer.AVG else scalar
-            self._values[name] = new if before is None else OF_ELEMENTS[kind][1](before, new)
+            self._values[name] = new if before is None else KINDS[kind].join(before, new)
 
     def running(self, name: str) -> torch.Tensor | None:
         """The sum of a metric since the last reduction, on the device; None where there is none yet."""
@@ -113,41 +117,35 @@ class MetricSums:
         return self._weights.get(name, 0.0)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
-        of = f"{self._source}: " if self._source else ""
+        # Numbers on the host are added up there: the host would wait for each copy to a GPU.
+        device = self._device if isinstance(value, torch.Tensor) else None
         try:
-            if value is None or (
-                value.is_complex() if isinstance(value, torch.Tensor) else isinstance(value, complex)
-            ):
-                raise TypeError
-            # Numbers on the host are added up there: the host would wait for each copy to a GPU.
-            device = self._device if isinstance(value, torch.Tensor) else None
             if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
                 value = np.asarray(
                     value, dtype=np.float64
                 )  # torch takes no list of arrays without dimensions
+            if value is None or isinstance(value, complex) or (device and value.is_complex()):
+                raise TypeError
             tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
+            if not tensor.numel():
+                raise ValueError
         except (TypeError, ValueError, RuntimeError):
+            of = f"{self._source}: " if self._source else ""
             raise TrainingError(
                 f"{of}metric {name!r} is {described(value)}\n"
                 "  fix: use numbers, or tensors, arrays or lists of numbers"
             ) from None
         if tensor.numel() == 1:
             return tensor.reshape(())
-        shape = tuple(tensor.shape)
-        if not 0 < tensor.numel() <= MAX_NUMBERS:
-            raise TrainingError(
-                f"{of}metric {name!r} is {tensor.numel():,} numbers of shape {shape}; a metric has 1 to "
-                f"{MAX_NUMBERS:,}\n  fix: return a scalar, or leave it out of the metrics"
-            )
-        whole, _, word = OF_ELEMENTS[self._reducer(name)]
+        kind = KINDS[self._reducer(name)]
         if self._warned is not None and name not in self._warned:
             self._warned.add(name)
             logger.warning(
                 "warning: %s: metric %r has shape %s; its %s over all elements is reported, as by Determined. To "
                 "report the elements, return them from a MetricReducer (context.wrap_reducer).",
-                *(self._source, name, shape, word),
+                *(self._source, name, tuple(tensor.shape), kind.word),
             )
-        return whole(tensor)
+        return kind.whole(tensor)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -170,16 +168,13 @@ class MetricSums:
         Returns:
             The metrics, and the summed riders.
         """
-        strangers: float = self._names is None
+        num_strangers: float = self._names is None
         while True:
-            if strangers:  # the names that any rank has, in the same order on all
-                names = sorted(self._values)
-                if not is_alone():
-                    gathered = allgather_objects(names)
-                    names = sorted({name for some in gathered for name in some})
-                self._names = names
-            strangers, result, ridden = self._reduced(self._names or [], riders)
-            if not strangers:
+            if num_strangers:  # the names that any rank has, in the same order on all
+                gathered = [list(self._values)] if is_alone() else allgather_objects(list(self._values))
+                self._names = sorted({name for some in gathered for name in some})
+            num_strangers, result, ridden = self._reduced(self._names or [], riders)
+            if not num_strangers:
                 self.clear()
                 return result, ridden
 
@@ -187,39 +182,36 @@ class MetricSums:
         self, names: list[str], riders: torch.Tensor | None
     ) -> tuple[float, dict[str, float], list[float]]:
         """How many names ranks have beside ``names``, the values of these over all ranks, and the riders."""
-        strangers = len(self._values.keys() - set(names))
-        weights = [self._weights.get(name, 0.0) for name in names]
-        head = torch.tensor([strangers, *weights], dtype=DTYPE, device=self._device)
-        sums = [name for name in names if self._reducer(name) in (Reducer.AVG, Reducer.SUM)]
-        tail = [] if riders is None else [riders.to(head)]
-        vector = torch.cat([head, *(self._value(name, 0.0) for name in sums), *tail])
-        reduce_over_ranks(vector)
-        num_strangers, *reduced = vector.tolist()
-        weight = dict(zip(names, reduced, strict=False))
-        values = dict(zip(sums, reduced[len(names) :], strict=False))
-        for kind, worst, operation in (
-            (Reducer.MAX, float("-inf"), dist.ReduceOp.MAX),
-            (Reducer.MIN, float("inf"), dist.ReduceOp.MIN),
-        ):
-            if extremes := [name for name in names if self._reducer(name) == kind]:
-                vector = torch.cat([self._value(name, worst) for name in extremes])
+        head = [len(self._values.keys() - set(names)), *(self._weights.get(name, 0.0) for name in names)]
+        rest = [torch.tensor(head, dtype=DTYPE, device=self._device)]
+        rest += [] if riders is None else [riders.to(rest[0])]
+        values: dict[str, float] = {}
+        # The sums go with all the rest; extremes, where there are any, by a collective of their own.
+        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+            of_these = {name: KINDS[self._reducer(name)] for name in names}
+            own = [name for name, kind in of_these.items() if kind.operation == operation]
+            parts = [self._value(name, of_these[name].absent) for name in own]
+            parts += rest if operation == dist.ReduceOp.SUM else []
+            if parts:
+                vector = torch.cat(parts)
                 reduce_over_ranks(vector, operation)
-                values.update(zip(extremes, vector.tolist(), strict=True))
+                found = vector.tolist()
+                values.update(zip(own, found, strict=False))
+                if operation == dist.ReduceOp.SUM:
+                    num_strangers, *others = found[len(own) :]
+        weights, ridden = dict(zip(names, others, strict=False)), others[len(names) :]
         result = {
-            name: values[name] / weight[name] if self._reducer(name) == Reducer.AVG else values[name]
+            name: values[name] / weights[name] if self._reducer(name) == Reducer.AVG else values[name]
             for name in names
-            if weight[name]
+            if weights[name]
         }
-        return num_strangers, result, reduced[len(names) + len(sums) :]
+        return num_strangers, result, ridden
 
     def _value(self, name: str, absent: float) -> torch.Tensor:
         value = self._values.get(name)
         if value is None:
             return torch.full((1,), absent, dtype=DTYPE, device=self._device)
         return value.reshape(1).to(self._device)
-
-
-# ------------------------------------------------------------------------------------ custom reducers
 
 
 class Reducers:
@@ -294,24 +286,7 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
     return found
 
 
-def plain_reduced(metrics: Mapping[str, Any], reducers: list[Any], *, for_training: bool) -> dict[str, Any]:
-    """The metrics of the custom reducers that a context has wrapped, as :func:`plain` makes them."""
-    found = {}
-    for name, value in metrics.items():
-        named_first = sorted(
-            reducers, key=lambda each: each.name is None
-        )  # one without a name may report any
-        reducer = next(each.reducer for each in named_first if each.name in (name, None))
-        function = getattr(reducer, "fn", None)
-        source = f"reducer {getattr(function, '__name__', None) or type(reducer).__name__}"
-        found.update(plain({name: value}, source, for_training=for_training))
-    return found
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if value is None or isinstance(value, (str, bool, int, float)):
@@ -329,29 +304,13 @@ def searched(metrics: Mapping[str, Any], name: str, trial: Any) -> float:
     Raises:
         ConfigError: the trial does not report it, or not as a number.
     """
-    if name not in metrics:
-        known = ", ".join(sorted(metrics))
-        message, fix = f"the trial reports {known}", f"name one of them: {known}"
-    elif util.is_numerical_scalar(metrics[name]):
+    if name in metrics and util.is_numerical_scalar(metrics[name]):
         return float(metrics[name])
-    else:
-        kind = type(trial).__name__
-        message = f"{kind} reports {described(metrics[name])} by this name, and a search compares numbers"
+    known = ", ".join(sorted(metrics))
+    message, fix = f"the trial reports {known}", f"name one of them: {known}"
+    if name in metrics:
+        kind, value = type(trial).__name__, described(metrics[name])
+        message = f"{kind} reports {value} by this name, and a search compares numbers"
         fix = "name a metric that is a number, or report one besides, such as its mean"
-    raise ConfigError(
-        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
-    )
-
-
-def is_same(first: Any, second: Any, *, tolerance: float) -> bool:
-    """Whether plain metrics are equal; numbers up to a relative difference, with 0 to the last bit."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(
-            is_same(first[key], second[key], tolerance=tolerance) for key in first
-        )
-    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        pairs = zip(first, second, strict=False)
-        return len(first) == len(second) and all(is_same(*pair, tolerance=tolerance) for pair in pairs)
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=tolerance)
-    return bool(first == second)
+    problem = {"key": "searcher.metric", "value": name, "code": "searcher-metric"}
+    raise ConfigError(Problem(message=message, fix=fix, **problem))

@@ -26,9 +26,7 @@ class Reporter:
     """
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
-        self._context = context
-        self._core = context._core
-        self._progress = progress
+        self._context, self._core, self._progress = context, context._core, progress
         self._is_chief = context.distributed.rank == 0
         self._tokens_per_sample: float | None = getattr(trial, "tokens_per_sample", lambda: None)()
         self._training_s = 0.0
@@ -92,11 +90,10 @@ class Reporter:
     def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
         """Send a report of training metrics."""
         if self._is_chief:
-            self._write_tensorboard(TRAINING, batches_trained, metrics)
             with HEART.patiently():  # a master may not answer for a while
                 self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
                 self._core.train.report_progress(progress)
-            self._progress.report(TRAINING, batches_trained, metrics)
+            self._show(TRAINING, batches_trained, metrics)
 
     def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
         """Send a report of validation metrics.
@@ -107,26 +104,25 @@ class Reporter:
         if not self._is_chief:
             return None
         best_before = self._core.train.get_experiment_best_validation()
-        self._write_tensorboard(VALIDATION, batches_trained, metrics)
         self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
-        self._progress.report(VALIDATION, batches_trained, metrics)
+        self._show(VALIDATION, batches_trained, metrics)
         return None if best_before is None else float(best_before)
+
+    def _show(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
+        if self._context.get_enable_tensorboard_logging():
+            write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
+        self._progress.report(group, batches_trained, metrics)
 
     def upload(self) -> None:
         """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
         if self._context.get_enable_tensorboard_logging():
             upload(self._context)
 
-    def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
-        if self._context.get_enable_tensorboard_logging():
-            write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
-
 
 def engine_metrics(engine: Any) -> dict[str, Any]:
     """What DeepSpeed reports of the last step: learning rate, gradient norm, loss scale, skipped steps."""
     metrics: dict[str, Any] = {}
-    rates = engine.get_lr() if engine.optimizer is not None else []
-    if rates:
+    if rates := engine.get_lr() if engine.optimizer is not None else []:
         metrics["lr"] = float(rates[0])
     norm = engine.get_global_grad_norm()
     if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied

@@ -21,13 +21,25 @@ HOOK = "on_step_end"
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
+def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
+    """What ``build_callbacks`` returns; those of this library's kind are introduced to the engines.
+
+    Raises:
+        TrialError: the trial has wrapped no engine, or returns something else.
+    """
+    returned.engines(trial, context.models)
+    found = returned.callbacks(trial, trial.build_callbacks())
+    for callback in found.values():
+        if isinstance(callback, Callback):
+            callback.attach(context.models)
+    return dict(found)
+
+
 class TrainCalls:
     """Calls ``train_batch`` as often as an optimizer step takes, and counts the micro-batches that it takes."""
 
     def __init__(self, trial: Any, context: Any, batches: Iterator[Any] | None) -> None:
-        self._trial = trial
-        self._context = context
-        self._batches = batches
+        self._trial, self._context, self._batches = trial, context, batches
         self._taken = 0
         # A pipeline's engine, and an author who accumulates, take all micro-batches of a step in one call.
         self._is_one = not (context.use_pipeline_parallel or context._manual_grad_accumulation)
@@ -75,11 +87,11 @@ class TrainCalls:
         if not self._has_stepped:
             self._has_stepped = True
             if -1 not in before and before == [engine.global_steps for engine in context.models]:
-                did, fix = (
-                    "trained nothing: no engine made a step",
+                did = "trained nothing: no engine made a step"
+                fix, own = (
                     "call engine.backward(loss) and engine.step()",
+                    written_by_author(trial, METHODS[0]),
                 )
-                own = written_by_author(trial, METHODS[0])
                 raise failed(trial, own, None, "an optimizer step a batch", fix, did=did)
         return found
 
@@ -92,33 +104,22 @@ class StepEnd:
         if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
             owners.insert(0, trial)
         self._hooks = [getattr(owner, HOOK) for owner in owners]
-        self._taken: list[dict[str, Any]] = []
+        self._values: dict[str, list[Any]] = {}  # of each metric, by micro-batch
 
     def take(self, metrics: dict[str, Any]) -> None:
         """Keep the metrics of a micro-batch."""
-        if self._hooks:
-            self._taken.append(metrics)
+        for name, value in metrics.items() if self._hooks else ():
+            value = value.detach() if isinstance(value, torch.Tensor) else value
+            self._values.setdefault(name, []).append(value)
 
     def call(self, batch_idx: int) -> None:
         """After a step, numbered from 0: pass on the mean of each metric; nothing is read from a device."""
         if not self._hooks:
             return
-        columns: dict[str, list[Any]] = {}
-        for metrics in self._taken:
-            for name, value in metrics.items():
-                value = value.detach() if isinstance(value, torch.Tensor) else value
-                columns.setdefault(name, []).append(value)
-        self._taken = []
-        mean = {name: sum(each[1:], each[0]) / len(each) for name, each in columns.items()}
+        mean = {name: sum(each[1:], each[0]) / len(each) for name, each in self._values.items()}
+        self._values = {}
         for hook in self._hooks:
             hook(batch_idx, mean)
-
-
-def attach(callbacks: Sequence[Any], engines: Sequence[Any]) -> None:
-    """Introduce the engines to the callbacks that are of this library's kind."""
-    for callback in callbacks:
-        if isinstance(callback, Callback):
-            callback.attach(engines)
 
 
 class BuiltParameters:
@@ -129,8 +130,7 @@ class BuiltParameters:
     """
 
     def __init__(self, engines: Sequence[Any]) -> None:
-        self._engines = engines
-        self._built = [list(map(REQUIRES_GRAD, engine.module.parameters())) for engine in engines]
+        self._built = [(engine, list(map(REQUIRES_GRAD, engine.module.parameters()))) for engine in engines]
 
     def check(self) -> None:
         """Refuse a parameter that was frozen or unfrozen since, where the engine would not follow.
@@ -138,26 +138,21 @@ class BuiltParameters:
         Raises:
             TrainingError: names the first one.
         """
-        for engine, built in zip(self._engines, self._built, strict=True):
+        for engine, built in self._built:
             if list(map(REQUIRES_GRAD, engine.module.parameters())) == built:
                 continue
             # torch's own optimizer leaves out a parameter without a gradient.
             plain = getattr(engine, "optimizer", None)
             groups = plain.param_groups if isinstance(plain, torch.optim.Optimizer) else ()
             follows = {id(each) for group in groups for each in group["params"]}
-            named = zip(engine.module.named_parameters(), built, strict=True)
-            differing = (
-                (name, was)
-                for (name, each), was in named
-                if each.requires_grad != was and id(each) not in follows
-            )
-            name, was_on = next(differing, ("", False))
-            if not name:
-                continue
-            what = "unfrozen in training, and would not be trained: the engine was made without it"
-            if was_on:
-                what = "frozen in training, and would still move by its momentum and weight decay"
-            raise TrainingError(
-                f"{name} was {what}\n  fix: let it require a gradient in build_model, put it into a group of its own "
-                "in build_parameters, and give that group a rate of 0 for these steps: LambdaLR in build_scheduler"
-            )
+            for (name, each), was_on in zip(engine.module.named_parameters(), built, strict=True):
+                if each.requires_grad == was_on or id(each) in follows:
+                    continue
+                what = "unfrozen in training, and would not be trained: the engine was made without it"
+                if was_on:
+                    what = "frozen in training, and would still move by its momentum and weight decay"
+                raise TrainingError(
+                    f"{name} was {what}\n  fix: let it require a gradient in build_model, put it into a group of its "
+                    "own in build_parameters, and give that group a rate of 0 for these steps: LambdaLR in "
+                    "build_scheduler"
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,7 @@ ASK_EVERY_S = 5.0
 # The same while a checkpoint is written, so that it is soon complete.
 ASK_WRITERS_EVERY_S = 0.25
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
+MOST_LOSSES = 64  # copies of losses that are looked at together
 
 
 def length_of(unit: pytorch.TrainUnit | timedelta | None) -> Any:
@@ -53,6 +54,9 @@ class Schedule:
         fit: Its ``max_length`` may be None, where only a script knows when it ends.
         batches_per_epoch: Whole batches in an epoch, >= 1; None where the data has no epochs.
 
+    Attributes:
+        stated_batches: From the start of training to its end; None where that is not known.
+
     Raises:
         ConfigError: each argument in epochs, where there are none.
     """
@@ -60,25 +64,23 @@ class Schedule:
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit = fit
         self.batches_per_epoch = batches_per_epoch
-        in_epochs = [name for name in LENGTHS if getattr(getattr(fit, name), "unit", None) == "epochs"]
+        lengths = {name: getattr(fit, name) for name in LENGTHS}
+        in_epochs = {name: each.value for name, each in lengths.items() if each and each.unit == "epochs"}
         self.in_epochs = bool(in_epochs)
         if batches_per_epoch is None and in_epochs:
-            message = "the training data has no length, and so no epochs"
+            message, code = "the training data has no length, and so no epochs", "epochs-without-length"
             fix = "count in batches, {}: {{batches: 1000}}, or give the dataset a __len__"
+            problem = {"message": message, "code": code}
             raise ConfigError(
-                Problem(
-                    key=f"fit.{name}",
-                    value=f"{getattr(fit, name).value} epochs",
-                    message=message,
-                    fix=fix.format(name),
-                    code="epochs-without-length",
-                )
-                for name in in_epochs
+                Problem(key=f"fit.{name}", value=f"{value} epochs", fix=fix.format(name), **problem)
+                for name, value in in_epochs.items()
             )
-        self.stated_batches: int | None = None  # from the start of training to its end; None: not known
-        if (length := fit.max_length) is not None:
-            assert isinstance(length.value, int)
-            self.stated_batches = length.value * (batches_per_epoch or 1 if length.unit == "epochs" else 1)
+        self.stated_batches: int | None = None
+        if fit.max_length is not None:
+            assert isinstance(fit.max_length.value, int)
+            self.stated_batches = fit.max_length.value * (
+                (batches_per_epoch or 1) if "max_length" in in_epochs else 1
+            )
         self.num_batches = self.stated_batches or sys.maxsize
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
@@ -102,14 +104,14 @@ class Schedule:
         if period is None or isinstance(period, Duration):
             return False
         if period.unit == "epochs":
-            assert self.batches_per_epoch is not None, "checked as it is made"
-            count, inside = divmod(count, self.batches_per_epoch)
+            count, inside = divmod(count, self.batches_per_epoch or 1)
             if inside:
                 return False
-        value: int | Container[int] = period.value
-        if isinstance(value, int):
-            return value < 1 or count % value == 0  # Determined: a period below 1 is every step.
-        return count in value
+        if isinstance(period.value, int):
+            return (
+                period.value < 1 or count % period.value == 0
+            )  # Determined: a period below 1 is every step.
+        return count in period.value
 
 
 class StopRequests:
@@ -124,12 +126,9 @@ class StopRequests:
     """
 
     def __init__(self, context: Any, period: Length | Duration | None, checkpoints: Any) -> None:
-        self._context = context
+        self._context, self._checkpoints = context, checkpoints
         self._period_s = period.seconds if isinstance(period, Duration) else math.inf
-        self._checkpoints = checkpoints
-        self._is_chief = context.distributed.rank == 0
         self.requested = False
-        self.checkpoint_due = False
         self.is_written = False
         self.start(0)
 
@@ -141,8 +140,8 @@ class StopRequests:
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
         self._next, self.checkpoint_due = batches_trained + 1, False
-        self.checkpoint_written()
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
+        self.checkpoint_written()
 
     def checkpoint_written(self) -> None:
         """The next one by the clock is due a period from now."""
@@ -153,15 +152,13 @@ class StopRequests:
         return batches_trained >= self._next
 
     def vote(self, batches_trained: int) -> torch.Tensor:
-        """This rank's numbers, to be summed over ranks: whether to stop, and of the chief the rest.
+        """This rank's numbers, to be summed over ranks: whether it wants to stop, and whether it still writes.
 
-        That is how many batches to train until the next question, whether a checkpoint is due, and of every rank
-        whether it still writes.
+        Of the chief also how many batches to train until the next question, and whether a checkpoint is due.
         """
         stop, wait, checkpoint = bool(self._context.get_stop_requested()), 0, False
         pending = self._checkpoints.batch_in_writing is not None
-        still_writes = not (pending and self._checkpoints.is_written)
-        if self._is_chief:
+        if self._context.distributed.rank == 0:
             stop = bool(self._context._core.preempt.should_preempt()) or stop
             now = time.monotonic()
             batch_s = max(1e-6, (now - self._asked_at_s) / max(1, batches_trained - self._asked_at_batch))
@@ -170,7 +167,7 @@ class StopRequests:
             # A quarter of the time, since the next batches may be slower than the last.
             every_s = ASK_WRITERS_EVERY_S if pending else ASK_EVERY_S / 4
             wait = max(1, int(min(every_s, left_s or math.inf) / batch_s))
-        numbers = [float(stop), float(wait), float(checkpoint), float(still_writes)]
+        numbers = [stop, wait, checkpoint, not (pending and self._checkpoints.is_written)]
         return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 
     def count(self, votes: Sequence[float], batches_trained: int) -> None:
@@ -192,11 +189,9 @@ class StopRequests:
 class LossGuard:
     """Remembers, on the device, the first batch whose loss was not finite."""
 
-    MOST_KEPT = 64
-
     def __init__(self, device: torch.device) -> None:
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
-        self._kept: list[tuple[int, torch.Tensor]] = []
+        self._losses: dict[int, torch.Tensor] = {}
 
     def look(self, loss: torch.Tensor | None, batch: int) -> None:
         """Check the loss of batch ``batch`` (from 1), or a sum that holds it, without waiting for the device.
@@ -204,19 +199,19 @@ class LossGuard:
         A copy is one operation of the device a step; the rest is done for many steps at once.
         """
         if loss is not None:
-            self._kept.append((batch, loss.clone()))
-            if len(self._kept) >= self.MOST_KEPT:
+            self._losses[batch] = loss.clone()
+            if len(self._losses) >= MOST_LOSSES:
                 self._fold()
 
     def _fold(self) -> None:
-        if not self._kept:
+        if not self._losses:
             return
         device = self._first_bad.device
-        bad = ~torch.isfinite(torch.stack([loss.to(device) for _, loss in self._kept]))
-        batches = torch.tensor([batch for batch, _ in self._kept], device=device)
+        bad = ~torch.isfinite(torch.stack([loss.to(device) for loss in self._losses.values()]))
+        batches = torch.tensor(list(self._losses), device=device)
         new = (self._first_bad < 0) & bad.any()
         self._first_bad = torch.where(new, batches[bad.to(torch.int8).argmax()], self._first_bad)
-        self._kept.clear()
+        self._losses.clear()
 
     @property
     def flag(self) -> torch.Tensor:
@@ -234,11 +229,9 @@ class LossGuard:
         firsts = distributed.allgather(int(self._first_bad))
         batch = min(first for first in firsts if first >= 0)
         at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
-        raise NotFiniteError(
-            f"the loss was not finite at batch {batch}, on rank{'s' * (len(at) > 1)} {', '.join(at)}: "
-            f"{_kept(last_checkpoint)}. Lower the learning rate, warm up longer, clip gradients, or check the data of "
-            "that batch; fit.stop_on_nan: false continues regardless"
-        )
+        said = f"the loss was not finite at batch {batch}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
+        advice = "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
+        raise NotFiniteError(_with_advice(said, last_checkpoint, advice))
 
 
 def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
@@ -246,13 +239,12 @@ def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_
     said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
     if searched not in names:
         return f"{said}: check how the trial computes {'it' if len(names) == 1 else 'them'}"
-    return (
-        f"{said}: {_kept(last_checkpoint)}. It is never the best. Lower the learning rate, or check the validation "
-        f"data and how {searched} is computed; fit.stop_on_nan: false continues regardless"
-    )
+    advice = "It is never the best. Lower the learning rate, or check the validation data and how "
+    return _with_advice(said, last_checkpoint, f"{advice}{searched} is computed")
 
 
-def _kept(last_checkpoint: str) -> str:
-    return (
+def _with_advice(said: str, last_checkpoint: str, advice: str) -> str:
+    kept = (
         f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "no checkpoint was made yet"
     )
+    return f"{said}: {kept}. {advice}; fit.stop_on_nan: false continues regardless"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from determined import core
+from torch.utils._pytree import tree_flatten
 
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.retention import finite, is_better, not_finite
@@ -26,19 +28,18 @@ from determined_ds.errors import CheckpointError, NotFiniteError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.signals import TRAINED
 from determined_ds.train.data.loaders import build_loader, check_apart
-from determined_ds.train.data.samples import METHOD, DataPlace, training_data
+from determined_ds.train.data.samples import METHOD, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.display import Progress
-from determined_ds.train.loop.metrics import MetricSums, Reducers, is_same, searched
+from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import METHODS, BuiltParameters, StepEnd, TrainCalls, attach
+from determined_ds.train.loop.steps import METHODS, BuiltParameters, StepEnd, TrainCalls, built_callbacks
 from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
 from determined_ds.train.loop.validation import Validator
 from determined_ds.train.memory import record_estimate
-from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source
 from determined_ds.trial.pipeline_module import seed_layers
 from determined_ds.trial.printing import print_communication
@@ -78,8 +79,11 @@ class Training:
 
     Attributes:
         state: Where training stands.
+        data: What is trained on.
         is_stopped: Whether a stop was requested, and its checkpoint is written.
     """
+
+    schedule: Schedule
 
     def __init__(
         self,
@@ -93,52 +97,38 @@ class Training:
         source: str = "",
         measure: Measuring | None = None,
     ) -> None:
-        self.trial = trial
-        self.context = context
-        self.fit = fit
-        self.progress = progress
-        self.measure = measure
-        self.schedule: Schedule
-        self.is_chief = context.distributed.rank == 0
-        self._test_mode = test_mode
-        searcher, info = section_of(context, "searcher"), cluster_info()
-        self._metric = str(searcher.get("metric") or "")
-        self._smaller_is_better = searcher.get("smaller_is_better") is not False
-        # A searcher may read epochs of each validation as the trial's progress.
-        self._says_epochs = searcher.get("time_metric") == "epochs"
-        returned.engines(trial, context.models)
-        self._named_callbacks = returned.callbacks(trial, trial.build_callbacks())
-        self.callbacks = list(self._named_callbacks.values())
-        attach(self.callbacks, context.models)
-        warned: set[str] | None = set() if self.is_chief else None
-        self.sums = MetricSums(
-            context.device, source=source or metrics_source(trial, *METHODS), warned=warned
-        )
-        self.reporter = Reporter(trial, context, progress)
+        self.trial, self.context, self.fit, self.progress = trial, context, fit, progress
+        self.validator, self.measure, self._test_mode = validator, measure, test_mode
         self.capture: Capture | None = None
-        self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
+        self.is_chief = context.distributed.rank == 0
         self.is_stopped = False
-        self.validator = validator
-        self.data_place = DataPlace()
+        info, self._searcher = cluster_info(), section_of(context, "searcher")
+        self._metric = str(self._searcher.get("metric") or "")
+        self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
+        self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
+        named = built_callbacks(trial, context)
+        self._named_callbacks, self.callbacks = named, list(named.values())
+        warned: set[str] | None = set() if self.is_chief else None
+        source = source or metrics_source(trial, *METHODS)
+        self.sums = MetricSums(context.device, source=source, warned=warned)
+        self.data = TrainingData()
         self.checkpoints = Checkpoints(
             trial,
             context,
-            self._named_callbacks,
-            {"metrics": self.sums, "reducers": Reducers(context), "data": self.data_place},
+            named,
+            {"metrics": self.sums, "reducers": Reducers(context), "data": self.data},
             fit.save_total_limit,
             warm_start=fit.warm_start,
             note=progress.note,
         )
+        self.reporter = Reporter(trial, context, progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._step_end = StepEnd(trial, self.callbacks)
         self._generators: dict[str, Any] = {}
-        self._best_at = -1
+        self._best_at = -1  # batch of this process's best validation
         self._status = ""
-        self._calls: TrainCalls
         self._closing = contextlib.ExitStack()
-
-    # ------------------------------------------------------------------------------------ start to end
 
     def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Train to the end of the schedule, or until a stop is requested; a collective.
@@ -149,161 +139,19 @@ class Training:
         """
         with self:
             self.load(latest_checkpoint, fork)
-            self._calls = TrainCalls(self.trial, self.context, self.begin())
+            calls = TrainCalls(self.trial, self.context, self.begin())
             if not self._test_mode:  # a task may have been preempted while it started
                 self._stops.ask(self.state.batches_trained)
                 self._stops.start(self.state.batches_trained)
                 if self._stops.requested:
                     self._stop()
             while self.goes_on:
-                self.step()
+                self.begin_step()
+                index = self.state.batches_trained
+                for metrics in calls.train(self.schedule.epoch_of(index)[0], index):
+                    self.take(metrics)
+                self.end_step()
             self.end()
-
-    def __enter__(self) -> Training:
-        """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
-        self._closing.callback(self.progress.stop)
-        self._closing.callback(self.checkpoints.abandon)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._closing.__exit__(*error)
-
-    def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
-        """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`train`."""
-        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
-        for callback in self.callbacks:
-            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
-            self._closing.callback(callback.on_trial_shutdown)
-        if self.validator is None:
-            note = self.progress.note
-            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
-        self.context.reset_reducers()
-        if latest_checkpoint is not None:
-            self.read(latest_checkpoint)
-        elif fork is not None:
-            self.checkpoints.fork(fork)
-
-    def read(self, uuid: str) -> None:
-        """Load a checkpoint of this run, or its own trial's; a collective."""
-        self.state, self._generators = self.checkpoints.load(uuid, trial_id=self.state.trial_id)
-
-    def begin(
-        self, set_modes: Callable[[], None] | None = None, catch_up: Callable[[], bool] | None = None
-    ) -> Any:
-        """Open the data, and do all that comes before the first batch; a collective.
-
-        Args:
-            set_modes: Sets modules to training or evaluation; all to training if None.
-            catch_up: Whether a validation is to be reported before the first batch; if None, the one that failed at the
-                end of an earlier process.
-        """
-        state, context = self.state, self.context
-        batches = self._open_data()
-        context.adopt()
-        record_estimate(self.trial, context)
-        self.progress.start(
-            total=self.schedule.stated_batches,
-            done=state.batches_trained,
-            metric=self._metric,
-            smaller_is_better=self._smaller_is_better,
-        )
-        self._call_back("on_training_start")
-        check_callbacks(self._named_callbacks)
-        self.checkpoints.prepare(self.fit.asynchronous_checkpoints)
-        if self.fit.step_zero_validation and state.batches_trained == 0:
-            self._validate()
-        for model in () if set_modes else context.models:
-            model.train()
-        if set_modes is not None:
-            set_modes()
-        self._seed()  # nothing is built from here on
-        self._built = BuiltParameters(context.models)
-        self._closing.enter_context(context.profiler or contextlib.nullcontext())
-        self._set_status("training")
-        self._stops.start(state.batches_trained)
-        if catch_up is None:
-            at_the_end = state.batches_trained == self.schedule.num_batches
-            is_missing = at_the_end and state.last_validation != state.batches_trained
-        else:
-            is_missing = catch_up()
-        if is_missing:
-            self._validate()
-        # A trial's own profiler is for the steps that count, where others are recorded beside them.
-        own = self.measure is not None and self.measure.length.parts and context.profiler is not None
-        if self.fit.profile is not None and not own:
-            self.capture = self._make_capture(self.fit.profile)
-            self._closing.callback(self.capture.close)
-            batches = None if batches is None else self.capture.data(batches)
-        return batches
-
-    def _make_capture(self, steps: ProfiledSteps) -> Capture:
-        from determined_ds.logs.tensorboard import uploaded_to
-        from determined_ds.profile.capture import Capture
-        from determined_ds.report.results import PROFILE_DIR
-
-        context, kept_in = self.context, ""
-        folder = Path(context._run_dir.path) / PROFILE_DIR
-        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
-            folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
-            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
-        return Capture(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
-
-    def _open_data(self) -> Iterator[Any] | None:
-        context, mpu = self.context, self.context._mpu
-        data = None
-        if mpu.should_build_data_loader:
-            loader = build_loader(self.trial, context, METHOD, self.progress.note)
-            check_apart(loader, self.validator.dataset)
-            data = training_data(
-                loader,
-                batch=context.resolved.batch,
-                replica=mpu.data_parallel_rank,
-                seed=context.get_trial_seed(),
-                start_batch=self.state.batches_trained,
-                manual=context._manual_grad_accumulation,
-                place=self.data_place.found,
-                note=self.progress.note,
-            )
-            self.data_place.of = data.place
-        ranks = context.distributed.allgather((data.batches_per_epoch, data.first) if data else None)
-        loading = [rank for rank in ranks if rank is not None]
-        check_first_rows([first for _, first in loading], self.progress.note)
-        lengths = [length for length, _ in loading]
-        per_epoch = None if None in lengths else min(lengths)
-        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
-        self.schedule = Schedule(self.fit, per_epoch)
-        return data.batches if data else None
-
-    def _seed(self) -> None:
-        """Have random numbers continue from where the checkpoint was made, or begin."""
-        context, mpu = self.context, self.context._mpu
-        seed = context.get_trial_seed()
-        if self._generators:
-            set_rng_state(self._generators, context.device)
-        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
-            size = context.resolved.topology.sequence_parallel_size
-            slices_before = context.distributed.rank % size * mpu.data_parallel_world_size
-            seed_everything(seed + mpu.data_parallel_rank + slices_before)
-        seed_layers(context.models, seed, mpu.data_parallel_rank)
-
-    def end(self, validate: Callable[[], Any] | None = None) -> None:
-        """What comes after the last batch; a collective.
-
-        Args:
-            validate: What a tested checkpoint is proved by; a validation if None.
-        """
-        self.checkpoints.finish()
-        print_communication()
-        if self._test_mode:
-            words = "validated, saved, loaded back, validated to"
-            if validate is not None:
-                words = "saved, loaded back, weights that add up to"
-            proof = validate or (lambda: self.validator.run([]))
-            same = prove_checkpoint(self.context, proof, lambda: self.read(self.last_uuid))
-            self.progress.note(f"test passed: trained, {words} {same}")
-        else:
-            self.progress.end(self.state, best_at=self._best_at)
-        HEART.rest()
 
     # ------------------------------------------------------------------------------------ a step
 
@@ -311,14 +159,6 @@ class Training:
     def goes_on(self) -> bool:
         """Whether there is another batch to train: neither is the schedule at its end, nor was a stop requested."""
         return not self.is_stopped and self.state.batches_trained < self.schedule.num_batches
-
-    def step(self) -> None:
-        """One optimizer step of the trial."""
-        self.begin_step()
-        index = self.state.batches_trained
-        for metrics in self._calls.train(self.schedule.epoch_of(index)[0], index):
-            self.take(metrics)
-        self.end_step()
 
     def begin_step(self) -> None:
         """A batch is about to be trained."""
@@ -451,20 +291,21 @@ class Training:
 
     def _stop_for_loss(self) -> None:
         self.checkpoints.finish()  # its weights are good
-        self._guard.stop(self.context.distributed, self.last_uuid)
+        self._guard.stop(self.context.distributed, self._last_uuid)
 
     @property
-    def last_uuid(self) -> str:
+    def _last_uuid(self) -> str:
         """Of the newest checkpoint; "" where there is none."""
         return self.state.kept[-1] if self.state.kept else ""
 
     def position(self) -> dict[str, int]:
         """What a validation reports beside its metrics; epochs only where something is counted in them.
 
-        The web UI shows metrics in the order of their names: ``epochs``, though always 0, would be its first chart.
+        A searcher may read them as the trial's progress. The web UI shows metrics in the order of their names:
+        ``epochs``, though always 0, would be its first chart.
         """
         position = {"batches": self.state.batches_trained}
-        if self.schedule.in_epochs or self._says_epochs:
+        if self.schedule.in_epochs or self._searcher.get("time_metric") == "epochs":
             position["epochs"] = self.state.epochs_trained
         return position
 
@@ -485,10 +326,11 @@ class Training:
 
         better = as_chief(self.context.distributed, judged)
         if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
-            if stops and name in found:
+            is_fatal = stops and name in found
+            if is_fatal:
                 self.checkpoints.finish()
-            message = not_finite_validation(found, name, state.batches_trained, self.last_uuid)
-            if stops and name in found:
+            message = not_finite_validation(found, name, state.batches_trained, self._last_uuid)
+            if is_fatal:
                 raise NotFiniteError(message)
             if self.is_chief:
                 logger.warning("warning: %s", message)
@@ -551,6 +393,151 @@ class Training:
                         logger.warning("warning: no checkpoint was written before it: %s", error)
             raise
 
+    # ------------------------------------------------------------------------------------ start and end
+
+    def __enter__(self) -> Training:
+        """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
+        self._closing.callback(self.progress.stop)
+        self._closing.callback(self.checkpoints.abandon)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closing.__exit__(*error)
+
+    def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
+        """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`train`."""
+        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
+        for callback in self.callbacks:
+            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
+            self._closing.callback(callback.on_trial_shutdown)
+        if self.validator is None:
+            note = self.progress.note
+            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
+        self.context.reset_reducers()
+        if latest_checkpoint is not None:
+            self.read(latest_checkpoint)
+        elif fork is not None:
+            self.checkpoints.fork(fork)
+
+    def read(self, uuid: str) -> None:
+        """Load a checkpoint of this run, or its own trial's; a collective."""
+        self.state, self._generators = self.checkpoints.load(uuid, trial_id=self.state.trial_id)
+
+    def begin(
+        self, set_modes: Callable[[], None] | None = None, catch_up: Callable[[], bool] | None = None
+    ) -> Any:
+        """Open the data, and do all that comes before the first batch; a collective.
+
+        Args:
+            set_modes: Sets modules to training or evaluation; all to training if None.
+            catch_up: Whether a validation is to be reported before the first batch; if None, the one that failed at the
+                end of an earlier process.
+        """
+        state, context = self.state, self.context
+        self._open_data()
+        context.adopt()
+        record_estimate(self.trial, context)
+        self.progress.start(
+            total=self.schedule.stated_batches,
+            done=state.batches_trained,
+            metric=self._metric,
+            smaller_is_better=self._smaller_is_better,
+        )
+        self._call_back("on_training_start")
+        check_callbacks(self._named_callbacks)
+        self.checkpoints.prepare(self.fit.asynchronous_checkpoints)
+        if self.fit.step_zero_validation and state.batches_trained == 0:
+            self._validate()
+        for model in () if set_modes else context.models:
+            model.train()
+        if set_modes is not None:
+            set_modes()
+        self._seed()  # nothing is built from here on
+        self._built = BuiltParameters(context.models)
+        self._closing.enter_context(context.profiler or contextlib.nullcontext())
+        self._set_status("training")
+        self._stops.start(state.batches_trained)
+        if catch_up is None:
+            at_the_end = state.batches_trained == self.schedule.num_batches
+            is_missing = at_the_end and state.last_validation != state.batches_trained
+        else:
+            is_missing = catch_up()
+        if is_missing:
+            self._validate()
+        # A trial's own profiler is for the steps that count, where others are recorded beside them.
+        own = self.measure is not None and self.measure.length.parts and context.profiler is not None
+        batches = self.data.batches
+        if self.fit.profile is not None and not own:
+            self.capture = self._make_capture(self.fit.profile)
+            self._closing.callback(self.capture.close)
+            batches = None if batches is None else self.capture.data(batches)
+        return batches
+
+    def _make_capture(self, steps: ProfiledSteps) -> Capture:
+        from determined_ds.logs.tensorboard import uploaded_to
+        from determined_ds.profile.capture import Capture
+        from determined_ds.report.results import PROFILE_DIR
+
+        context, kept_in = self.context, ""
+        folder = Path(context._run_dir.path) / PROFILE_DIR
+        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
+            folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
+            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+        return Capture(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
+
+    def _open_data(self) -> None:
+        context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
+        if mpu.should_build_data_loader:
+            loader = build_loader(self.trial, context, METHOD, note)
+            check_apart(loader, self.validator.dataset)
+            data.open(
+                loader,
+                batch=context.resolved.batch,
+                replica=mpu.data_parallel_rank,
+                seed=context.get_trial_seed(),
+                start_batch=self.state.batches_trained,
+                manual=context._manual_grad_accumulation,
+                note=note,
+            )
+        here = None if data.batches is None else (data.batches_per_epoch, data.first)
+        loading = [rank for rank in context.distributed.allgather(here) if rank is not None]
+        check_first_rows([first for _, first in loading], note)
+        lengths = [length for length, _ in loading]
+        per_epoch = None if None in lengths else min(lengths)
+        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
+        self.schedule = Schedule(self.fit, per_epoch)
+
+    def _seed(self) -> None:
+        """Have random numbers continue from where the checkpoint was made, or begin."""
+        context, mpu = self.context, self.context._mpu
+        seed = context.get_trial_seed()
+        if self._generators:
+            set_rng_state(self._generators, context.device)
+        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
+            size = context.resolved.topology.sequence_parallel_size
+            slices_before = context.distributed.rank % size * mpu.data_parallel_world_size
+            seed_everything(seed + mpu.data_parallel_rank + slices_before)
+        seed_layers(context.models, seed, mpu.data_parallel_rank)
+
+    def end(self, validate: Callable[[], Any] | None = None) -> None:
+        """What comes after the last batch; a collective.
+
+        Args:
+            validate: What a tested checkpoint is proved by; a validation if None.
+        """
+        self.checkpoints.finish()
+        print_communication()
+        if self._test_mode:
+            words = "validated, saved, loaded back, validated to"
+            if validate is not None:
+                words = "saved, loaded back, weights that add up to"
+            proof = validate or (lambda: self.validator.run([]))
+            same = prove_checkpoint(self.context, proof, lambda: self.read(self._last_uuid))
+            self.progress.note(f"test passed: trained, {words} {same}")
+        else:
+            self.progress.end(self.state.batches_trained)
+        HEART.rest()
+
 
 def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[], Any]) -> str:
     """The proof of ``--test``: scramble the weights, load the checkpoint back, validate to the same; a collective.
@@ -568,6 +555,16 @@ def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[
     load()
     after = validate()
     on_gpu = context.device.type == "cuda"
-    if not is_same(before, after, tolerance=GPU_TOLERANCE if on_gpu else 0.0):
+    (left, shape), (right, other) = tree_flatten(before), tree_flatten(after)
+    tolerance = GPU_TOLERANCE if on_gpu else 0.0
+    if shape != other or not all(
+        each == then
+        or (
+            isinstance(each, float)
+            and isinstance(then, float)
+            and math.isclose(each, then, rel_tol=tolerance)
+        )
+        for each, then in zip(left, right, strict=True)
+    ):
         raise CheckpointError(f"validated {before} before the checkpoint and {after} after loading it back")
     return f"the same number within {GPU_TOLERANCE:.1%}" if on_gpu else "the same number"

@@ -1,31 +1,43 @@
-"""One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size."""
+"""One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size.
+
+A training validates with its own weights; :func:`evaluate` and :func:`predict` use those of a checkpoint, once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
+from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.callbacks import Callback
-from determined_ds.errors import TrainingError, TrialError
+from determined_ds.checkpoints.writer import Checkpoints
+from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, TrialError
 from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.metrics_file import jsonable
+from determined_ds.rundir.run_dir import PARTIAL_FILE
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.shares import Calls, Share
-from determined_ds.train.data.streams import FirstRow, check_first_rows
+from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import as_chief
+from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
+from determined_ds.train.loop.reporting import Reporter
+from determined_ds.train.loop.steps import built_callbacks
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, metrics_source, wrong
+from determined_ds.trial.base import ReconciledTrial
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
-# Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
-AHEAD = 4
 
 
 class Validator:
@@ -45,31 +57,23 @@ class Validator:
         note: Callable[[str], None] = print,
         predicts: bool = False,
     ) -> None:
-        self._trial = trial
-        self._context = context
-        self._note = note
-        self._test_mode = test_mode
+        self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
         is_whole = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._full_dataset = is_whole and not predicts
-        self._declared = DeclaredMetrics(
-            trial, in_batches=not (self._full_dataset or context.use_pipeline_parallel)
-        )
+        self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
+        in_batches = not (self._full_dataset or context.use_pipeline_parallel)
+        self._declared = DeclaredMetrics(trial, in_batches=in_batches)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
-        self._checked_first = False
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
         # Metrics of several numbers that a warning has named; only the chief's warnings are shown.
         self._warned: set[str] | None = set() if context.distributed.rank == 0 else None
-        own = "build_prediction_data_loader"
-        self._open(own if predicts and hasattr(trial, own) else "build_validation_data_loader")
-
-    def _open(self, method: str) -> None:
-        """Build the loader, and exchange the sizes of its batches; a collective."""
-        context, mpu = self._context, self._context._mpu
         self.dataset: Any = None
         self._share: Share | None = None
+        mpu, own = context._mpu, "build_prediction_data_loader"
         if mpu.should_build_data_loader:
-            loader = build_loader(self._trial, context, method, self._note)
+            method = own if predicts and hasattr(trial, own) else "build_validation_data_loader"
+            loader = build_loader(trial, context, method, note)
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
@@ -77,7 +81,8 @@ class Validator:
             if not self._full_dataset:
                 place = {"replica": replica, "replicas": replicas}
             seed = context.get_trial_seed()
-            self._share = Share(loader, length_of=self._batch_length, seed=seed, **place)
+            length_of = trial.get_batch_length
+            self._share = Share(loader, length_of=lambda batch: int(length_of(batch)), seed=seed, **place)
         speaks = self._share is not None and mpu.should_report_metrics
         sizes = self._share.sizes if self._share else []
         ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
@@ -85,26 +90,20 @@ class Validator:
         counting = {replica: rank for rank, (replica, _) in enumerate(ranks) if replica is not None}
         self.counts = context.distributed.rank in counting.values()
         self._sizes = None if any(sizes is None for _, sizes in ranks) else [sizes for _, sizes in ranks]
+        self._is_checked = False  # whether all ranks read the same stream
 
-    def calls(self) -> Calls:
-        """Begin a pass."""
-        planned = iter([self._sizes])
-
-        def exchange(ahead: list[int], first: FirstRow | None) -> list[list[int]] | None:
-            if self._sizes is not None:
-                return next(planned, None)
-            ranks = self._context.distributed.allgather((ahead, first))
-            if not self._checked_first:
-                self._checked_first = True
-                check_first_rows([row for _, row in ranks], self._note)
-            return [sizes for sizes, _ in ranks]
-
+    def calls(self) -> Iterator[tuple[Calls, int]]:
+        """A pass: before each call that evaluates, the iterator for it, and the micro-batches that it takes."""
         context = self._context
-        at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
-        return Calls(self._share, exchange, at_most=at_most, ahead=AHEAD, length_of=self._batch_length)
-
-    def _batch_length(self, batch: Any) -> int:
-        return int(self._trial.get_batch_length(batch))
+        at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
+        batches = Calls(self._share, self._sizes, context.distributed, at_most=at_most)
+        while count := batches.next_call():
+            if not self._is_checked:
+                self._is_checked = True
+                check_first_rows(batches.firsts, self._note)
+            batches.start_call()
+            yield batches, count
+            HEART.beat()
 
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
@@ -144,54 +143,46 @@ class Validator:
     def _in_batches(self, callbacks: list[Any]) -> dict[str, Any]:
         for callback in callbacks:
             callback.on_validation_epoch_start()
-        batches = self.calls()
-        stated = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
-        reducers = self._declared.begin(stated)
-        source = metrics_source(self._trial, *METHODS)
-        sums = MetricSums(self._context.device, reducers, source=source, warned=self._warned)
+        trial, context, declared = self._trial, self._context, self._declared
+        stated = returned.evaluation_reducer(trial, trial.evaluation_reducer())
+        source = metrics_source(trial, *METHODS)
+        sums = MetricSums(context.device, declared.begin(stated), source=source, warned=self._warned)
         outputs: list[Any] = []
-        index = 0
-        while count := batches.next_call():
-            metrics, weight = self._evaluate(batches, count, index)
-            metrics = self._declared.take(metrics, index, counts=weight > 0)
+        for index, (batches, count) in enumerate(self.calls()):
+            if self._test_mode and index >= declared.test_batches:
+                break
+            metrics = self._evaluate(batches, count, index)
+            weight = sum(batches.weights) if self.counts else 0
+            metrics = declared.take(metrics, index, counts=weight > 0)
             sums.add(metrics, weight)
             if sum(batches.weights):
                 outputs.append(metrics)
-            index += 1
-            HEART.beat()
-            if self._test_mode and index >= self._declared.test_batches:
-                break
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
         metrics = dict(sums.reduce()[0])
-        metrics |= self._declared.compute(self._context.distributed, self._context._mpu.data_parallel_rank)
+        metrics |= declared.compute(context.distributed, context._mpu.data_parallel_rank)
         if isinstance(stated, Mapping):
-            _check_names(self._trial, "evaluation_reducer", stated, metrics)
+            _check_names(trial, "evaluation_reducer", stated, metrics)
         return metrics
 
-    def _evaluate(self, batches: Calls, count: int, index: int) -> tuple[dict[str, Any], int]:
-        """One ``evaluate_batch`` of ``count`` micro-batches: its metrics, and the samples that they are about."""
+    def _evaluate(self, batches: Calls, count: int, index: int) -> dict[str, Any]:
+        """The metrics of one ``evaluate_batch``, of ``count`` micro-batches."""
         before = batches.taken
         for engine in self._pipelines:
             engine.micro_batches = count
-        batches.start_call()
         with self._reducers.kept() if batches.exhausted else contextlib.nullcontext():
-            if self._takes_index:
-                metrics = self._trial.evaluate_batch(batches, index)
-            else:
-                metrics = self._trial.evaluate_batch(batches)  # type: ignore[call-arg]
+            given = (batches, index) if self._takes_index else (batches,)
+            metrics = self._trial.evaluate_batch(*given)  # type: ignore[arg-type]
         if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
             batches.skip(count)
         elif batches.taken == before:
             did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
             raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
-        if not self._context._mpu.should_report_metrics:
-            return {}, 0
-        return returned.metrics(self._trial, metrics, *METHODS), sum(batches.weights) if self.counts else 0
-
-    @property
-    def _pipelines(self) -> list[Any]:
-        return [model for model in self._context.models if isinstance(model, PipelineEngine)]
+        return (
+            returned.metrics(self._trial, metrics, *METHODS)
+            if self._context._mpu.should_report_metrics
+            else {}
+        )
 
 
 @contextlib.contextmanager
@@ -214,28 +205,21 @@ def evaluating(engines: list[Any]) -> Iterator[None]:
     Source: ``PipelineEngine`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
     """
     names = ("micro_batches", "dynamic_shape", "is_data_parallel")
-    saved = [[getattr(engine, name) for name in names] for engine in engines]
+    saved = [{name: getattr(engine, name) for name in names} for engine in engines]
     for engine in engines:
         engine.dynamic_shape, engine.is_data_parallel = True, False
     try:
         yield
     finally:
         for engine, values in zip(engines, saved, strict=True):
-            for name, value in zip(names, values, strict=True):
-                setattr(engine, name, value)
+            vars(engine).update(values)
             engine.reset_activation_shape()
 
 
-def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
-    """A name that is not reported is misspelled."""
-    if unknown := [name for name in names if name not in metrics]:
-        did, fix = f"names {unknown[0]!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
-        raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
-
+# ------------------------------------------------------------------------------------ over all predictions
 
 DECLARED = "validation_metrics"
 WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
-FIX = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
 
 
 class DeclaredMetrics:
@@ -250,8 +234,8 @@ class DeclaredMetrics:
         declared = declared if isinstance(declared, Mapping) else {}
         self._trial = trial
         self._names = tuple(declared)
-        self._of_all: dict[str, Callable[..., Any]] = {}
         self._reducers: dict[str, Reducer] = {}  # of those that are reduced batch by batch
+        self._of_all: dict[str, Callable[..., Any]] = {}
         self._kept: list[tuple[int, dict[str, Any]]] = []
         for name, how in declared.items():
             if isinstance(how, Reducer) or (isinstance(how, str) and how in WORDS):
@@ -294,15 +278,16 @@ class DeclaredMetrics:
             if not isinstance(value, Mapping):
                 several = isinstance(value, (tuple, list)) and all(hasattr(each, "ndim") for each in value)
                 value = dict(enumerate(value if several else [value]))
-            kept[name] = {key: self._row(name, each) for key, each in value.items()}
+            kept[name] = {key: self._rows(name, each) for key, each in value.items()}
         if counts and kept:
             self._kept.append((index, kept))
         return {name: value for name, value in metrics.items() if name not in self._of_all}
 
-    def _row(self, name: str, value: Any) -> torch.Tensor:
+    def _rows(self, name: str, value: Any) -> torch.Tensor:
         if not isinstance(value, (torch.Tensor, np.ndarray)) or not value.ndim:
             did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
-            raise failed(self._trial, "evaluate", value, "tensors with a row for each", FIX, did=did)
+            fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
+            raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
         tensor = torch.as_tensor(value).detach().cpu()
         return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
@@ -353,3 +338,137 @@ class DeclaredMetrics:
 
 def _is_updated(how: Any) -> bool:
     return callable(getattr(how, "update", None)) and callable(getattr(how, "compute", None))
+
+
+def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
+    """A name that is not reported is misspelled."""
+    if unknown := [name for name in names if name not in metrics]:
+        did, fix = f"names {unknown[0]!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
+        raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
+
+
+# ------------------------------------------------------------------------------------ with a checkpoint's weights
+
+
+@contextlib.contextmanager
+def _weights_of(
+    trial: Any, context: Any, checkpoint: str, progress: Progress
+) -> Iterator[tuple[list[Any], int]]:
+    """Load the weights, and the averages of ``EMA``, whichever ranks wrote them; a collective.
+
+    Yields:
+        The trial's callbacks, and the batches that trained the weights.
+    """
+    named = built_callbacks(trial, context)
+    checkpoints, path = Checkpoints(trial, context, named, {}, note=progress.note), Path(checkpoint)
+    with contextlib.ExitStack() as stack:
+        stack.callback(progress.stop)
+        for callback in named.values():
+            callback.on_trial_startup(context.get_initial_batch(), path.name)
+            stack.callback(callback.on_trial_shutdown)
+        with contextlib.ExitStack() as reading:
+            if not path.is_dir():  # in the cluster's storage, by its uuid
+                try:
+                    path = Path(reading.enter_context(context._core.checkpoint.restore_path(checkpoint)))
+                except CheckpointNotFound as error:
+                    message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
+                    raise CheckpointError(message) from error
+            state = checkpoints.take(path)
+        context.reset_reducers()
+        context.adopt()
+        yield list(named.values()), state.batches_trained
+
+
+def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> None:
+    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
+
+    Args:
+        trial: The trial, its engines wrapped.
+        context: Its context.
+        checkpoint: The folder of a checkpoint, or its uuid in the cluster's storage.
+        progress: What the chief shows.
+    """
+    validator = Validator(trial, context, note=progress.note)
+    with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches):
+        metrics = validator.run(callbacks)
+        for callback in callbacks:
+            callback.on_validation_end(metrics)
+        reporter = Reporter(trial, context, progress)
+        reporter.validation(batches, {"batches": batches, **metrics})
+        reporter.upload()
+
+
+@torch.no_grad()
+def predict(trial: Any, context: Any, checkpoint: str, file: Path, progress: Progress) -> None:
+    """``det-ds run --predict``: the trial's ``predict`` over ``build_prediction_data_loader``; a collective.
+
+    Rank 0 writes a JSON object for each sample, batch by batch, in the order of the data, whatever the ranks.
+
+    Args:
+        trial: As of :func:`evaluate`, and so are ``context``, ``checkpoint`` and ``progress``.
+        context: See there.
+        checkpoint: See there.
+        file: A path that ends in ``.jsonl``. It is there, whole, at the end.
+        progress: See there.
+
+    Raises:
+        TrialError: the trial has no ``predict``.
+        ConfigError: its engine is a pipeline, or its ranks share sequences.
+    """
+    is_chief, own = context.distributed.rank == 0, getattr(type(trial), "predict", None)
+    message = ""
+    if context.use_pipeline_parallel:
+        message = "the stages of a pipeline compute a loss, and hand no outputs on"
+    elif context.resolved.strategy.sequence_parallel_size > 1:
+        message = "a rank of a sequence-parallel training computes on a slice of each sample"
+    if message:
+        fix = (
+            "predict with pipe_parallel_size 1 and sequence_parallel_size 1: any layout reads the checkpoint"
+        )
+        raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
+    if not callable(own) or own is ReconciledTrial.predict:
+        fix = "def predict(self, model, batch): return {'output': model(batch)}"
+        expected = "a method predict(model, batch)"
+        raise TrialError(wrong(trial, "predict", None, expected, fix, did="is not defined"))
+    validator = Validator(trial, context, note=progress.note, predicts=True)
+    partial, count = file.with_name(file.name + PARTIAL_FILE), 0
+    with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches), averaged(callbacks):
+        for model in context.models:
+            model.eval()
+        with partial.open("w") if is_chief else contextlib.nullcontext() as stream:
+            for calls, _ in validator.calls():
+                batch = context.to_device(next(calls))
+                rows = _rows_of(trial, trial.predict(context.models[0], batch), sum(calls.weights))
+                # Of ranks that hold one replica one counts.
+                own_rows = rows if validator.counts else []
+                gathered = context.distributed.gather((context._mpu.data_parallel_rank, own_rows))
+                if stream is not None:
+                    for _, each in sorted(gathered, key=lambda found: found[0]):
+                        stream.writelines(each)
+                        count += len(each)
+        if is_chief:
+            os.replace(partial, file)
+            context._core.train.report_metrics("prediction", batches, {"samples": count, "file": str(file)})
+            progress.note(f"predicted   {count} samples to {file}")
+
+
+def _rows_of(trial: Any, found: Any, length: int) -> list[str]:
+    """What ``predict`` returned for a batch of so many samples, a line for each; none for padding."""
+    if not length:
+        return []
+    fix = 'return {"name": tensor}, with a row for each sample of the batch'
+    if not isinstance(found, dict) or not found:
+        raise failed(trial, "predict", found, "a dict of tensors by name", fix)
+    columns: dict[str, Any] = {}
+    for name, value in found.items():
+        is_array = isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim
+        if not is_array and not isinstance(value, (list, tuple)):
+            did = f"returned {described(value)} for {name!r}"
+            raise failed(trial, "predict", value, "tensors, arrays or lists", fix, did=did)
+        if len(value) != length:
+            did = f"returned {len(value)} rows for {name!r} of a batch of {length} samples"
+            fix += "; define get_batch_length(batch) where the number of samples is not found"
+            raise failed(trial, "predict", value, "a row for each sample", fix, did=did)
+        columns[str(name)] = value if isinstance(value, (list, tuple)) else value.tolist()
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return [json.dumps(jsonable(row), allow_nan=False) + "\n" for row in rows]

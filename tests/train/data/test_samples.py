@@ -81,7 +81,7 @@ def test_any_sequence_of_ranks_and_micro_batches_trains_the_same_samples(
             data = training_data(loader, split, replica=replica, start=start, position=position)
             for step, samples in enumerate(taken(data, split, steps)):
                 found[start + step] += samples
-            after.append(data.place.state_dict() if data.place is not None else {})
+            after.append(data.state_dict())
         position = after[-1]  # any replica's is that of all
     whole = (1, 1, GLOBAL)
     expected = taken(training_data(KINDS[kind](size, GLOBAL), whole), whole, len(found))

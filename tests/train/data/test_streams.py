@@ -80,10 +80,10 @@ def test_resumed_it_goes_on_as_if_never_stopped(kind: Any, workers: int, stop: i
         whole = taken(opened(kind(20), split, workers=workers, replica=replica), split, 12)
         before = opened(kind(20), split, workers=workers, replica=replica)
         taken(before, split, stop)
-        position = before.place.state_dict()
+        position = before.state_dict()
         for other in {workers, 0}:
             after = opened(kind(20), split, workers=other, replica=replica, start=stop, position=position)
-            assert after.place.state_dict() == position, "nothing is taken yet"
+            assert after.state_dict() == position, "nothing is taken yet"
             assert taken(after, split, 12 - stop) == whole[stop:]
 
 
@@ -101,7 +101,7 @@ def test_as_little_is_read_again_as_the_dataset_allows(kind: Any, read_again: in
     data = opened(kind(20), split)
     taken(data, split, 8)
     dataset = kind(20)
-    after = opened(dataset, split, start=8, position=data.place.state_dict(), note=notes.append)
+    after = opened(dataset, split, start=8, position=data.state_dict(), note=notes.append)
     taken(after, split, 1)
     assert getattr(dataset, "yielded", None) == read_again
     assert [said in note for note in notes if "reading and skipping" in note] == [True] * bool(said)
@@ -125,11 +125,11 @@ class Locked(Placed):
 
 def test_a_state_that_nobody_can_save_or_take_is_refused() -> None:
     with pytest.raises(CheckpointError, match="the state_dict of Locked cannot be saved: cannot pickle"):
-        opened(Locked(20), (1, 1, 4), workers=1)
+        taken(opened(Locked(20), (1, 1, 4), workers=1), (1, 1, 4), 1)
     data = opened(Placed(20), (1, 1, 4))
     taken(data, (1, 1, 4), 1)
     with pytest.raises(CheckpointError, match="Count has no load_state_dict to take it"):
-        opened(Count(20), (1, 1, 4), start=1, position=data.place.state_dict())
+        opened(Count(20), (1, 1, 4), start=1, position=data.state_dict())
 
 
 # ------------------------------------------------------------------------------------------------- its end

@@ -198,7 +198,7 @@ def train(run_dir: Path) -> tuple[list[Any], list[str]]:
     }
     fit(run_dir, Mine, max_length=("batches", 4), **arguments)
     refused, found = [], list(ends)
-    for value in (torch.ones(0), torch.ones(100_001), 1j, "0.5", {"road": 1.0}):
+    for value in (torch.ones(0), 1j, "0.5", {"road": 1.0}):
         with pytest.raises(TrainingError) as error:
             fit(None, type("Mine", (Mine,), {"odd": value}), max_length=("batches", 1), **arguments)
         refused.append(str(error.value))
@@ -211,7 +211,7 @@ def test_metrics_of_training_are_means_over_the_batches_and_ranks_that_have_them
     """Every report begins anew; a name may come later, and on one rank alone."""
     for ends, refused in two_ranks.run(train, tmp_path):
         assert ends == [(batch, 0.5, False) for batch in range(4)]  # of two micro-batches
-        assert len(refused) == 5
+        assert len(refused) == 4
         assert all("accuracy" in each for each in refused)
     names = ("rank", "hits", "by_class", "step", "late", "half", "n")
     found = [
