@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import os
 import runpy
@@ -24,12 +23,16 @@ from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import TRAINED
 from determined_ds.train.here import Measurement, ScriptRun, begin
-from determined_ds.train.rank_process import RankProcess, end_process
+from determined_ds.train.rank_process import RankProcess, end_process, rank_parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a script as one rank. Returns the exit code."""
-    options = _parser().parse_args(argv)
+    parser = rank_parser("determined_ds.script", "Run a script as one rank.")
+    words = "FILE or -m MODULE, and its arguments, after --"
+    parser.add_argument("script", metavar="SCRIPT", nargs="+", help=words)
+    parser.add_argument("--watched", action="store_true", help="reports are signs of life")
+    options = parser.parse_args(argv)
     there = RunDir(options.run_dir)
     measurement = None
     if options.measure is not None:
@@ -57,33 +60,6 @@ def main(argv: list[str] | None = None) -> int:
     if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
         atexit._run_exitfuncs()
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m determined_ds.script", description="Run a script as one rank."
-    )
-    add = parser.add_argument
-    add("script", metavar="SCRIPT", nargs="+", help="FILE or -m MODULE, and its arguments, after --")
-    add("--run-dir", type=Path, required=True, help="where the run writes")
-    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
-    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
-    add("--measure", metavar="STEPS", type=int, help="measure this many steps, and end the script after them")
-    add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
-    add("--profile", action="store_true", help="record the measured steps by torch's profiler")
-    add(
-        "--parts",
-        metavar="STEPS",
-        type=int,
-        default=0,
-        help="record so many further steps by torch's profiler",
-    )
-    add("--resume", metavar="UUID", help="checkpoint to resume from")
-    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
-    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
-    add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
-    add("--watched", action="store_true", help="reports are signs of life")
-    return parser
 
 
 def _run(script: Entrypoint, run: ScriptRun) -> None:

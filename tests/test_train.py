@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
 
 from determined_ds.errors import EntrypointError, TrialError
-from determined_ds.train.__main__ import load_trial
+from determined_ds.train.bare_trial import trial_class
 
 SOURCE = """
 from determined_ds import DataParallelTrial
@@ -31,14 +30,14 @@ NUMBER = itertools.count()
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module in the current directory; another one each time, for modules are imported once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     name = f"module_of_trials_{next(NUMBER)}"
     Path(f"{name}.py").write_text(SOURCE)
     return name
 
 
 def test_a_subclass_that_defines_all(module: str) -> None:
-    assert load_trial(f"{module}:Whole").__name__ == "Whole"
+    assert trial_class(f"{module}:Whole").__name__ == "Whole"
 
 
 @pytest.mark.parametrize(
@@ -56,10 +55,10 @@ def test_a_subclass_that_defines_all(module: str) -> None:
 )
 def test_any_other_is_refused(module: str, spec: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        load_trial(spec.format(module))
+        trial_class(spec.format(module))
 
 
 def test_an_import_that_fails_in_it_keeps_its_traceback(module: str) -> None:
     Path(f"{module}.py").write_text("import no_such_module")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        load_trial(f"{module}:Whole")
+        trial_class(f"{module}:Whole")

@@ -35,7 +35,6 @@ from determined.common import util
 from determined.common.api import bindings, errors
 
 from determined_ds.checkpoints.retention import finite
-from determined_ds.cluster.log import warning_line
 
 logger = logging.getLogger("determined_ds")
 
@@ -225,25 +224,20 @@ class SearcherStops:
         """Whether to stop. Only a signal is acknowledged, at once with ``auto_ack``."""
         is_signalled = bool(self._preempt.should_preempt(auto_ack))
         if self._is_due and time.monotonic() >= self._not_before_s:
-            no_answer = self._ask()
-            if no_answer:
+            try:
+                if not self._settle(PATIENCE_S):
+                    raise TimeoutError("it has not taken the last metrics yet")
+                answer = self._session.get(self._path, timeout=PATIENCE_S).json()
+                self._is_stopped = answer["trial"]["state"] == STOPPED
+                self._is_due = False
+            except NO_ANSWER as error:
                 self._not_before_s = time.monotonic() + AGAIN_AFTER_S
                 if not self._has_warned:
                     self._has_warned = True
-                    message = f"cannot read from the master whether the searcher has stopped this trial ({no_answer})"
                     logger.warning(
-                        "%s", warning_line(f"{message}; training continues, and it is asked again")
+                        "cannot read from the master whether the searcher has stopped this trial (%s: %s);"
+                        " training continues, and it is asked again",
+                        type(error).__name__,
+                        error,
                     )
         return is_signalled or self._is_stopped
-
-    def _ask(self) -> str:
-        """Read the trial's state, once the master has its validation. Returns why there was no answer, or ""."""
-        if not self._settle(PATIENCE_S):
-            return "it has not taken the last metrics yet"
-        try:
-            state = self._session.get(self._path, timeout=PATIENCE_S).json()["trial"]["state"]
-        except NO_ANSWER as error:
-            return f"{type(error).__name__}: {error}"
-        self._is_due = False
-        self._is_stopped = state == STOPPED
-        return ""

@@ -40,7 +40,7 @@ def error_lines(error: BaseException) -> list[str]:
         error: What was raised; a :class:`~determined_ds.errors.ConfigError` has a line for each of its problems.
     """
     if isinstance(error, ConfigError):
-        return [error_line(problem) for problem in error.problems]
+        return [_line(ERROR, problem) for problem in error.problems]
     return lines_of(ERROR, str(error) or type(error).__name__)
 
 
@@ -52,15 +52,6 @@ def lines_of(level: str, text: str) -> list[str]:
         text: It, of one or more lines.
     """
     return [_line(level, each) for each in re.split(r"\n+(?=\S)", text.strip())]
-
-
-def error_line(what: Problem | str) -> str:
-    """One line of level ERROR.
-
-    Args:
-        what: A problem, or a message; one of several lines is put on one.
-    """
-    return _line(ERROR, what)
 
 
 def warning_line(what: Problem | str) -> str:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from determined_ds.cluster.log import NO_RESTART_HELPS, error_lines, warning_line
 from determined_ds.config.params import stated_seed
@@ -36,44 +35,31 @@ FIRST_SAYS_WHY_S = 10.0
 
 def main() -> int:
     """Answer for the task that the environment describes. Returns the exit code of the task, 0 to continue."""
-    slots = slots_of(os.environ)
-    if slots is None:  # not in a task on a cluster
+    ids = os.environ.get("DET_SLOT_IDS")
+    if not ids:  # not in a task on a cluster
         return 0
+    slots = max(1, len(json.loads(ids) or []))  # ranks on this machine
     is_trial = os.environ.get("DET_TASK_TYPE") == "TRIAL"
     # On CPU slots DeepSpeed's launcher starts a rank for each NUMA node unless the number of slots is set.
     # On GPUs it counts these itself, and sets the variable anew for every rank.
     wanted: dict[str, object] = {"LOCAL_SIZE": slots}
     if is_trial:
-        wanted |= {"OMP_NUM_THREADS": threads_per_rank(slots), **quiet(os.environ)}
+        wanted["OMP_NUM_THREADS"] = threads_per_rank(slots)
+        if not json.loads(os.environ["DET_EXPERIMENT_CONFIG"]).get("debug"):  # without warnings
+            wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch's of a host without a name
+            if not any(Path(node).exists() for node in GPU_NODES):
+                wanted["DS_ACCELERATOR"] = "cpu"
     exports = [f"export {name}={value}" for name, value in wanted.items() if not os.environ.get(name)]
+    exit_now = None
     if is_trial:
-        exports.append(f"export PYTHONPATH={shlex.quote(python_path(os.environ))}")
-    exit_now = refused(os.environ, slots) if is_trial else None
+        # The context directory is first: `python3 scripts/train.py` alone finds only what lies beside it.
+        path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+        exports.append(f"export PYTHONPATH={shlex.quote(path)}")
+        exit_now = refused(os.environ, slots)
     print("\n".join(exports))
     if exit_now == 0:
         print("exit 0")
     return exit_now or 0
-
-
-def quiet(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that silence warnings of torch and DeepSpeed in each process of a task; none under ``debug``."""
-    if json.loads(environment["DET_EXPERIMENT_CONFIG"]).get("debug"):
-        return {}
-    found = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a host without a name
-    if not any(Path(node).exists() for node in GPU_NODES):
-        found["DS_ACCELERATOR"] = "cpu"
-    return found
-
-
-def python_path(environment: Mapping[str, str]) -> str:
-    """The context directory before what is there: ``python3 scripts/train.py`` alone finds only what lies beside it."""
-    return os.pathsep.join(filter(None, [str(Path.cwd()), environment.get("PYTHONPATH")]))
-
-
-def slots_of(environment: Mapping[str, str]) -> int | None:
-    """Ranks on this machine: its slots, or one where the task has none. None outside of a task."""
-    ids = environment.get("DET_SLOT_IDS")
-    return max(1, len(json.loads(ids) or [])) if ids else None
 
 
 def refused(environment: Mapping[str, str], slots: int) -> int | None:
@@ -93,7 +79,8 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         return None
     if entrypoint.is_script or entrypoint.is_legacy:  # its code may state what it trains with
         return None
-    ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
+    ranks_stated = (config.get("resources") or {}).get(SLOTS)
+    ranks = ranks_stated or slots
     machines = -(-ranks // slots)
     warning = launcher_problem(config["entrypoint"]) if machines > 1 else None
     if warning and _is_first():
@@ -103,7 +90,12 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         hparams = json.loads(environment["DET_HPARAMS"])
         seed = stated_seed(hparams, int(environment["DET_TRIAL_SEED"]))
         task = Task(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
-        _check_slots(config)
+        if ranks_stated == 0 and "torch_distributed" in str(config["entrypoint"]):
+            # It fails with an assertion; DeepSpeed's launcher starts one rank.
+            message = "must be at least 1: determined.launch.torch_distributed starts a rank for each slot"
+            raise ConfigError(
+                Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
+            )
         _decide(task, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
         drops = task is not None and task.drops_point(error)
@@ -138,14 +130,6 @@ def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) ->
     if options.engine == "deepspeed":
         for line in before_ranks(resolved, os.environ):
             print(warning_line(line), file=sys.stderr, flush=True)
-
-
-def _check_slots(config: dict[str, Any]) -> None:
-    """With 0 slots DeepSpeed's launcher starts one rank, and torchrun fails with an assertion."""
-    if "torch_distributed" in str(config["entrypoint"]) and (config.get("resources") or {}).get(SLOTS) == 0:
-        message = "must be at least 1: determined.launch.torch_distributed starts a rank for each slot"
-        problem = Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
-        raise ConfigError(problem)
 
 
 def _is_first() -> bool:

@@ -8,16 +8,20 @@ On a cluster Determined's launcher starts it. Off it ``det-ds run`` does, with t
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import survived_by_parent
-from determined_ds.train.rank_process import RankProcess, end_process, exit_of_author, os_exit_reported
+from determined_ds.train.rank_process import (
+    RankProcess,
+    end_process,
+    exit_of_author,
+    os_exit_reported,
+    rank_parser,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,30 +37,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.train", description="Train one rank.")
+    parser = rank_parser("determined_ds.train", "Train one rank.")
     add = parser.add_argument
     add("trial", metavar="MODULE:TRIAL", help="the trial class to train")
-    add("--run-dir", type=Path, help="where an off-cluster run writes (det-ds run sets it)")
-    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
-    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
-    add("--resume", metavar="UUID", help="checkpoint to resume from")
-    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
-    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
-    add("--fork", metavar="DIR", help="checkpoint of another run, to start with its weights")
     pipeline = "the trial to train instead where pipe_parallel_size is above 1"
     add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
-    add(
-        "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
-    )
-    add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
-    add("--profile", action="store_true", help="record the measured steps by torch's profiler")
-    add(
-        "--parts",
-        metavar="STEPS",
-        type=int,
-        default=0,
-        help="record so many further steps by torch's profiler",
-    )
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     add("--predict", metavar="FILE", type=Path, help="write predictions")
@@ -88,6 +73,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     if info is not None and not rank.debug:
         log_in_task(options.accelerator)
 
+    from determined_ds.train.bare_trial import trial_class
     from determined_ds.train.loop.fit import Trainer, of_hyperparameters
     from determined_ds.train.opening import open_context
     from determined_ds.train.upstream import debugging
@@ -119,7 +105,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             from determined_ds.profile.mfu import peak_flops
 
             peak_flops(context.device, context.resolved.strategy.precision)
-        trial = load_trial(spec)(context)
+        sys.path.insert(0, os.getcwd())
+        trial = trial_class(spec)(context)
         if options.measure is not None:
             from determined_ds.train.loop.measure import measure_throughput, write_measured
 
@@ -153,50 +140,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
                 of_hyperparameters(fit),
                 resumed if info is None else info.latest_checkpoint or None,
                 test_mode=options.test,
-                fork=Path(options.fork) if options.fork else None,
+                fork=options.fork,
             )
-
-
-def load_trial(spec: str) -> Any:
-    """Import ``MODULE:CLASS``.
-
-    Raises:
-        EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
-        TrialError: it lacks a method.
-    """
-    from determined.pytorch import deepspeed as det_ds
-
-    def problem(message: str, fix: str) -> EntrypointError:
-        return EntrypointError(
-            Problem(key="entrypoint", value=spec, message=message, fix=fix, code="entrypoint")
-        )
-
-    module_name, _, class_name = spec.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # a module that the trial imports is missing: its traceback says where
-        raise problem(f"there is no module {error.name}", "check the path in the entrypoint") from None
-    trial = getattr(module, class_name, None)
-    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-    classes = [
-        name
-        for name, value in found.items()
-        if issubclass(value, det_ds.DeepSpeedTrial) and value.__module__ == module.__name__
-    ]
-    there = f"use one of its trials: {', '.join(classes)}" if classes else "subclass DataParallelTrial in it"
-    if trial is None:
-        raise problem(f"module {module_name} has no {class_name}", there)
-    if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
-        raise problem(f"{class_name} must be a subclass of DeepSpeedTrial", there)
-    missing = sorted(getattr(trial, "__abstractmethods__", ()))
-    if missing:
-        message = f"does not define {', '.join(missing)}"
-        fix = "define it in the class, or in one that it derives from"
-        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
-    return trial
 
 
 if __name__ == "__main__":

@@ -80,11 +80,11 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 )
                 raise ConfigError(Problem(key="distributed", message=message, fix=fix))
             run.listens = True
+            task = task_of(run.experiment)
             context = local_core_context(
                 run.run_dir,
                 distributed or core.DummyDistributedContext(),
-                metric=run.experiment.metric,
-                smaller_is_better=run.experiment.smaller_is_better,
+                task.searcher,
                 report=run.report,
                 run=run,
                 writes_scalars=core.TensorboardMode(tensorboard_mode) == core.TensorboardMode.AUTO,
@@ -92,7 +92,6 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 info=det.get_cluster_info(),
             )
             if run.measurement is None:
-                task = task_of(run.experiment)
                 ending.enter_context(reported_to_tools(context, task, accelerator, run_dir=run.there))
             return context
 

@@ -17,37 +17,59 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
 from determined_ds.experiment.experiment import Experiment
 
 SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
 
 
-def entrypoint_problem(experiment: Experiment, message: str, fix: str, code: str = "entrypoint") -> Problem:
-    """A problem of the trial that an experiment names."""
-    return Problem(
-        key="entrypoint",
-        value=experiment.trial,
-        origin=experiment.document.origin(("entrypoint",)),
-        message=message,
-        fix=fix,
-        code=code,
-    )
+def trial_class(spec: str, origin: str = "") -> Any:
+    """Import the class ``MODULE:CLASS``; the current folder is its context directory.
 
-
-def trial_class(experiment: Experiment) -> Any:
-    """The class that an experiment's entrypoint names; the current folder is its context directory.
+    Args:
+        spec: It.
+        origin: Where it is written.
 
     Raises:
-        EntrypointError: it cannot be imported.
+        EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
+        TrialError: it lacks a method.
     """
-    module, _, name = experiment.trial.partition(":")
-    forget_namesake(module.split(".")[0])
+    from determined.pytorch import deepspeed as det_ds
+
+    def problem(message: str, fix: str) -> Problem:
+        return Problem(
+            key="entrypoint", value=spec, origin=origin, message=message, fix=fix, code="entrypoint"
+        )
+
+    module_name, _, class_name = spec.partition(":")
+    forget_namesake(module_name.split(".")[0])
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        fix = "give the CONTEXT_DIR that holds it, and install what it needs"
-        raise EntrypointError(entrypoint_problem(experiment, f"cannot be imported: {error}", fix)) from error
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a module that the trial imports is missing: its traceback says where
+        fix = "check the path in the entrypoint, and give the CONTEXT_DIR that holds it"
+        raise EntrypointError(problem(f"there is no module {error.name}", fix)) from None
+    trial = getattr(module, class_name, None)
+    if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
+        classes = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, det_ds.DeepSpeedTrial)
+            if value.__module__ == module.__name__
+        ]
+        fix = (
+            f"use one of its trials: {', '.join(classes)}" if classes else "subclass DataParallelTrial in it"
+        )
+        message = f"{class_name} must be a subclass of DeepSpeedTrial"
+        if trial is None:
+            message = f"module {module_name} has no {class_name}"
+        raise EntrypointError(problem(message, fix))
+    if missing := sorted(getattr(trial, "__abstractmethods__", ())):
+        message = f"does not define {', '.join(missing)}"
+        fix = "define it in the class, or in one that it derives from"
+        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
+    return trial
 
 
 def forget_namesake(package: str) -> None:
@@ -128,15 +150,12 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     from determined_ds.trial.ulysses import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
-        message = "subclasses DeepSpeedTrial directly: its model is built together with its engine"
-        if device == "meta":
-            raise ConfigError(entrypoint_problem(experiment, message, SAY_SIZE, "meta-build"))
+        message = (
+            f"{kind.__name__} subclasses DeepSpeedTrial directly: its model is built together with its engine"
+        )
         fix = "build the model, and fill it with load_state_dict_from_checkpoint_path"
-        raise ConfigError(entrypoint_problem(experiment, message, fix))
-    if missing := sorted(kind.__abstractmethods__):
-        message = f"does not define {', '.join(missing)}"
-        fix = "define it in the class, or in one that it derives from"
-        raise ConfigError(entrypoint_problem(experiment, message, fix, "abstract"))
+        said = (SAY_SIZE, "meta-build") if device == "meta" else (fix, "entrypoint")
+        raise ConfigError(experiment.document.problem(("entrypoint",), message, *said))
     trial: Any = kind.__new__(kind)
     trial.context = _Context(experiment, resolved, device)
     trial.args = Arguments(trial.context.get_hparams())
@@ -164,12 +183,11 @@ class Layer(torch.nn.Module):
         return self._forward_fn(self.inner, inputs) if self._forward_fn else self.inner(inputs)
 
 
-class Chain(torch.nn.Sequential):
-    """A pipeline's layers in order; the index of each is the one in the name of its checkpoint file."""
+def chain_of(specs: list[Any]) -> torch.nn.Sequential:
+    """All layers of a pipeline one after the other, on one device; tied layers of one key share a module.
 
-
-def chain_of(specs: list[Any]) -> Chain:
-    """All layers of a pipeline one after the other, on one device; tied layers of one key share a module."""
+    The index of each is the one in the name of its checkpoint file.
+    """
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
     tied: dict[str, Any] = {}
@@ -181,4 +199,4 @@ def chain_of(specs: list[Any]) -> Chain:
         if isinstance(spec, TiedLayerSpec):
             tied[spec.key] = inner
         layers.append(Layer(spec, inner))
-    return Chain(*layers)
+    return torch.nn.Sequential(*layers)

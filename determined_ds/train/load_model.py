@@ -125,7 +125,11 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
     ds = Document(name=LOAD_DATA, data=batch)
     resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
     with inside(context_dir):
-        trial = bare_trial(kind or trial_class(experiment), experiment, resolved, "cpu")
+        try:
+            kind = kind or trial_class(experiment.trial)
+        except ImportError as error:
+            raise CheckpointError(f"the trial of checkpoint {path} cannot be imported: {error}") from error
+        trial = bare_trial(kind, experiment, resolved, "cpu")
         trial.prepare()
         yield trial
 

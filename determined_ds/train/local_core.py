@@ -46,41 +46,26 @@ if TYPE_CHECKING:
 
 
 class LocalTrainContext(core.DummyTrainContext):
-    """Writes metrics to ``metrics.jsonl`` instead of sending them to a master.
-
-    Args:
-        run_dir: The run directory.
-        metric: ``searcher.metric``: the validation metric that the best checkpoint is chosen by.
-        smaller_is_better: Of that metric.
-        report: Reports the same to a master, or None.
-        run: Of a script; None where a loop of ours trains.
-        writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
-    """
+    """Writes metrics to ``metrics.jsonl`` instead of sending them to a master; see :func:`local_core_context`."""
 
     _trial_id = 0
     _exp_id = 0
 
     def __init__(
         self,
-        run_dir: Path,
-        *,
-        metric: str = "",
-        smaller_is_better: bool = True,
-        report: MasterReport | None = None,
-        run: ScriptRun | None = None,
-        writes_scalars: bool = False,
+        there: RunDir,
+        searcher: Mapping[str, Any],
+        report: MasterReport | None,
+        run: ScriptRun | None,
+        writes_scalars: bool,
     ) -> None:
-        self._there = RunDir(run_dir)
-        make_private(self._there.tensorboard)
-        super().__init__(tensorboard_path=self._there.tensorboard)
-        self._metric = metric
-        self._smaller_is_better = smaller_is_better
-        self._report = report
-        self._run = run
+        make_private(there.tensorboard)
+        super().__init__(tensorboard_path=there.tensorboard)
+        self._there, self._searcher, self._report, self._run = there, searcher, report, run
         self._writes_scalars = writes_scalars
         self._writer: Any = None
         self._best: float | None = None
-        for record in read_records(self._there.current(self._there.metrics), "validation"):  # it resumes
+        for record in read_records(there.current(there.metrics), "validation"):  # it resumes
             self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
@@ -132,8 +117,9 @@ class LocalTrainContext(core.DummyTrainContext):
         return self._best
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
-        value = finite(metrics.get(self._metric))
-        if is_better(value, self._best, smaller_is_better=self._smaller_is_better):
+        value = finite(metrics.get(self._searcher.get("metric", "")))
+        smaller = self._searcher.get("smaller_is_better") is not False
+        if is_better(value, self._best, smaller_is_better=smaller):
             self._best = value
 
 
@@ -211,26 +197,18 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
 
 class LocalCheckpointContext(core.DummyCheckpointContext):
-    """Checkpoints in a folder, each complete or absent.
-
-    Args:
-        distributed: The ranks.
-        storage_manager: Writes them.
-        report: Reports them to a master, or None.
-        links: Of the run directory, or None where they are elsewhere.
-        run: Of a script, or None.
-    """
+    """Checkpoints in a folder, each complete or absent; see :func:`local_core_context`."""
 
     def __init__(
         self,
         distributed: core.DistributedContext,
-        storage_manager: AtomicStorage,
+        files: AtomicStorage,
         report: MasterReport | None,
-        links: Links | None = None,
-        run: ScriptRun | None = None,
+        links: Links | None,
+        run: ScriptRun | None,
     ) -> None:
-        super().__init__(distributed, storage_manager)
-        self._files, self._report, self._links, self._run = storage_manager, report, links, run
+        super().__init__(distributed, files)
+        self._files, self._report, self._links, self._run = files, report, links, run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
         """Called on rank 0 once all ranks have written, before they go on.
@@ -284,9 +262,8 @@ class SignalPreemptContext(core.DummyPreemptContext):
 def local_core_context(
     run_dir: Path,
     distributed: core.DistributedContext,
+    searcher: Mapping[str, Any],
     *,
-    metric: str = "",
-    smaller_is_better: bool = True,
     report: MasterReport | None = None,
     checkpoint_dir: Path | None = None,
     run: ScriptRun | None = None,
@@ -299,12 +276,11 @@ def local_core_context(
     Args:
         run_dir: The run directory.
         distributed: The ranks.
-        metric: As for :class:`LocalTrainContext`.
-        smaller_is_better: Of that metric.
-        report: Reports to a master, or None.
+        searcher: The section; by its metric the best checkpoint is chosen.
+        report: Reports the same to a master, or None.
         checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
         run: Of a script that called ``core.init``; None where a loop of ours trains.
-        writes_scalars: As for :class:`LocalTrainContext`.
+        writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
         preempt_mode: Which ranks call ``should_preempt()``.
         more: Further parts of Determined's context.
     """
@@ -317,20 +293,14 @@ def local_core_context(
     report = report if is_chief else None
     links = None
     if checkpoint_dir is None:
-        links = Links(there, metric=metric, smaller_is_better=smaller_is_better)
+        metric, smaller = str(searcher.get("metric") or ""), searcher.get("smaller_is_better") is not False
+        links = Links(there, metric=metric, smaller_is_better=smaller)
     elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
     files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
     return core.Context(
         distributed=distributed,
         checkpoint=LocalCheckpointContext(distributed, files, report, links, run),
         preempt=SignalPreemptContext(distributed, preempt_mode),
-        train=LocalTrainContext(
-            run_dir,
-            metric=metric,
-            smaller_is_better=smaller_is_better,
-            report=report,
-            run=run,
-            writes_scalars=writes_scalars,
-        ),
+        train=LocalTrainContext(there, searcher, report, run, writes_scalars),
         **more,
     )

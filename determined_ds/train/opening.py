@@ -113,8 +113,7 @@ def open_context(
             core_context = local_core_context(
                 there.path,
                 ranks,
-                metric=str(task.searcher.get("metric", "")),
-                smaller_is_better=bool(task.searcher.get("smaller_is_better", True)),
+                task.searcher,
                 report=report,
                 checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -43,6 +44,25 @@ from determined_ds.train.warning_keeper import KEEPER
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
+
+
+def rank_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The options that a launcher hands to each rank, be it of a trial or of a script."""
+    parser = argparse.ArgumentParser(prog=f"python3 -m {module}", description=description)
+    add = parser.add_argument
+    add("--run-dir", type=Path, help="where an off-cluster run writes (det-ds run sets it)")
+    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
+    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
+    add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
+    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
+    add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
+    steps: dict[str, Any] = {"metavar": "STEPS", "type": int}
+    add("--measure", **steps, help="measure this many steps, instead of training to the end")
+    add("--warmup", **steps, default=5, help="steps before those measured")
+    add("--profile", action="store_true", help="record the measured steps by torch's profiler")
+    add("--parts", **steps, default=0, help="record so many further steps by torch's profiler")
+    return parser
 
 
 class RankProcess:

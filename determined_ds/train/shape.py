@@ -36,7 +36,6 @@ from determined_ds.train.bare_trial import (
     Layer,
     bare_trial,
     chain_of,
-    entrypoint_problem,
     inside,
     trial_class,
 )
@@ -107,9 +106,10 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.stream_loader import micro_batches_of
 
-    kind = trial_class(experiment)
     known: dict[str, Any] = {}
+    document = experiment.document
     try:
+        kind = trial_class(experiment.trial, document.origin(("entrypoint",)))
         trial = bare_trial(kind, experiment, resolved, "meta")
         trial.prepare()
         is_piped = isinstance(trial, PipelineTrial)
@@ -125,7 +125,7 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         message = f"fails on the meta device: {type(error).__name__}: {reason}"
-        raise ConfigError(entrypoint_problem(experiment, message, SAY_SIZE, "meta-build")) from error
+        raise ConfigError(document.problem(("entrypoint",), message, SAY_SIZE, "meta-build")) from error
 
     def batch_of(samples: int) -> Any:
         """A micro-batch of so many samples of the trial's training data."""
