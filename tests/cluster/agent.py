@@ -16,13 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.state import Allocation, Trial
 from tests.harness import forked
-from tests.harness.machines import HIDDEN, Machine
+from tests.harness.machines import HIDDEN, PYTHON, Machine
 from tests.harness.ranks import ROOT, free_port
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 CONTAINER = Path(__file__).with_name("container.sh")
 WORKER = ROOT / "tests/harness/worker.py"
 BIN = Path(sys.executable).parent
-# Folders that the Python which runs this needs, and that a container would hide.
-PYTHON = {os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix), sys.prefix}
 SEEN = sorted(folder for folder in PYTHON if folder.startswith(HIDDEN))
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
 WAYS = (["unshare", "-m"], ["unshare", "-U", "-r", "-m"])
@@ -98,12 +96,7 @@ class Agent:
                 start_new_session=True,
             )
             containers.append(container)
-        self._threads.append(self._thread(self._attend, containers, trial, allocation))
-
-    def _thread(self, function: object, *args: object) -> threading.Thread:
-        thread = threading.Thread(target=function, args=args, daemon=True)  # type: ignore[arg-type]
-        thread.start()
-        return thread
+        self._threads.append(started(self._attend, containers, trial, allocation))
 
     def _variables(self, trial: Trial, allocation: Allocation) -> dict[str, str]:
         latest, config = trial.latest, trial.experiment.config
@@ -143,11 +136,11 @@ class Agent:
         }
 
     def _attend(self, containers: list[subprocess.Popen[str]], trial: Trial, allocation: Allocation) -> None:
-        def read(output: list[str]) -> None:
+        def read(output: Iterable[str]) -> None:
             for line in output:
                 self._master.said(trial, line.rstrip("\n"))
 
-        readers = [self._thread(read, each.stdout) for each in containers]
+        readers = [started(read, each.stdout) for each in containers]
         while None in (codes := [each.poll() for each in containers]) and not any(codes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 containers[codes.index(None)].wait(0.2)
@@ -163,7 +156,7 @@ class Agent:
 
     def kill(self, allocation: Allocation) -> None:
         """End every process of a container at once, as ``kill -9`` does."""
-        self._thread(end_all, "DET_ALLOCATION_ID", allocation.id)
+        started(end_all, "DET_ALLOCATION_ID", allocation.id)
 
     def close(self) -> None:
         """Wait for the containers that are ending; nothing may be left of them."""
@@ -172,6 +165,12 @@ class Agent:
         self._guard.communicate(timeout=60)
         left = forked.marked(self._master.cluster_id, "DET_CLUSTER_ID")
         assert not left, f"left running: {left}"
+
+
+def started(function: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=function, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def end_all(name: str, value: str) -> None:

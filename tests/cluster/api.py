@@ -68,16 +68,12 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             return create(master, call)
         case "POST", "experiments", "continue":
             return continue_(master, body)
-        case "GET", "experiments":
-            return page("experiments", [each.view() for each in master.experiments.values()], call)
         case "GET", "experiments", number:
             return shown(master.experiments[int(number)])
         case "POST", "experiments", number, verb if verb in VERBS:
             return master.set_state(master.experiments[int(number)], VERBS[verb])
         case "GET", "experiments", number, "trials":
             return page("trials", [trial.view() for trial in master.experiments[int(number)].trials], call)
-        case "GET", "experiments", number, "checkpoints":
-            return checkpoints(master.experiments[int(number)].trials, call)
         case "GET", "experiments", number, "searcher", "best_searcher_validation_metric":
             experiment = master.experiments[int(number)]
             reports = [report for trial in experiment.trials for report in trial.of_group("validation")]
@@ -123,7 +119,10 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
         case "GET", "trials", number:
             return {"trial": master.trials[int(number)].view()}
         case "GET", "trials", number, "checkpoints":
-            return checkpoints([master.trials[int(number)]], call)
+            trial = master.trials[int(number)]
+            return page(
+                "checkpoints", [trial.checkpoint_view(each) for each in trial.checkpoints.values()], call
+            )
         case "GET", "trials", number, "logs":
             return logs(master, master.trials[int(number)], call)
         case "POST", "trials", number, "runner", "metadata":
@@ -191,11 +190,6 @@ def page(name: str, items: list[Any], call: Call) -> Json:
     part = items[offset:][: limit or None]
     of = {"startIndex": offset, "endIndex": offset + len(part), "total": len(items)}
     return {name: part, "pagination": {"offset": offset, "limit": limit, **of}}
-
-
-def checkpoints(trials: list[Trial], call: Call) -> Json:
-    found = [trial.checkpoint_view(each) for trial in trials for each in trial.checkpoints.values()]
-    return page("checkpoints", found, call)
 
 
 def shown(experiment: Experiment) -> Json:

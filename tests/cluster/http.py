@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
 
 import psutil
+from werkzeug import Request, Response
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.harness.machines import Machine
 
@@ -85,7 +84,7 @@ class Fault:
 
 
 class Server:
-    """Answers HTTP at a port of loopback, in a thread for each connection.
+    """Answers HTTP at a port of loopback, in a thread for each call.
 
     Args:
         who: Token -> (user, allocation), of which one is None, or both.
@@ -104,19 +103,19 @@ class Server:
         answer: Callable[[Call], Any],
         machine: Machine | None = None,
     ) -> None:
-        self.who, self.answer = who, answer
+        self._who, self._answer = who, answer
         self.calls: list[Call] = []
         self.errors: list[str] = []
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
 
-        class Connection(_Connection):
-            owner = self
+        def listen(address: str) -> Any:
+            return make_server(address, 0, self._obey, threaded=True, request_handler=_Handler)
 
-        self._listening = [_Http(("127.0.0.1", 0), Connection)]
+        self._listening = [listen("127.0.0.1")]
         if machine:
-            self._listening.append(machine.in_network(lambda: _Http((machine.address, 0), Connection)))
-        urls = ["http://{}:{}".format(*each.server_address[:2]) for each in self._listening]
+            self._listening.append(machine.in_network(lambda: listen(machine.address)))
+        urls = [f"http://{each.host}:{each.port}" for each in self._listening]
         self.here, self.url = urls[0], urls[-1]
         for each in self._listening:
             threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()
@@ -133,84 +132,55 @@ class Server:
             self._faults.append(fault)
         return fault
 
-    def fault_of(self, call: Call) -> Fault | None:
-        """The fault that a call meets, if any."""
+    @Request.application
+    def _obey(self, request: Request) -> Response:
+        call = Call(method=request.method, path=request.path, query=request.args.to_dict(flat=False))
+        of_task = request.headers.get("Grpc-Metadata-x-allocation-token")
+        token = of_task or request.headers.get("Authorization", "")
+        call.user, call.allocation = self._who(token.removeprefix("Bearer "))
+        self.calls.append(call)
         with self._lock:
-            return next((fault for fault in self._faults if fault.meets(call)), None)
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle of an answer is no error of ours."""
-
-
-class _Connection(BaseHTTPRequestHandler):
-    """One connection: several calls, one after the other."""
-
-    protocol_version = "HTTP/1.1"
-    owner: Server
-    _rank: int | None = None
-    _looked = False
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """The record of calls says it all."""
-
-    def _handle(self) -> None:
-        url = urlsplit(self.path)
-        posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        call = Call(method=self.command, path=url.path, query=parse_qs(url.query))
-        of_task = self.headers.get("Grpc-Metadata-x-allocation-token")
-        token = of_task or self.headers.get("Authorization") or ""
-        call.user, call.allocation = self.owner.who(token.removeprefix("Bearer "))
-        self.owner.calls.append(call)
-        fault = self.owner.fault_of(call)
+            fault = next((fault for fault in self._faults if fault.meets(call)), None)
         kind = fault.kind if fault else ""
         if fault and kind == "answer":
-            return self._send(call, fault.status, fault.body)
+            return _response(call, fault.status, json.dumps(fault.body))
         time.sleep(fault.seconds if fault else 0)
         try:
-            call.body = json.loads(posted) if posted else None
-            if of_task and not self._looked:
-                self._looked, self._rank = True, rank_at(self.client_address[1])
-            call.rank = self._rank
-            answer = self.owner.answer(call)
+            call.body = json.loads(request.data) if request.data else None
+            call.rank = rank_at(request.environ["REMOTE_PORT"]) if of_task else None
+            answer = self._answer(call)
         except Exception as error:
             status, said = getattr(error, "status", 500), str(error)
             if not isinstance(error, Refused):
                 said = f"{type(error).__name__}: {error}"
-                self.owner.errors.append(f"{call.method} {call.path}: {said}")
+                self.errors.append(f"{call.method} {call.path}: {said}")
             code, reason = GRPC[status]
-            return self._send(call, status, {"error": {"code": code, "reason": reason, "error": said}})
+            return _response(
+                call, status, json.dumps({"error": {"code": code, "reason": reason, "error": said}})
+            )
         if kind == "close after":
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(socket.SHUT_RDWR)
-            return None
+            raise ConnectionResetError
         if fault and kind == "answer after":
-            return self._send(call, fault.status)
-        return self._send(call, 200, {} if answer is None else answer)
+            return _response(call, fault.status, "")
+        if isinstance(answer, Iterator):
+            return _response(call, 200, (json.dumps({"result": line}) + "\n" for line in answer))
+        return _response(call, 200, json.dumps({} if answer is None else answer))
 
-    do_GET = do_POST = do_PATCH = do_PUT = _handle
 
-    def _send(self, call: Call, status: int, *answer: Json) -> None:
-        """Send an answer; an iterator's items as one JSON a line, as they come."""
-        call.status = status
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        if answer and isinstance(answer[0], Iterator):
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for line in answer[0]:
-                text = json.dumps({"result": line}).encode() + b"\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
-            self.wfile.write(b"0\r\n\r\n")
-        else:
-            body = json.dumps(answer[0]).encode() if answer else b""
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+class _Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"  # for answers that are sent in chunks
+
+    def log(self, *args: Any) -> None:
+        """The record of calls says it all."""
+
+    def connection_dropped(self, *args: Any) -> None:
+        """By the server itself (``close after``), else by the client."""
+        self.close_connection = True
+
+
+def _response(call: Call, status: int, body: str | Iterator[str]) -> Response:
+    call.status = status
+    return Response(body, status, content_type="application/json")
 
 
 def rank_at(port: int) -> int | None:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
-
 from tests.harness.forked import MARK, Forked, marked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +28,7 @@ def det_ds(
     env: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``det-ds`` on CPUs to its end, as a fork. No process that it has started may be left.
-
-    Args:
-        arguments: Of the command.
-        cwd: Where it is started.
-        env: More environment variables.
-        timeout_s: How long it may take.
-    """
+    """Run ``det-ds`` on CPUs to its end, as a fork with more environment variables."""
     words = [*map(str, arguments), "--accelerator", "cpu"]
     return run_forked(
         "tests.harness.forked:det_ds", words, env=_environment(env), cwd=cwd, timeout_s=timeout_s
@@ -80,15 +71,7 @@ class Started(Forked):
 def run_forked(
     function: str, words: list[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of ``forked.py`` to its end. No process that it has started may be left.
-
-    Args:
-        function: ``module:name``.
-        words: Its arguments.
-        env: Its environment, but for the mark by which its processes are found.
-        cwd: Where it is started.
-        timeout_s: How long it may take.
-    """
+    """Run a program of ``forked.py``, ``module:name``, to its end. No process that it has started may be left."""
     with (
         open(os.devnull) as nothing,
         tempfile.TemporaryFile("w+", errors="replace") as out,
@@ -126,15 +109,7 @@ def det_ds_program(
     timeout_s: float = TIMEOUT_S,
     accelerator: str = "cpu",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``det-ds`` to its end as its users start it, with ranks that are programs: seconds, each of them.
-
-    Args:
-        arguments: Of the command; no process that it has started may be left at its end.
-        cwd: Where it is started.
-        env: More environment variables.
-        timeout_s: How long it may take.
-        accelerator: ``cpu`` or ``cuda``.
-    """
+    """Run ``det-ds`` to its end as its users start it, with ranks that are programs: seconds, each of them."""
     words = [str(argument) for argument in arguments]
     environment = _environment(env)
     done = subprocess.run(
@@ -148,15 +123,3 @@ def det_ds_program(
     )
     nothing_left(environment[MARK])
     return done
-
-
-def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Every process, whoever its parent is, that was started with this run directory as a word."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(run_dir.resolve()) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found

@@ -52,7 +52,9 @@ echo ready
 read -r _ || true
 """
 NEEDED = ("unshare", "nsenter", "ip", "mount", "hostname")
+# Folders that a machine or a container has for itself; and those that the Python which runs this needs.
 HIDDEN = ("/run/", "/tmp/")
+PYTHON = {os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix), sys.prefix}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,26 +168,11 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(_machine(folder, number)) for number in (0, 1))
         # Seen from here, where the process ids of both are known.
-        cable = [
-            "ip",
-            "link",
-            "add",
-            "eth0",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            str(second.init),
-        ]
+        cable = f"ip link add eth0 type veth peer name eth0 netns {second.init}".split()
         subprocess.run(["nsenter", f"--net=/proc/{first.init}/ns/net", *cable], check=True)
         for machine in (first, second):
-            for words in (
-                ["address", "add", f"{machine.address}/24", "dev", "eth0"],
-                ["link", "set", "eth0", "up"],
-            ):
-                done = machine.run(["ip", *words])
+            for words in (f"address add {machine.address}/24 dev eth0", "link set eth0 up"):
+                done = machine.run(["ip", *words.split()])
                 assert done.returncode == 0, done.stdout
         yield first, second
 
@@ -201,13 +188,7 @@ def _machine(folder: Path, number: int) -> Iterator[Machine]:
     (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, and at once
     others = "".join(f"{NETWORK}.{each + 1} machine{each}\n" for each in (0, 1) if each != number)
     (own / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}")
-    seen = {
-        str(shared),
-        str(ROOT),
-        sys.prefix,
-        os.path.realpath(sys.prefix),
-        os.path.realpath(sys.base_prefix),
-    }
+    seen = {str(shared), str(ROOT), *PYTHON}
     words = [str(own), name, *sorted(path for path in seen if path.startswith(HIDDEN))]
     namespaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
     process = subprocess.Popen(

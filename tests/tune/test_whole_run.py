@@ -13,7 +13,7 @@ import pytest
 
 import determined_ds
 from determined_ds.errors import ConfigError, TrainingError
-from tests.harness.command import ROOT, det_ds, processes_of
+from tests.harness.command import ROOT, det_ds
 
 EPOCHS, SAMPLES = 3, 64
 LENGTH = ["hyperparameters.fit.max_length=null", f"hyperparameters.fit.max_length={{epochs: {EPOCHS}}}"]
@@ -63,7 +63,6 @@ def test_it_is_the_training_that_det_ds_run_does(
     assert result.samples_per_second == pytest.approx(EPOCHS * SAMPLES / sum(result.seconds_per_epoch))
     assert result.tokens_per_second is None
     assert result.peak_memory_bytes > 2**26
-    assert processes_of(own_model / "trained") == []
     assert asdict(result)["method"] == "zero0"
 
     assert (result.final_loss, result.train_losses) == (result.losses_per_epoch[-1], result.losses_per_epoch)
@@ -88,7 +87,6 @@ def test_a_training_that_fails_says_why(own_model: Path) -> None:
         trained(own_model)
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in str(caught.value)
     assert str(own_model / "trained") in str(caught.value)
-    assert processes_of(own_model / "trained") == []
 
 
 @pytest.mark.long("one more run; protocol/test_metrics_file reads what is not finite")
