@@ -544,6 +544,13 @@ def start_task(environment: Mapping[str, str]) -> tuple[int, dict[str, str], lis
     return code, exports, err.getvalue().splitlines()
 
 
+def trial_class(spec: str) -> Any:
+    """The class ``MODULE:CLASS`` as a rank imports it; the current folder is its context directory."""
+    from determined_ds.train import bare_trial
+
+    return bare_trial.trial_class(spec)
+
+
 def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) -> None:
     """In this process, start ranks and runs by these functions in place of new programs; see ``harness/forked.py``."""
     from types import SimpleNamespace

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from determined_ds.errors import EntrypointError, TrialError
-from determined_ds.train.bare_trial import trial_class
+from tests.package import trial_class
 
 SOURCE = """
 from determined_ds import DataParallelTrial
