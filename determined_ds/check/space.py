@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
+from determined_ds.config.params import is_any_number
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document
 from determined_ds.documents.points import Point
@@ -60,7 +61,7 @@ def judge_points(
         return judged[-1][0]
 
     for index, values in enumerate(points.values):
-        point = Point(experiment.space.at(values), searched, known)
+        point = Point(experiment.space.at(values), searched, known, is_any_number)
         alike = point.once("judgement", partial(judge, experiment.hyperparameters.holding(point)))
         alike.append(index)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from determined_ds.config.params import AUTO, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, words
-from determined_ds.documents.judging import Fault, faults, one_each, problem_of
+from determined_ds.documents.judging import Fault, faults, problem_of
 from determined_ds.errors import Problem
 
 ZERO = "zero_optimization"
@@ -62,7 +62,7 @@ def located_problems(document: Document) -> Located:
 
     Each with its path. ``"auto"`` is of every type.
     """
-    broken = one_each(faults(known_keys(), document.data, takes_auto=True))
+    broken = faults(known_keys(), document.data, takes_auto=True)
 
     def is_harmless(path: KeyPath, fault: Fault) -> bool:
         if fault.keyword == "deprecated":  # DeepSpeed takes an old name unless the new one is there too

@@ -20,6 +20,7 @@ from determined_ds.config.ds_schema import ZERO, params_of
 from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Batch
 from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, Hyperparameters
 from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.points import compared
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     problems, rate = [], place_of_rate(ds)
     for path in ds.once("stated values", stated_values):
         value, (name, own) = ds.get(path), _hyperparameter(path[-1], hyperparameters)
+        compared(hyperparameters.data, name)
         if own not in (None, value):
             message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
             fix = f'write "auto" there to use the hyperparameter, or remove {name}'

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
-from determined_ds.documents.judging import JSON_TYPES, Json, faults, one_each, problem_of
+from determined_ds.documents.judging import JSON_TYPES, Json, faults, problem_of
 from determined_ds.documents.points import shared
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
@@ -108,7 +108,7 @@ def read_model(model: type[T], document: Document, path: KeyPath) -> tuple[T, li
 def _read(schema: Json, document: Document, path: KeyPath) -> tuple[Any, list[Problem]]:
     """What stands at a path, as its schema reads it, and the problem of each place at fault in it."""
     value = document.get(path)
-    broken = one_each(fault._replace(path=(*path, *fault.path)) for fault in faults(schema, value))
+    broken = faults(schema, value, path)
     return _made(schema, value, path, broken), [problem_of(document, fault) for fault in broken.values()]
 
 
@@ -443,6 +443,15 @@ NUMBERS = {
     **dict.fromkeys(_NUMBERS_OF_MODELS, _NUMBER),
     **{name: {**_NUMBER, "exclusiveMaximum": 1} for name in ("adam_beta1", "adam_beta2")},
 }
+# Those of which one real number above 0, below 1, is as good as another, where nothing else states the same.
+REALS = words(
+    "learning_rate lr warmup_min_lr warmup_max_lr weight_decay eps adam_epsilon adam_beta1 adam_beta2"
+)
+
+
+def is_any_number(name: str, value: Any) -> bool:
+    """Whether whatever is decided by a hyperparameter would be the same with another such number."""
+    return name in REALS and type(value) is float and 0 < value < 1
 
 
 def parse_hyperparameters(document: Document) -> Hyperparameters:

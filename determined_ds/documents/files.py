@@ -1,4 +1,4 @@
-"""Configuration files are read whole, and files are written whole: one at a time, or all of them or none."""
+"""Configuration files are read whole, and files are written whole."""
 
 from __future__ import annotations
 
@@ -75,15 +75,27 @@ def _configurations_at(folder: Path) -> str:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file aside, put it on the disk and rename it: whatever happens, it is as it was or as it should be.
 
+    A link stays one, and a file that is replaced keeps its mode.
+
     Raises:
         OSError: it cannot be written; then nothing has changed.
     """
-    with contextlib.ExitStack() as stack:
-        os.replace(_written_beside(path, content, stack), path)
+    target = Path(os.path.realpath(path))
+    new = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with new.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(target, new)
+        os.replace(new, target)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str = "--force") -> None:
-    """Write text files, each of them whole at any moment; none where one of them cannot be written.
+    """Write text files, each of them whole at any moment; none where one of them may not be replaced.
 
     Args:
         texts: Path -> text. Folders that are missing are made.
@@ -91,44 +103,23 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
         permission: What the user may say to have them replaced, for the message.
 
     Raises:
-        ConfigError: one is there already, or cannot be written; all that are so. Then no file has changed,
-            unless a rename itself failed.
+        ConfigError: some are there already, which is said of all of them; or one cannot be written.
     """
-    problems: list[Problem] = []
-    for at in texts:
-        if at.is_dir():
-            problems.append(_refused(at, "is a folder", "name a file"))
-        elif not overwrite and os.path.lexists(at):
-            fix = f"give {permission} to replace it, or another name"
-            problems.append(_refused(at, "is there already", fix, "exists"))
+
+    def refused(at: Path, message: str, fix: str, code: str = "output") -> Problem:
+        return Problem(key="", origin=str(at), message=message, fix=fix, code=code)
+
+    problems = [refused(at, "is a folder", "name a file") for at in texts if at.is_dir()]
+    if not overwrite:
+        there = [at for at in texts if os.path.lexists(at) and not at.is_dir()]
+        fix = f"give {permission} to replace it, or another name"
+        problems += [refused(at, "is there already", fix, "exists") for at in there]
     if problems:
         raise ConfigError(problems)
-    written = []
-    with contextlib.ExitStack() as stack:
-        for at, text in texts.items():
-            try:
-                at.parent.mkdir(parents=True, exist_ok=True)
-                target = Path(os.path.realpath(at))
-                written.append((_written_beside(target, text, stack), target))
-                if target.exists():
-                    shutil.copymode(target, written[-1][0])
-            except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
-                message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-                raise ConfigError(_refused(at, message, "name a folder that can be written to")) from None
-        for new, target in written:
-            os.replace(new, target)
-
-
-def _refused(at: Path, message: str, fix: str, code: str = "output") -> Problem:
-    return Problem(key="", origin=str(at), message=message, fix=fix, code=code)
-
-
-def _written_beside(path: Path, content: str | bytes, stack: contextlib.ExitStack) -> Path:
-    """A new file in the folder of another, on the disk; the stack removes it, unless it has been renamed."""
-    new = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    stack.callback(new.unlink, missing_ok=True)
-    with new.open("xb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    return new
+    for at, text in texts.items():
+        try:
+            at.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(at, text)
+        except (OSError, ValueError) as error:  # a ValueError: a path with a null byte in it
+            message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+            raise ConfigError(refused(at, message, "name a folder that can be written to")) from None

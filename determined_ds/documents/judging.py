@@ -14,7 +14,7 @@ import math
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from determined_ds.documents.document import Document, KeyPath, one_of, unknown_key
@@ -84,13 +84,19 @@ def _listed(names: str | list[str]) -> list[str]:
 
 
 def faults(
-    schema: Json, value: Json, *, named: Callable[[str], Json] | None = None, takes_auto: bool = False
-) -> Iterator[Fault]:
-    """Everything that a schema refuses in a value.
+    schema: Json,
+    value: Json,
+    path: KeyPath = (),
+    *,
+    named: Callable[[str], Json] | None = None,
+    takes_auto: bool = False,
+) -> dict[KeyPath, Fault]:
+    """Everything that a schema refuses in a value: of each place the fault that says most.
 
     Args:
         schema: It.
         value: Plain data.
+        path: Where it stands.
         named: A schema by its ``$ref``.
         takes_auto: Whether "auto" is of every type and of every enum, as if each had the keyword ``auto``.
     """
@@ -177,7 +183,16 @@ def faults(
             if not holds:
                 yield Fault(path, keyword, value, schema, wanted)
 
-    return judge(schema, value, ())
+    said: dict[KeyPath, Fault] = {}
+    for fault in judge(schema, value, path):
+        held = said.get(fault.path)
+        if held is None or _FIRST.get(held.keyword, 3) >= _FIRST.get(fault.keyword, 3):
+            said[fault.path] = fault
+    return said
+
+
+# Keywords that say most of a place; of the others the last is the most exact.
+_FIRST = {"removed": 0, "deprecated": 0, "unknown": 0, "missing": 1, "type": 2}
 
 
 def _of_union(
@@ -238,20 +253,6 @@ def _compared(rule: dict[str, str], fields: dict[str, Json], path: KeyPath, sche
         inner, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
         if not (inner.startswith(parent) if inner.startswith("/") else not inner.startswith("..")):
             yield Fault((*path, rule["a"]), "compared", a, schema, (kind, rule["b"], b))
-
-
-# Keywords that say most of a place; of the others the last is the most exact.
-_FIRST = {"removed": 0, "deprecated": 0, "unknown": 0, "missing": 1, "type": 2}
-
-
-def one_each(found: Iterable[Fault]) -> dict[KeyPath, Fault]:
-    """Of each place the fault that says most."""
-    said: dict[KeyPath, Fault] = {}
-    for fault in found:
-        held = said.get(fault.path)
-        if held is None or _FIRST.get(held.keyword, 3) >= _FIRST.get(fault.keyword, 3):
-            said[fault.path] = fault
-    return said
 
 
 # ------------------------------------------------------------------------------------------------- words

@@ -1,4 +1,4 @@
-"""Points of a search space: what is worked out of one holds for all that have the same values of what it read."""
+"""Points of a search space: what is worked out of one holds for all that are alike in what it read of them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ class Point(dict[str, Any]):
         values: The hyperparameters.
         searched: The names of those that differ between points.
         known: What was worked out of points so far; all points of one search share it, and no others.
+        is_any: Whether a value is one of those of its name that make no difference, unless it is read exactly.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], searched: frozenset[str], known: dict[Hashable, Any]
+        self,
+        values: Mapping[str, Any],
+        searched: frozenset[str],
+        known: dict[Hashable, Any],
+        is_any: Callable[[str, Any], bool],
     ) -> None:
         super().__init__(values)
-        self.searched = searched
-        self.known = known
-        self.read: set[str] = set()
+        self.searched, self.known, self.is_any = searched, known, is_any
+        self.read: set[tuple[str, bool]] = set()  # names, and whether they were read exactly
 
     def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
+        self.read.add((name, False))
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
+        self.read.add((name, False))
         return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:  # in Python, so that dict(point) reads each value by its key
@@ -46,26 +50,35 @@ class Point(dict[str, Any]):
             what: Of what kind the result is, and all that it depends on beside the point.
             make: It reads hyperparameters from this point alone.
         """
-        # The names that were read -> their values -> the result.
-        made: dict[tuple[str, ...], dict[tuple[str, ...], T]] = self.known.setdefault(what, {})
-        for names, results in made.items():
-            if (values := self._values(names)) in results:
-                self.read.update(names)
+        # What was read -> the values there -> the result.
+        made: dict[tuple[tuple[str, bool], ...], dict[tuple[str, ...], T]] = self.known.setdefault(what, {})
+        for reads, results in made.items():
+            if (values := self._values(reads)) in results:
+                self.read.update(reads)
                 return results[values]
         before, self.read = self.read, set()
         try:
             result = make()
         finally:
             read, self.read = self.read, before | self.read
-        names = tuple(sorted(read & self.searched))
-        made.setdefault(names, {})[self._values(names)] = result
+        reads = tuple(sorted(each for each in read if each[0] in self.searched))
+        made.setdefault(reads, {})[self._values(reads)] = result
         return result
 
-    def _values(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _values(self, reads: tuple[tuple[str, bool], ...]) -> tuple[str, ...]:
         """As texts, since 1, 1.0 and true are equal, and not the same."""
-        return tuple([repr(dict.__getitem__(self, name)) for name in names])
+        values = [(name, dict.__getitem__(self, name), is_exact) for name, is_exact in reads]
+        return tuple(
+            ["" if not exact and self.is_any(name, own) else repr(own) for name, own, exact in values]
+        )
 
 
 def shared(hyperparameters: Mapping[str, Any], what: Hashable, make: Callable[[], T]) -> T:
     """What ``make`` returns; of a :class:`Point` of a search, once for all that are alike."""
     return hyperparameters.once(what, make) if isinstance(hyperparameters, Point) else make()
+
+
+def compared(hyperparameters: Mapping[str, Any], name: str) -> None:
+    """Say of a hyperparameter that was read that its exact value decides."""
+    if isinstance(hyperparameters, Point):
+        hyperparameters.read.add((name, True))

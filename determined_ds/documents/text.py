@@ -118,9 +118,6 @@ def _place(node: Any) -> Place:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-_Pairs = dict[str, tuple[yaml.Node, yaml.Node]]  # key and value of each name in a mapping
-
-
 class _NodeReader:
     """Turns composed nodes into plain data, noting each key's place and refusing repeated keys."""
 
@@ -130,61 +127,53 @@ class _NodeReader:
         self.places: dict[KeyPath, Place] = {}
         self._repeated: list[Problem] = []
         self._num_nodes = 0
-        self._pairs: dict[int, _Pairs] = {}  # of each mapping by its id
 
     def read(self, node: yaml.Node) -> Any:
         """The data of the top node, each key once."""
-        data = self.value(node, ())
+        data = self._value(node, ())
         if self._repeated:
             raise ConfigError(self._repeated)
         return data
 
-    def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self._grow(1, node, len(path))
-        self.places.setdefault(path, _place(node))
-        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            pairs = self._merged(node, path, 0)
-            self.places |= {(*path, name): _place(key) for name, (key, _) in pairs.items()}
-            return {name: self.value(item, (*path, name)) for name, (_, item) in pairs.items()}
-        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(node)
-
     def _refused(self, node: yaml.Node, message: str, fix: str) -> ConfigError:
         return refusal(self.name, message, fix, _place(node))
 
-    def _grow(self, num_nodes: int, node: yaml.Node, depth: int) -> None:
-        self._num_nodes += num_nodes
-        if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
+    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
             message = "grows without end, by anchors that hold each other"
             raise self._refused(node, message, "do not nest YAML anchors in themselves")
+        self.places.setdefault(path, _place(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            self._merge(node, path)
+            self.places |= {(*path, key.value): _place(key) for key, _ in node.value}
+            return {key.value: self._value(item, (*path, key.value)) for key, item in node.value}
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node)
 
-    def _merged(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> _Pairs:
-        """Key and value of each name in a mapping: those that ``<<`` merges first, unless it gives them itself."""
-        if id(node) in self._pairs:
-            return self._pairs[id(node)]
-        self._grow(0, node, depth)
-        own, merged, first = _Pairs(), _Pairs(), dict[str, Place]()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise self._refused(key, "a key must be a plain word", "write `key: value`")
+    def _merge(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        """Put what ``<<`` merges into a mapping before its own keys, and leave each key once."""
+        first: dict[str, Place] = {}
+        for key, _ in node.value:
             place = _place(key)
-            if (before := first.setdefault(key.value, place)) is not place:
+            if (
+                isinstance(key, yaml.ScalarNode)
+                and (before := first.setdefault(key.value, place)) is not place
+            ):
                 message, fix = f"given twice, on lines {before[0]} and {place[0]}", "keep one of them"
                 at, name = origin_at(self.name, place), dotted((*path, key.value))
                 problem = Problem(key=name, message=message, origin=at, fix=fix, code="duplicate-key")
                 self._repeated.append(problem)
-            if key.tag != _MERGE:
-                own[key.value] = (key, value)
-                continue
-            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                if not isinstance(source, yaml.MappingNode):
-                    fix = "write <<: *anchor, or <<: [*one, *other]"
-                    raise self._refused(source, "<< merges mappings only", fix)
-                merged = self._merged(source, path, depth + 1) | merged  # the first that gives a key wins
-        self._grow(len(merged), node, depth)
-        self._pairs[id(node)] = pairs = {**merged, **own}
-        return pairs
+        try:
+            yaml.constructor.SafeConstructor().flatten_mapping(node)
+        except yaml.YAMLError:
+            fix = "write <<: *anchor, or <<: [*one, *other]"
+            raise self._refused(node, "<< merges mappings only", fix) from None
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._refused(key, "a key must be a plain word", "write `key: value`")
+        node.value = [*{key.value: (key, item) for key, item in node.value}.values()]
 
     def _scalar(self, node: yaml.Node) -> Any:
         kind, text = node.tag.removeprefix(_TAG), node.value

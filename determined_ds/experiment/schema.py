@@ -22,7 +22,7 @@ from determined_ds.documents.document import (
     nearest,
     one_of,
 )
-from determined_ds.documents.judging import Fault, Json, faults, one_each, problem_of
+from determined_ds.documents.judging import Fault, Json, faults, problem_of
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import NOT_GIVEN, EntrypointError, Problem
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, read_entrypoint
@@ -47,7 +47,9 @@ EDITS: dict[str, dict[str, Json]] = {
     # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
     "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
     "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
-    "azure": {"checks": {}},  # its credentials are judged in experiment_problems
+    # The cluster's own storage completes them. Credentials of azure are judged in experiment_problems.
+    **{storage: {"eventuallyRequired": []} for storage in ("shared-fs", "directory", "s3", "gcs")},
+    "azure": {"eventuallyRequired": [], "checks": {}},
     "searcher-adaptive-asha": {"eventuallyRequired": _ASHA_NEEDS},
     "searcher-async-halving": {"eventuallyRequired": [*_ASHA_NEEDS, "num_rungs"]},
     "searcher": {
@@ -89,10 +91,7 @@ def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
         known = keys_of("checkpoint-storage")
         storage = {key: value for key, value in storage.items() if value is not None or key not in known}
         storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
-    judged = faults(schema("experiment"), {**document.data, "checkpoint_storage": storage}, named=schema)
-    found = one_each(
-        fault for fault in judged if fault.path[:1] != ("checkpoint_storage",) or fault.detail != "eventually"
-    )
+    found = faults(schema("experiment"), {**document.data, "checkpoint_storage": storage}, named=schema)
     changes: list[tuple[KeyPath, Json, str]] = []
     for path, fault in [item for item in found.items() if item[1].keyword == "unknown"]:
         guess = nearest(str(path[-1]), sorted(fault.schema["properties"].keys() - _NOT_ADVISED)) or ""
