@@ -1,7 +1,8 @@
 """Determined's schemas of an experiment configuration: what a master refuses, which keys it knows.
 
-The files in ``schema_files`` are those of Determined 0.38.1, unchanged. :data:`EDITS` is what the master's code refuses
-beyond them. A null counts as absent wherever a key may be absent.
+``schemas.json`` has the files of ``schemas/expconf/v0`` of Determined 0.38.1 by their names, each as it is there. They
+are Determined's, under the Apache License 2.0, and its package does not contain them. :data:`EDITS` is what the
+master's code refuses beyond them. A null counts as absent wherever a key may be absent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from determined_ds.errors import NOT_GIVEN, EntrypointError, Problem
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, read_entrypoint
 from determined_ds.experiment.space import AXES
 
-FOLDER = Path(__file__).with_name("schema_files")
+SCHEMAS = Path(__file__).with_name("schemas.json")
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 STORAGES = ("shared_fs", "directory", "s3", "gcs", "azure")
 _ASHA_NEEDS = ["max_trials", "metric", "max_time", "time_metric"]
@@ -47,9 +48,8 @@ EDITS: dict[str, dict[str, Json]] = {
     # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
     "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
     "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
-    # The cluster's own storage completes them. Credentials of azure are judged in experiment_problems.
-    **{storage: {"eventuallyRequired": []} for storage in ("shared-fs", "directory", "s3", "gcs")},
-    "azure": {"eventuallyRequired": [], "checks": {}},
+    # The cluster's own storage completes them.
+    **{storage: {"eventuallyRequired": []} for storage in ("shared-fs", "directory", "s3", "gcs", "azure")},
     "searcher-adaptive-asha": {"eventuallyRequired": _ASHA_NEEDS},
     "searcher-async-halving": {"eventuallyRequired": [*_ASHA_NEEDS, "num_rungs"]},
     "searcher": {
@@ -61,14 +61,18 @@ EDITS: dict[str, dict[str, Json]] = {
 
 
 @cache
+def _schemas() -> dict[str, dict[str, Json]]:
+    found: dict[str, dict[str, Json]] = json.loads(SCHEMAS.read_text(encoding="utf-8"))
+    for name, edits in EDITS.items():
+        for place, value in edits.items():
+            path = tuple(int(step) if step.isdigit() else step for step in place.split("."))
+            get_path(found[name], path[:-1])[path[-1]] = value
+    return found
+
+
 def schema(name: str) -> dict[str, Json]:
     """A schema by its address, or by the name of what it describes, e.g. ``searcher-grid``."""
-    name = name.rpartition("/")[2].removesuffix(".json").replace("_", "-")
-    found: dict[str, Json] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    for place, value in EDITS.get(name, {}).items():
-        path = tuple(int(step) if step.isdigit() else step for step in place.split("."))
-        get_path(found, path[:-1])[path[-1]] = value
-    return found
+    return _schemas()[name.rpartition("/")[2].removesuffix(".json").replace("_", "-")]
 
 
 def keys_of(*names: str) -> frozenset[str]:
@@ -81,7 +85,7 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
 
     A misspelt key counts as the one that was meant, unless that is given too, so that this is not missing.
     """
-    return document.once(FOLDER, lambda: _as_meant(document))
+    return document.once(SCHEMAS, lambda: _as_meant(document))
 
 
 def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
@@ -102,7 +106,7 @@ def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
                 changes += [(path, NOT_GIVEN, ""), (right, document.get(path), document.origin(path))]
                 if found.get(right, fault).keyword == "missing":
                     del found[right]
-    return found, document.overwritten_all(changes) if changes else document
+    return found, document.overwritten(*changes) if changes else document
 
 
 def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
@@ -114,29 +118,7 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
     Args:
         document: The experiment configuration, as submitted.
     """
-    config, found = document.data, faults_of(document)[0]
-    errors, warnings = in_words(found, document), list[Problem]()
-
-    def refuse(path: KeyPath, message: str, fix: str, code: str) -> None:
-        if not any(path[:end] in found for end in range(len(path) + 1)):
-            errors.append(document.problem(path, message, fix, code))
-
-    # What the master refuses in its code. An empty workspace or project counts as none.
-    for key, other in (("project", "workspace"), ("workspace", "project")):
-        if config.get(other) and not config.get(key):
-            fix = f"write {key}: NAME too, or remove {other}"
-            refuse((other,), f"is given without {key}", fix, "missing-key")
-    policies = config.get("log_policies")
-    names = [get_path(policy, ("name",)) for policy in policies] if isinstance(policies, list) else []
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name in names[:index]:
-            fix = "give it another name, or remove one"
-            refuse(("log_policies", index, "name"), "is the name of another policy too", fix, "duplicate-key")
-    storage = config.get("checkpoint_storage")
-    others = [key for key in ("account_url", "credential") if get_path(storage, (key,)) is not None]
-    if others and get_path(storage, ("connection_string",)) is not None:
-        path, fix = ("checkpoint_storage", "connection_string"), "keep it, or account_url with credential"
-        refuse(path, f"is given beside {' and '.join(others)}", fix, "invalid")
+    errors, warnings = in_words(faults_of(document)[0], document), list[Problem]()
     stated, entrypoint = document.get(("entrypoint",)), None
     with contextlib.suppress(EntrypointError):
         entrypoint = read_entrypoint(stated)

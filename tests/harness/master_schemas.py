@@ -33,7 +33,7 @@ from referencing.jsonschema import DRAFT7
 Json = Any
 Errors = Iterator[ValidationError]
 
-SCHEMA_DIR = resources.files("determined_ds") / "experiment/schema_files"
+SCHEMA_FILE = resources.files("determined_ds") / "experiment/schemas.json"
 BASE_URL = "http://determined.ai/schemas/expconf/v0/"
 REMOVED_SEARCHERS = ("adaptive", "adaptive_simple", "custom", "sync_halving")
 TIMED_SEARCHERS = ("adaptive_asha", "async_halving")
@@ -244,8 +244,7 @@ _CompletenessValidator = extend(
 
 def _load_schemas() -> dict[str, Json]:
     """The schemas by URL, less ``$schema``: with it jsonschema would swap our validators for its own."""
-    files = (file for file in SCHEMA_DIR.iterdir() if file.name.endswith(".json"))
-    loaded = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    loaded = json.loads(SCHEMA_FILE.read_text(encoding="utf-8")).values()
     return {each["$id"]: {key: value for key, value in each.items() if key != "$schema"} for each in loaded}
 
 
