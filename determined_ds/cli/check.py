@@ -155,7 +155,7 @@ def _does_not_fit(size: str) -> DoesNotFit:
     from determined_ds.memory.fitting import memory_problem
     from determined_ds.memory.units import parse_bytes
 
-    num_bytes = parse_bytes(size, key="--gpu-memory")
+    num_bytes = parse_bytes(size)
 
     def does_not_fit(
         experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, point: Document

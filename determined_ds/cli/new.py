@@ -95,7 +95,7 @@ def new(
 
     With --experiment: list the ZeRO stages and offloads that a model of a given size could be trained with, the one
     that communicates least first, and write the DeepSpeed JSON and the YAML of the first that fits, to
-    experiments/deepspeed/NAME.json and experiments/NAME.yaml; of a pipeline, under the schedule that waits least.
+    experiments/deepspeed/NAME.json and experiments/NAME.yaml.
     """
     from determined_ds.documents.files import write_files
     from determined_ds.scaffold.copies import copy_of
@@ -129,17 +129,22 @@ def _flag(name: str) -> str:
 def _new_experiment(name: str | None, output: Path, force: bool, *, dry_run: bool, **asked: Any) -> None:
     from determined_ds.documents.files import write_files
     from determined_ds.errors import ConfigError
-    from determined_ds.memory.plan import candidates, choose, default_name, experiment_files, read_request
+    from determined_ds.memory.plan import (
+        candidates,
+        default_name,
+        experiment_files,
+        nothing_fits,
+        read_request,
+    )
 
     asked = {key: value for key, value in asked.items() if value is not None}
     _check_given(asked)
     request = read_request(**asked)
     considered = list(candidates(request))
-    try:
-        strategy, schedules = choose(request, considered)
-    except ConfigError:
-        _show(request, considered, None, [], err=True)
-        raise
+    strategy = next((each.strategy for each in considered if each.fits), None)
+    if strategy is None:
+        _show(request, considered, None, err=True)
+        raise ConfigError(nothing_fits(request, considered))
     name = default_name(request, strategy) if name is None else name
     _check_names(name, request.entrypoint)
     files = experiment_files(request, strategy, name)
@@ -151,7 +156,7 @@ def _new_experiment(name: str | None, output: Path, force: bool, *, dry_run: boo
         warnings.insert(0, f"{stands_in}, or --entrypoint train.py")
     if not dry_run:
         write_files({output / path: text for path, text in files.items()}, overwrite=force)
-    _show(request, considered, strategy, schedules, err=dry_run)
+    _show(request, considered, strategy, err=dry_run)
     if dry_run:
         click.echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
     else:
@@ -221,16 +226,9 @@ def _proved(files: dict[str, str], context_dir: Path) -> list[str]:
     return [str(problem) for problem in (*resolved.warnings, *code_problems(experiment, context_dir))]
 
 
-def _show(
-    request: PlanRequest,
-    considered: Sequence[Fit],
-    strategy: Strategy | None,
-    schedules: Sequence[Fit],
-    *,
-    err: bool,
-) -> None:
-    """Print the candidates, the chosen one marked; of a pipeline, its schedules too."""
-    from determined_ds.cli.memory import memory_table, schedules_table, strategy_label
+def _show(request: PlanRequest, considered: Sequence[Fit], strategy: Strategy | None, *, err: bool) -> None:
+    """Print the candidates, the chosen one marked."""
+    from determined_ds.cli.memory import memory_table, strategy_label
     from determined_ds.memory.fitting import usable_bytes
     from determined_ds.memory.units import format_bytes, format_count
 
@@ -254,6 +252,5 @@ def _show(
             f"{request.global_batch_size:,} samples = micro-batch {strategy.micro_batch_size} x"
             f" accumulation {strategy.accumulation} x replicas {strategy.replicas}"
         )
-        lines += schedules_table(schedules, strategy)
     lines.append("recomputed: activation checkpointing; micro: the largest micro-batch that divides and fits")
     click.echo("\n".join(lines), err=err)

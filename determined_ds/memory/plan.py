@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,13 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain, dump_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
-from determined_ds.memory.fitting import Fit, device_bytes, schedule_fits, usable_bytes
+from determined_ds.memory.fitting import Fit, device_bytes, usable_bytes
 from determined_ds.memory.model import ModelShape, shape_from_sizes
 from determined_ds.memory.rank import memory_per_rank
 from determined_ds.memory.units import GIB, divisors, format_bytes, format_count, parse_bytes, parse_count
 from determined_ds.pipe.partition import MEASURED
 
 FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
-BOOKKEEPING = 0.05  # of a step, that a schedule may take beyond a simpler one for the same work
 # GPT-2 of model_defs stands in for a model whose trial is not named.
 GPT2 = "model_defs.gpt2.trial:GPT2Trial"
 GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
@@ -139,34 +137,6 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
                 break
 
 
-def choose(request: PlanRequest, considered: Sequence[Fit]) -> tuple[Strategy, list[Fit]]:
-    """The first candidate that fits; of a pipeline under the schedule in which its stages wait least.
-
-    A schedule that saves less than 5 % of a step over a simpler one is not taken.
-
-    Returns:
-        It, and the schedules that a pipeline could have.
-
-    Raises:
-        ConfigError: nothing fits; the fix lists what would: more slots, larger GPUs, offload, a pipeline.
-    """
-    chosen = next((each.strategy for each in considered if each.fits), None)
-    if chosen is None:
-        raise ConfigError(_nothing_fits(request, considered))
-    if chosen.pipe_parallel_size == 1 or CLASS.fullmatch(request.entrypoint) is None:
-        return chosen, []  # a script's engine has its own schedule and partition
-    chosen = replace(chosen, partition_method=MEASURED)
-    schedules = []
-    for each in schedule_fits(request.shape, chosen, request.gpu_memory_bytes):
-        with contextlib.suppress(ConfigError):
-            _resolve(request, each.strategy)
-            schedules.append(each)
-    for each in sorted(schedules, key=lambda each: each.strategy.pipe_chunks):
-        if each.fits and (1 - each.strategy.bubble) > (1 + BOOKKEEPING) * (1 - chosen.bubble):
-            chosen = each.strategy
-    return chosen, schedules
-
-
 def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
     """What a run will make of a strategy; where the slots, the batch or a rule refuse it, that ``ConfigError``."""
     stated = Document(name="", data=_hyperparameters(request, strategy))
@@ -174,11 +144,10 @@ def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
     return reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
 
 
-def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
-    """With the nearest that would fit, one thing changed at a time."""
+def nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
+    """The problem where no candidate fits, with the nearest that would, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    needed, batch = least.memory.total_bytes, request.global_batch_size
-    slots, stages = request.slots, request.pipe_parallel_size
+    batch, slots, stages = request.global_batch_size, request.slots, request.pipe_parallel_size
 
     def fits(**changes: Any) -> bool:
         changed = replace(request, **changes)
@@ -186,16 +155,19 @@ def _nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
 
     more = (number * stages for number in divisors(batch) if number * stages > slots)
     enough = next((number for number in more if fits(slots=number)), None)
-    ways = [f"--slots {enough}"] if enough else []
-    ways.append(f"--gpu-memory {-(-device_bytes(needed) // GIB)}GiB")
-    if request.offload == "none" and stages == 1 and fits(offload="cpu"):
-        ways.append("--offload cpu")
-    if stages > 1 and fits(pipe_parallel_size=1):
-        ways.append("--pipe-parallel-size 1")
-    gpu, usable = request.gpu_memory_bytes, usable_bytes(request.gpu_memory_bytes)
-    message = f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {format_bytes(usable)} to tensors:"
-    message += f" the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
-    fix, size = "use " + ", or ".join(ways), format_count(request.shape.num_parameters)
+    ways = {
+        f"--slots {enough}": enough is not None,
+        f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB": True,
+        "--offload cpu": request.offload == "none" and stages == 1 and fits(offload="cpu"),
+        "--pipe-parallel-size 1": stages > 1 and fits(pipe_parallel_size=1),
+    }
+    gpu, needed = request.gpu_memory_bytes, least.memory.total_bytes
+    left, size = format_bytes(usable_bytes(gpu)), format_count(request.shape.num_parameters)
+    message = (
+        f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors: the least, by"
+    )
+    message += f" {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
+    fix = f"use {', or '.join(way for way, is_enough in ways.items() if is_enough)}"
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 
 
@@ -299,7 +271,6 @@ def _hyperparameters(request: PlanRequest, strategy: Strategy, name: str = "") -
         "weight_decay": 0.1,
         "warmup_num_steps": 100,
     }
-    if strategy.partition_method:
-        found |= {"pipe_schedule": strategy.pipe_schedule, "partition_method": strategy.partition_method}
-        found |= {"pipe_chunks": strategy.pipe_chunks} if strategy.pipe_chunks > 1 else {}
+    if strategy.pipe_parallel_size > 1 and CLASS.fullmatch(request.entrypoint):
+        found["partition_method"] = MEASURED  # a script's engine has its own
     return found

@@ -15,31 +15,31 @@ _NUMBER = re.compile(
 )
 
 
-def parse_count(text: str, *, key: str = "--parameters") -> int:
+def parse_count(text: str) -> int:
     """``"6B"`` -> 6 000 000 000; also ``345M``, ``1.5e9``, ``124_439_808``.
 
     Raises:
-        ConfigError: the text, which was given for ``key``, is not such a number above 0.
+        ConfigError: the text, which was given for ``--parameters``, is not such a number above 0.
     """
     # Thousands are decimal, whatever the letter's case.
     units = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-    return _parse(text, units, key, "write e.g. 6B, 345M or 1.5e9")
+    return _parse(text, units, "--parameters", "write e.g. 6B, 345M or 1.5e9")
 
 
-def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
+def parse_bytes(text: str) -> int:
     """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone, from 1024 on, is bytes.
 
     Raises:
-        ConfigError: the text, which was given for ``key``, is not such a number above 0.
+        ConfigError: the text, which was given for ``--gpu-memory``, is not such a number above 0.
     """
     units = {"": 1, "b": 1}
     for power, letter in enumerate("kmgt", start=1):  # as IEC 80000-13 has them
         units |= dict.fromkeys((letter, f"{letter}b"), 1000**power)
         units |= dict.fromkeys((f"{letter}i", f"{letter}ib"), 1024**power)
-    value = _parse(text, units, key, "write e.g. 80GiB or 24GB")
+    value = _parse(text, units, "--gpu-memory", "write e.g. 80GiB or 24GB")
     if value < KIB and text.strip().isdigit():
         message, fix = f"has no unit; {value} bytes are too few", f"write {value}GiB, e.g."
-        raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
+        raise ConfigError(Problem(key="--gpu-memory", value=text, message=message, fix=fix, code="quantity"))
     return value
 
 

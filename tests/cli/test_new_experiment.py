@@ -169,20 +169,13 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
         ({"offload": "nvme", "nvme_path": "/local_nvme"}, 3, "optimizer", 2, {}),
         ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, "optimizer", 1, {}),
         ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, "optimizer param", 1, {}),
-        ({"pipe_parallel_size": 4}, 1, "", 1, {"pipe_schedule": "zb-h1"}),
-        # zb-h1 cannot recompute activations.
-        (
-            {"pipe_parallel_size": 4, "parameters": "30B", "slots": 64, "global_batch_size": 512},
-            *(1, "", 2),
-            {"pipe_schedule": "interleaved", "pipe_chunks": 2, "activation_checkpointing": True},
-        ),
+        ({"pipe_parallel_size": 4}, 1, "", 1, {"partition_method": "measured"}),
     ],
     ids=str,
 )
 def test_the_cheapest_that_fits_is_written_and_check_passes_it(
     flags: dict[str, Any], stage: int, offloaded: str, micro_batch: int, chosen: dict[str, Any], context: Path
 ) -> None:
-    """Of a pipeline, with the schedule that waits least."""
     result = start(name="it", **flags)
     assert result.exit_code == 0, result.output
     files = ["experiments/it.yaml", "experiments/deepspeed/it.json"]
@@ -198,7 +191,6 @@ def test_the_cheapest_that_fits_is_written_and_check_passes_it(
     assert config["train_micro_batch_size_per_gpu"] == micro_batch
     is_piped = "pipe_parallel_size" in flags
     always = {"pipe_parallel_size": flags.get("pipe_parallel_size", 1), "activation_checkpointing": False}
-    always |= {"partition_method": "measured", "pipe_chunks": None} if is_piped else {}
     assert {name: hyperparameters.get(name) for name in always | chosen} == always | chosen
     assert experiment.trial == f"model_defs.gpt2.trial:GPT2{'Pipeline' * is_piped}Trial"
 
@@ -220,7 +212,7 @@ def test_a_script_is_an_entrypoint_too(code: str, context: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     experiment = load_experiment(Path("experiments/mine.yaml"))
     assert "train.py --epochs 3" in experiment.config["entrypoint"]
-    assert "pipe_schedule" not in experiment.hyperparameters.data  # its engine has its own
+    assert "partition_method" not in experiment.hyperparameters.data  # its engine has its own
 
 
 # ------------------------------------------------------------------------------------------------------- refused
