@@ -95,12 +95,3 @@ def test_what_the_ranks_would_refuse_is_refused(
 def test_what_can_run_and_what_is_not_ours_is_left_alone(given: dict[str, str]) -> None:
     code, _, said = start_task(given)
     assert (code, said) == (0, [])
-
-
-@pytest.mark.parametrize(("slots", "is_said"), [("[0]", True), ("[0, 1]", False)])
-def test_determineds_launcher_of_deepspeed_is_warned_of_on_two_machines(slots: str, is_said: bool) -> None:
-    entrypoint = ENTRYPOINT.replace("torch_distributed", "deepspeed")
-    code, _, said = start_task({"DET_SLOT_IDS": slots, **trial({}, {"entrypoint": entrypoint})})
-    assert code == 0
-    warned = any(line.startswith("WARNING: entrypoint: ") and "launch.deepspeed" in line for line in said)
-    assert warned == is_said

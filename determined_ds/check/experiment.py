@@ -15,19 +15,12 @@ from determined_ds.check.trial import code_problems, metric_problems, sequences_
 from determined_ds.config.create import problems_alone
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
-from determined_ds.config.params import (
-    LOGGING,
-    limit_problem,
-    lost_on_cluster,
-    read_hyperparameters,
-    read_loggers,
-)
+from determined_ds.config.params import LOGGING, lost_on_cluster, read_hyperparameters, read_loggers
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, left_open, no_length, resolve_stated
-from determined_ds.experiment.entrypoint import launcher_problem
 from determined_ds.experiment.experiment import (
     Experiment,
     ignored_keys_of,
@@ -44,8 +37,6 @@ from determined_ds.experiment.space import odd_exponents, points_of
 OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
 OF_NAMES = ("other-name", "unknown-key")
 STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
-# Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
-LARGE = 8
 # The problem of a point that does not fit a GPU; it raises a ConfigError where its model cannot be built.
 DoesNotFit = Callable[[Experiment, ResolvedConfig, Path, Document], Problem | None]
 
@@ -143,9 +134,6 @@ def check_experiment(
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
         add(findings_of([], lost_on_cluster(experiment.hyperparameters, variables)))
-        if experiment.slots > LARGE and document.get(("resources", "is_single_node")) is not True:
-            launcher = launcher_problem(stated, document.origin(("entrypoint",)))
-            add(findings_of([], filter(None, [launcher])))
 
     # Its code, in the current folder or in the nearest above the configuration
     above = (Path(), *Path(file).absolute().parents)
@@ -213,7 +201,6 @@ def check_experiment(
         wrong += [] if experiment.script else no_length(experiment.hyperparameters)
         odd += odd_exponents(experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
-        odd += filter(None, [limit_problem(document, fit.save_total_limit)])
         add(findings_of(wrong, odd))
     return Report(
         file=file,

@@ -24,7 +24,7 @@ from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_r
 from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, no_length
-from determined_ds.experiment.entrypoint import launcher_problem, read_entrypoint
+from determined_ds.experiment.entrypoint import read_entrypoint
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
@@ -82,9 +82,6 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     ranks_stated = (config.get("resources") or {}).get(SLOTS)
     ranks = ranks_stated or slots
     machines = -(-ranks // slots)
-    warning = launcher_problem(config["entrypoint"]) if machines > 1 else None
-    if warning and _is_first():
-        print(warning_line(warning), file=sys.stderr, flush=True)
     task = None
     try:
         hparams = json.loads(environment["DET_HPARAMS"])

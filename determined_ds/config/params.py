@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -105,11 +104,16 @@ def read_model(model: type[T], document: Document, path: KeyPath) -> tuple[T, li
     return (model() if read is NOT_GIVEN else read), problems
 
 
+# A key that is read elsewhere -> where.
+ELSEWHERE = {"api_key": "set WANDB_API_KEY in the environment; revoke a key that was seen"}
+
+
 def _read(schema: Json, document: Document, path: KeyPath) -> tuple[Any, list[Problem]]:
     """What stands at a path, as its schema reads it, and the problem of each place at fault in it."""
     value = document.get(path)
     broken = faults(schema, value, path)
-    return _made(schema, value, path, broken), [problem_of(document, fault) for fault in broken.values()]
+    problems = [problem_of(document, fault, elsewhere=ELSEWHERE) for fault in broken.values()]
+    return _made(schema, value, path, broken), problems
 
 
 def _made(schema: Json, value: Any, path: KeyPath, broken: Mapping[KeyPath, Any]) -> Any:
@@ -219,7 +223,9 @@ class FitOptions:
     step_zero_validation: bool = option(False, "Validate once before the first step.")
     profiling_enabled: bool = option(False, "Report the use of the machine to Determined's profiler.")
     stop_on_nan: bool = option(True, "Stop the run at a loss that is not finite.")
-    save_total_limit: Size | None = derived("Checkpoints to keep; the best and the newest always stay.")
+    save_total_limit: Size | None = derived(
+        "Checkpoints to keep while training, whatever checkpoint_storage says; the best and the newest always stay."
+    )
     warm_start: Literal["weights", "all"] = option(
         "weights", "What is taken of the searcher's checkpoint: the weights, or all that the engine holds."
     )
@@ -232,10 +238,6 @@ class FitOptions:
 # ------------------------------------------------------------------------------------------- logging
 
 LOGGING = "logging"
-# An option that would be a secret: it is stored with the configuration, and everyone who sees the experiment sees it.
-SECRET = re.compile(r"(?:.*_)?(?:key|token|password|passwd|secret|credentials?)", re.IGNORECASE)
-PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
-WANDB_KEY = re.compile(r"wandb_v\d_\w{20,}")  # an older one, 40 hexadecimal digits, may as well be a commit
 Scalar = str | int | float | bool | None
 
 
@@ -277,7 +279,6 @@ class Tool(NamedTuple):
 
     title: str  # what people call it
     package: str  # what pip installs; an extra of this package has the name of the tool
-    secret: str  # the environment variable of its key or password
     fix: str  # what to try where it does not take a run
 
 
@@ -285,13 +286,11 @@ TOOLS: Mapping[str, Tool] = {
     "wandb": Tool(
         title="Weights & Biases",
         package="wandb",
-        secret="WANDB_API_KEY",
         fix="run `wandb login`, or set WANDB_API_KEY; without a network, write wandb: {mode: offline}",
     ),
     "mlflow": Tool(
         title="MLflow",
         package="mlflow-skinny",
-        secret="MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         fix="see that the server of tracking_uri (MLFLOW_TRACKING_URI) answers from this machine",
     ),
 }
@@ -307,24 +306,6 @@ def read_loggers(document: Document) -> dict[str, dict[str, Any]]:
             given = {} if options is True else vars(options)
             tools[name] = {key: value for key, value in given.items() if value is not None}
     return tools
-
-
-def _secrets_of_loggers(document: Document) -> Iterator[Problem]:
-    """A problem for each option of a tool that would be stored with the configuration, and is a secret."""
-    for name, tool in TOOLS.items():
-        options = document.get((LOGGING, name))
-        for key, value in options.items() if isinstance(options, dict) else ():
-            if is_secret_option(key, value):
-                message = "is a secret, and everyone who sees the experiment could read it"
-                fix = f"remove it, and set {tool.secret} in the environment; revoke a key that was seen"
-                yield document.problem((LOGGING, name, key), message, fix, "logger-secret", value="***")
-
-
-def is_secret_option(name: Any, value: Any) -> bool:
-    """Whether an option of a tool is its key or password, which is refused."""
-    return isinstance(value, str) and any(
-        (SECRET.fullmatch(str(name)), WANDB_KEY.fullmatch(value), PASSWORD_IN_URL.search(value))
-    )
 
 
 def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
@@ -470,13 +451,12 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
 def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Problem]]:
     """As :func:`parse_hyperparameters`, but hands back the problems; what is wrong is taken as absent."""
     schemas, values = _schemas(), dict[str, Any]()
-    problems = [*_secrets_of_loggers(document)]
-    secrets = {problem.key for problem in problems}
+    problems = list[Problem]()
     for name in document.data:  # other values are not looked at: a check of a search records what is read
         if name in schemas:
             judge = functools.partial(_read, schemas[name], document, (name,))
             value, found = shared(document.data, (_read, name), judge)
-            problems += [problem for problem in found if problem.key not in secrets]
+            problems += found
             if value is not NOT_GIVEN and name in OWN_KEYS:
                 values[name] = value
         elif _is_misspelt(name):
@@ -538,7 +518,7 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
         stated = stated_at(hyperparameters, path)
         if stated is None:
             origin = origin if origin.startswith("--") else origin.reworded(f"{name}, {origin}")
-            hyperparameters = hyperparameters.overwritten(path, value, origin)
+            hyperparameters = hyperparameters.overwritten((path, value, origin))
             add(name, f"is taken as {dotted(path)}", f"write {dotted(path)}", is_refused=False)
         elif repr(stated) != repr(value):
             place = hyperparameters.origin(path)
@@ -573,16 +553,3 @@ def _is_misspelt(key: str) -> bool:
         return True
     close = difflib.get_close_matches(key, OWN_KEYS, n=1, cutoff=0.85)
     return bool(close) and close[0] != "fit" and abs(len(close[0]) - len(key)) <= 2
-
-
-def limit_problem(document: Document, total_limit: int | None) -> Problem | None:
-    """A warning where ``fit.save_total_limit`` deletes, while training, what the experiment says is to be kept."""
-    if total_limit is None:
-        return None
-    most = {"save_experiment_best": 1, "save_trial_best": 1, "save_trial_latest": total_limit}
-    message = f"may not be reached: fit.save_total_limit {total_limit} deletes the oldest while training"
-    for name, limit in most.items():
-        path: KeyPath = ("checkpoint_storage", name)
-        if type(value := document.get(path)) is int and value > limit:
-            return document.problem(path, message, "leave save_total_limit out, or raise it", "save-limit")
-    return None

@@ -139,17 +139,3 @@ def _of_command(words: list[str]) -> Entrypoint:
 
 def _refuse(message: str, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
     raise EntrypointError(Problem(key="entrypoint", message=message, fix=fix))
-
-
-def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
-    """A warning where ranks on other machines would be started by Determined's launcher of DeepSpeed.
-
-    Args:
-        entrypoint: Of an experiment that spans machines: a command, or a list of words.
-        origin: Where it is stated.
-    """
-    if DEEPSPEED not in str(entrypoint):
-        return None
-    harm = "logs all environment variables, tokens included, and changes those with quotes, $ or parentheses"
-    message, fix = f"on several machines {DEEPSPEED} {harm}", f"use {TORCH} in its place"
-    return Problem(key="entrypoint", origin=origin, message=message, fix=fix, code="launcher-machines")

@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from determined_ds.config.params import LOGGING, PASSWORD_IN_URL, is_secret_option
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem
@@ -29,9 +28,10 @@ TEXTS = {
     "a Hugging Face token": r"hf_[A-Za-z]{34}\b",
     "a Google API key": r"AIza[0-9A-Za-z_-]{35}\b",
     "a Slack token": r"xox[abprs]-[0-9A-Za-z-]{20}",
-    "a Weights & Biases key": r"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
+    "a Weights & Biases key": r"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b|wandb_v\d_\w{20,}",
     "a secret AWS key": r"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
 }
+PASSWORD_IN_URL = r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 # Names of secrets, as the last word of a name; a ``pad_token`` is none.
 _KEYS = (
     r"(?:.*_)?(?:password|passphrase|secret|(?:secret|access|api)_?key|(?:auth|access|hf|hub)_token|private_key"
@@ -127,8 +127,7 @@ def secret_problems(document: Document) -> list[Problem]:
         if value is None:
             shown, code = PLACEHOLDER.format(name), "secret-missing"
             problems.append(document.problem(path, taken, f"{write} {name}", code, value=shown))
-        elif path[:2] != ("hyperparameters", LOGGING) or not is_secret_option(path[-1], document.get(path)):
-            # Of a tool's option it is said with the hyperparameters, which refuse it.
+        else:
             shown = f"{name}=***" if path[:2] == VARIABLES else "***"
             problems.append(document.problem(path, shown_to_all, leave_out, "secret", value=shown))
     return problems
@@ -179,7 +178,7 @@ def _is_of_cluster(path: KeyPath) -> bool:
 
 def _without_texts(text: str, hidden: Callable[[str], str]) -> str:
     """A text in which all that looks like a secret is hidden."""
-    for form in (*TEXTS.values(), PASSWORD_IN_URL.pattern):
+    for form in (*TEXTS.values(), PASSWORD_IN_URL):
         text = re.sub(form, lambda match: hidden(match[0]), text)
     return text
 

@@ -24,6 +24,12 @@ def variables(*given: str, **of_devices: list[str]) -> dict[str, Any]:
     return {"environment": {"environment_variables": of_devices or [*given]}}
 
 
+TOOLS = {
+    "wandb": {"notes": f"wandb_v1_{'s3cret' * 4}"},
+    "mlflow": {"tracking_uri": "http://me:s3cret@mlflow"},
+}
+
+
 def each_of(names: str, value: str) -> dict[str, Any]:
     return variables(*(f"{name}={value}" for name in names.split()))
 
@@ -42,6 +48,7 @@ PLACES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, ["hub.hf_token"]),
     "in DeepSpeed's JSON": ({"hyperparameters": {"deepspeed_config": COMET}}, ["comet.api_key"]),
     "other hyperparameters": ({"hyperparameters": {"pad_token": "<pad>", "tokens": ["<s>"]}}, []),
+    "options of a tool": ({"hyperparameters": {"logging": TOOLS}}, ["wandb.notes", "mlflow.tracking_uri"]),
     "a commit": ({"hyperparameters": {"logging": COMMIT}}, []),
 }
 
