@@ -150,7 +150,7 @@ def create_deepspeed_config(
     made = {key: value for key, value in made.items() if value is not None}
     document = Document(name="create_deepspeed_config", data=made)
     over = (given["sections"] or {}).items()
-    document = document.overwritten_all(((key,), value, "argument sections") for key, value in over)
+    document = document.overwritten(*(((key,), value, "argument sections") for key, value in over))
     _refuse([*problems_alone(document)[0], *disagreements(document, Document(name="", data={}))])
     return normalized(document).data
 
@@ -261,7 +261,7 @@ def save_deepspeed_config(config: Mapping[str, Any], path: str | Path, *, overwr
         ConfigError: a key that DeepSpeed does not know (with the nearest that it does), a value that it reads as
             another type or that JSON cannot hold, a file that is there already, or one that cannot be written.
     """
-    write_files({Path(path): deepspeed_config_text(config)}, overwrite=overwrite, permission="overwrite=True")
+    write_files({Path(path): deepspeed_config_text(config)}, overwrite=overwrite)
 
 
 def deepspeed_config_text(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from determined_ds.config.params import AUTO, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, words
 from determined_ds.documents.judging import Fault, faults, problem_of
-from determined_ds.errors import Problem
+from determined_ds.errors import NOT_GIVEN, Problem
 
 ZERO = "zero_optimization"
 Node = dict[str, Any]
@@ -100,13 +100,11 @@ def _elsewhere() -> dict[str, str]:
                 walk((*path, key), child)
 
     walk((), known_keys())
-    precision = 'write "bf16": {"enabled": true}, or "fp16": {"enabled": true}'
     return {
         **{key: f"did you mean {names[0]}?" for key, names in found.items() if len(names) == 1},
         **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
         "learning_rate": "did you mean optimizer.params.lr?",
         "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
-        **dict.fromkeys(("precision", "dtype"), precision),
     }
 
 
@@ -149,8 +147,8 @@ def normalized(document: Document) -> Document:
 
     comms_logger = document.get(("comms_logger",))
     if isinstance(comms_logger, dict) and not comms_logger.get("enabled"):
-        document = document.without(("comms_logger",))
+        document = document.overwritten((("comms_logger",), NOT_GIVEN, ""))
     changes: list[tuple[KeyPath, Any, str]] = [*whole(known_keys(), document.data, ())]
     autos = [(name,) for name in ("bf16", "fp16") if document.get((name,)) == AUTO]
     changes += [((*path, "enabled"), AUTO, document.origin(path)) for path in autos]
-    return document.overwritten_all(changes) if changes else document
+    return document.overwritten(*changes) if changes else document

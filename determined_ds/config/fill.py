@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.config.ds_schema import ZERO, params_of
 from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Batch
 from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, Hyperparameters
-from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.document import Change, Document, KeyPath
 from determined_ds.documents.points import compared
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
 
 if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig
-
-Change = tuple[KeyPath, Any, str]  # path, value, and where it came from
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not
 # listed is filled by the hyperparameter of its own name.

@@ -71,7 +71,6 @@ ON_A_CLUSTER = "applies only on a cluster"
 OF_CLASSES = "Determined reads it only for entrypoints that name a class, and this one is a script"
 UNUSED = "Determined 0.38.1 does nothing with it"
 IN_JSON = "set it in the DeepSpeed JSON, and remove it"
-IN_EPOCHS = "write fit's lengths in epochs, which the data counts"
 OWN_WEIGHTS = "a measurement starts from the trial's own weights"
 FIT = "write hyperparameters.fit."
 
@@ -105,7 +104,7 @@ EXPERIMENT = _table(
     ("N", "min_checkpoint_period", "I", OF_CLASSES, f"{FIT}checkpoint_period"),
     ("N", "perform_initial_validation", "I", OF_CLASSES, f"{FIT}step_zero_validation"),
     ("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
-    ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
+    ("N", "records_per_epoch", "I", "it is for lengths in records, which no trial here has", "write them in epochs"),
     ("N", "optimizations", "I", "only a PyTorchTrial reads it", IN_JSON),  # determined/exec/harness.py
     ("N", "resources.native_parallel tensorboard_storage data_layer security", "I", UNUSED, "remove it"),
     ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", UNUSED, "write storage_path"),

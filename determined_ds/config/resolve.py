@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from determined_ds.config.ds_schema import located_problems, normalized
 from determined_ds.config.fill import (
-    Change,
     batch_sizes,
     disagreements,
     fills,
@@ -54,7 +53,7 @@ from determined_ds.config.params import (
 )
 from determined_ds.config.rules import OF_SLOTS, Rule, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
-from determined_ds.documents.document import Document, KeyPath, dotted, nearest
+from determined_ds.documents.document import Change, Document, KeyPath, dotted, nearest
 from determined_ds.documents.files import read_json
 from determined_ds.documents.points import shared
 from determined_ds.documents.text import as_plain
@@ -144,7 +143,7 @@ class ResolvedConfig:
             path = self.ds.get((section, key)) or ""
             if self.ds.get((section, "enabled")) and (path or is_needed):
                 changes.append(((section, key), os.path.join(folder, str(path)), "the run's folder"))
-        return replace(self, ds=self.ds.overwritten_all(changes), folder=folder)
+        return replace(self, ds=self.ds.overwritten(*changes), folder=folder)
 
     def with_tensor_parallel(self) -> ResolvedConfig:
         """The same, with the section ``tensor_parallel`` that carries out ``model_parallel_size``.
@@ -156,7 +155,7 @@ class ResolvedConfig:
         if size == 1 or self.topology.pipe_parallel_size > 1:
             return self
         changes = tensor_parallel_values(self.ds, size, everywhere=True)
-        return replace(self, ds=self.ds.overwritten_all(changes)) if changes else self
+        return replace(self, ds=self.ds.overwritten(*changes)) if changes else self
 
 
 def reconcile(
@@ -233,7 +232,7 @@ def reconcile(
     def whole(full: Document, batch: Batch, warnings: list[Problem]) -> ResolvedConfig:
         place, is_stated = hyperparameters.origin((TOTAL,)), hp.global_batch_size is not None
         sizes = batch_sizes(full, batch, place, is_stated=is_stated)
-        return replace(c, ds=full.overwritten_all(sizes), batch=batch, warnings=tuple(warnings))
+        return replace(c, ds=full.overwritten(*sizes), batch=batch, warnings=tuple(warnings))
 
     # Points of a search that differ in what is not read here, such as the batch without a pipeline, share the rest.
     judged = c.batch if layout.pipe_parallel_size > 1 else assumed  # no other rule reads a batch
@@ -278,11 +277,11 @@ def _judged(ds: Document, changes: list[Change]) -> tuple[Document, list[Problem
     """
 
     def judge() -> tuple[Document, list[Problem]]:
-        changed = ds.overwritten_all(changes)
+        changed = ds.overwritten(*changes)
         found = located_problems(changed)
         for path in {path for path, _ in found if path}:
             if changed.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
-                changed = changed.without(path)
+                changed = changed.overwritten((path, NOT_GIVEN, ""))
         return normalized(changed), [problem for _, problem in found]
 
     return ds.once(tuple((path, repr(value), origin) for path, value, origin in changes), judge)

@@ -13,6 +13,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
 T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column in a file, both counted from 1
+Change = tuple[KeyPath, Any, str]  # path, value, and where it came from
 AS_WRITTEN: Any = object()
 
 
@@ -34,7 +35,6 @@ class Document:
     overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
     prefix: str = ""
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    _origins: dict[KeyPath, Origin] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, what: Any, make: Callable[[], T]) -> T:
         """What ``make`` returns, derived from this document: made for the first caller, and kept for the next."""
@@ -52,27 +52,20 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        if path not in self._origins:
-            upwards = [path[:end] for end in range(len(path), 0, -1)]
-            over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
-            place = next((self.places[each] for each in upwards if each in self.places), None)
-            if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
-                over = next(
-                    (self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None
-                )
-            found = Origin(self.name, file=self.name if self.places else "")
-            if over is not None:
-                found = over if isinstance(over, Origin) else Origin(over)
-            elif place:
-                found = origin_at(self.name, place)
-            self._origins[path] = found
-        return self._origins[path]
+        upwards = [path[:end] for end in range(len(path), 0, -1)]
+        over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
+        place = next((self.places[each] for each in upwards if each in self.places), None)
+        if over is None and path not in self.places:  # a mapping, made by an overwrite of something in it
+            over = next((self.overwrites[key] for key in self.overwrites if key[: len(path)] == path), None)
+        if over is not None:
+            return over if isinstance(over, Origin) else Origin(over)
+        return (
+            origin_at(self.name, place) if place else Origin(self.name, file=self.name if self.places else "")
+        )
 
     def holding(self, data: dict[str, Any]) -> Document:
         """Other data of the same places."""
-        made = replace(self, data=data)
-        made.__dict__["_origins"] = self._origins  # they do not depend on the data
-        return made
+        return replace(self, data=data)
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
@@ -110,18 +103,12 @@ class Document:
         over, places = {**covering, **below(self.overwrites)}, below(self.places)
         return replace(self, data=value, places=places, overwrites=over, prefix=self.key(path))
 
-    def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
-        """A document with the value at ``path`` overwritten: mappings merge leaf by leaf, all else replaces.
+    def overwritten(self, *changes: Change) -> Document:
+        """A document with each (path, value, origin) in turn: mappings merge leaf by leaf, all else replaces.
 
-        As ``merge_dicts`` in determined 0.38.1's ``util.py`` has it: an empty mapping over a mapping adds
-        nothing, and takes nothing away.
-        """
-        return self.overwritten_all([(path, value, origin)])
-
-    def overwritten_all(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
-        """As :meth:`overwritten` for each (path, value, origin) in turn; ``NOT_GIVEN`` takes the value away.
-
-        What stays the same is shared. A section that a removal leaves empty is removed too.
+        As ``merge_dicts`` in determined 0.38.1's ``util.py`` has it: an empty mapping over a mapping adds nothing, and
+        takes nothing away. ``NOT_GIVEN`` takes the value away, and a section that this leaves empty. What stays the
+        same is shared.
         """
         data: dict[Any, Any] = dict(self.data)
         own = {id(data): data}  # what has been copied; kept, so that no other mapping gets the id of one
@@ -149,10 +136,6 @@ class Document:
                 section(leaf[:-1])[leaf[-1]] = leaf_value
                 overwrites[leaf] = origin
         return replace(self, data=data, overwrites=overwrites)
-
-    def without(self, path: KeyPath) -> Document:
-        """A document without the leaf at ``path``, and without a section that this leaves empty."""
-        return self.overwritten_all([(path, NOT_GIVEN, "")])
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -262,13 +245,7 @@ class Difference:
 
 
 def differences(was: Any, now: Any, path: KeyPath = ()) -> Iterator[Difference]:
-    """Every leaf that differs between two mappings. A null counts as absent, 1 and 1.0 are the same.
-
-    Args:
-        was: Plain data.
-        now: Plain data.
-        path: Where both were found.
-    """
+    """Every leaf that differs between two mappings at a path. A null counts as absent, 1 and 1.0 are the same."""
     was, now = (NOT_GIVEN if value is None or value == {} else value for value in (was, now))
     if isinstance(was, dict) or isinstance(now, dict):
         one, other = (value if isinstance(value, dict) else {} for value in (was, now))

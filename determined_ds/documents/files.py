@@ -94,13 +94,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str = "--force") -> None:
+def write_files(texts: Mapping[Path, str], *, overwrite: bool) -> None:
     """Write text files, each of them whole at any moment; none where one of them may not be replaced.
 
     Args:
         texts: Path -> text. Folders that are missing are made.
         overwrite: Whether files that are there are replaced.
-        permission: What the user may say to have them replaced, for the message.
 
     Raises:
         ConfigError: some are there already, which is said of all of them; or one cannot be written.
@@ -112,7 +111,7 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
     problems = [refused(at, "is a folder", "name a file") for at in texts if at.is_dir()]
     if not overwrite:
         there = [at for at in texts if os.path.lexists(at) and not at.is_dir()]
-        fix = f"give {permission} to replace it, or another name"
+        fix = "give --force (in Python, overwrite=True) to replace it, or another name"
         problems += [refused(at, "is there already", fix, "exists") for at in there]
     if problems:
         raise ConfigError(problems)

@@ -8,9 +8,7 @@ jsonschema takes nearly as long to load as a whole ``det-ds check`` runs; the te
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
 import operator
 import posixpath
 import re
@@ -297,18 +295,7 @@ def problem_of(
         kinds = [JSON_TYPES[name] for name in names if name not in unsaid]
         code, wanted = "wrong-type", " or ".join(KINDS[kind] for kind in kinds) or "null"
         message = f"must be {wanted}, not {kind_of(fault.value)}"
-        usual = _type_fix(kinds[0], fault.value) if kinds and fault.value is not None else "remove it"
+        usual = "remove it" if not kinds or fault.value is None else f"write {KINDS[kinds[0]]}"
+        if kinds and kinds[0] in (int, float) and isinstance(fault.value, str):
+            usual += ", without quotes"
     return document.problem(path, message, fix or schema.get("fix", usual), code, value=value)
-
-
-def _type_fix(kind: type, value: Json) -> str:
-    """How to write a value of the right type; a number that is one but for quotes or a point, as it is."""
-    number = math.nan
-    if kind in (int, float) and isinstance(value, (str, float)):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-    is_whole = number.is_integer() and abs(number) <= 2**53  # beyond it, not every integer is a float
-    if is_whole or (kind is float and math.isfinite(number)):
-        plain = int(number) if is_whole else number
-        return f"remove the quotes: {plain}" if isinstance(value, str) else f"write {plain}"
-    return f"write {KINDS[kind]}"

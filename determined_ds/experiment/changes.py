@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from determined_ds.config.keys import DEEPSPEED, EXPERIMENT, Meaning, meaning_of
@@ -78,10 +78,10 @@ def settings_before(
 class Changes:
     """What has changed since a checkpoint was written, in lines for people; and what must be as it was."""
 
-    effective: tuple[str, ...] = ()  # from here on
-    strategy: tuple[str, ...] = ()  # how training is carried out from here on
-    idle: tuple[str, ...] = ()  # without effect
-    problems: tuple[Problem, ...] = ()
+    effective: list[str] = field(default_factory=list)  # from here on
+    strategy: list[str] = field(default_factory=list)  # how training is carried out from here on
+    idle: list[str] = field(default_factory=list)  # without effect
+    problems: list[Problem] = field(default_factory=list)
 
 
 def changes_since(
@@ -106,7 +106,7 @@ def changes_since(
         refusal: Why the checkpoint can only be read by the strategy that wrote it; None where any can.
         resets_optimizer: The optimizer's state begins anew.
     """
-    effective, strategy, idle, problems = [], [], [], []
+    found = Changes()
     if refusal is None and "nvme" in (get_path(resolved.ds.data, path) for path in NVME):
         refusal = "what lies on NVMe cannot be filled from it"
     anew = "start anew, without it" if warm_start else "start anew in another --run-dir, without --resume"
@@ -138,16 +138,14 @@ def changes_since(
                 document, path = resolved.ds, path[1:]
             fix = f"go back to {was}, or {reset}{anew}"
             problem = document.problem(path, message, fix, "resume-changed", value=change.now)
-            problems.append(replace(problem, key=change.key))
+            found.problems.append(replace(problem, key=change.key))
         elif meaning is Meaning.NOTHING:
-            idle.append(str(change))
+            found.idle.append(str(change))
         elif meaning is Meaning.STRATEGY and warm_start != "weights":
-            strategy.append(str(change))
+            found.strategy.append(str(change))
         elif meaning is not Meaning.RESOLVED:
-            effective.append(str(change))
-    return Changes(
-        effective=tuple(effective), strategy=tuple(strategy), idle=tuple(idle), problems=tuple(problems)
-    )
+            found.effective.append(str(change))
+    return found
 
 
 def _meaning(change: Difference) -> Meaning:

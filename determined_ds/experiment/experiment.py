@@ -140,7 +140,7 @@ def with_flags(document: Document, overrides: Iterable[str], *, slots: int | Non
     Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``.
     """
     if slots is not None:
-        document = document.overwritten(SLOTS, slots, "--slots")
+        document = document.overwritten((SLOTS, slots, "--slots"))
     for override in overrides:
         key, equals, text = override.partition("=")
         path, flag = tuple(key.split(".")), f"--set {key}"
@@ -151,7 +151,7 @@ def with_flags(document: Document, overrides: Iterable[str], *, slots: int | Non
             value: Any = [parse_yaml_value(part, flag) for part in text.split(",")]
         else:
             value = parse_yaml_value(text, flag)
-        document = document.overwritten(path, value, f"--set {masked_override(override)}")
+        document = document.overwritten((path, value, f"--set {masked_override(override)}"))
     return document
 
 
@@ -231,13 +231,13 @@ def _with_fit(document: Document) -> Document:
             value = {unit: number for unit, number in value.items() if number}  # of 0 Determined does nothing
         if value not in (None, {}) and document.get(target) is None:
             origin = document.origin(path)
-            document = document.overwritten(target, value, origin.reworded(f"{dotted(path)}, {origin}"))
+            document = document.overwritten((target, value, origin.reworded(f"{dotted(path)}, {origin}")))
     return document
 
 
 def ignored_keys_of(experiment: Experiment, place: int) -> list[Problem]:
     """A warning for each key of an experiment that is ignored in ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``."""
-    read = {*map(dotted, FIT_KEYS), "records_per_epoch"} if experiment.entrypoint.is_legacy else set[str]()
+    read = {*map(dotted, FIT_KEYS)} if experiment.entrypoint.is_legacy else set[str]()
     if experiment.script is not None:
         read = {"searcher.max_length"}  # the Core API hands it on
     return [warning for warning in ignored_keys(experiment.document, place) if warning.key not in read]

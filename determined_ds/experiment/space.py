@@ -246,8 +246,7 @@ def odd_exponents(space: SearchSpace) -> list[Problem]:
             fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
         elif not is_rate or high <= 0:
             continue
-        drawn = f"values from {base**low:g} to {base**high:g} are drawn"
-        message = f"minval and maxval are exponents of the base: {drawn}"
+        message = f"are exponents of the base: values from {base**low:g} to {base**high:g} are drawn"
         found.append(space.constants.problem(axis.path, message, fix, "log-bounds", value=dict(axis.spec)))
     return found
 

@@ -117,7 +117,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
                     key="--slots", value=options.stated_slots, message=message, fix=fix, code="launcher-slots"
                 )
             )
-        document = document.overwritten(SLOTS, placed.size, placed.launcher)
+        document = document.overwritten((SLOTS, placed.size, placed.launcher))
     experiment = parse_experiment(document)
     found.warn(ignored_keys_of(experiment, RUN))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
@@ -167,7 +167,7 @@ def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, li
     if experiment.slots <= accelerator.max_ranks:
         return experiment, []
     for slots in range(accelerator.max_ranks, 0, -1):
-        document = experiment.document.overwritten(SLOTS, slots, "--slots auto")
+        document = experiment.document.overwritten((SLOTS, slots, "--slots auto"))
         fewer = parse_experiment(document)
         try:
             decide_stated(fewer, fewer.hyperparameters, where)

@@ -73,8 +73,8 @@ class Start:
     def header(self) -> list[str]:
         """The lines of the header about it."""
 
-        def listed(title: str, entries: tuple[str, ...]) -> list[str]:
-            shown = list(entries[:MOST_SHOWN])
+        def listed(title: str, entries: list[str]) -> list[str]:
+            shown = entries[:MOST_SHOWN]
             if len(entries) > MOST_SHOWN:
                 shown.append(f"and {len(entries) - MOST_SHOWN} more")
             return [f"  {title if not number else '':<10} {line}" for number, line in enumerate(shown)]
@@ -85,7 +85,7 @@ class Start:
             lines.append(f"  resume     batch {at}, checkpoint {resumed.uuid}{of}")
             if self.superseded:
                 later = [f"{each.uuid} (batch {each.steps_completed})" for each in self.superseded]
-                lines += listed("superseded", (*later, f"metrics after batch {at} are removed"))
+                lines += listed("superseded", [*later, f"metrics after batch {at} are removed"])
         if self.fork:
             run, at = self.fork.path.parent.parent, self.fork.steps_completed
             lines.append(
@@ -299,7 +299,7 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
             before = None
         now = settings_of(experiment, None)
         lines = differences(before, now) if before is not None else [UNKNOWN]
-        start = replace(start, changes=Changes(effective=tuple(map(str, lines))))
+        start = replace(start, changes=Changes(effective=[*map(str, lines)]))
     found.raise_any()
     return start
 
@@ -311,7 +311,7 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
     ds_config = ds_config or _read(RunDir(origin.path.parent.parent).deepspeed_config) or None
     before = settings_before(load_data.get("experiment_config") or {}, ds_config, _trial_seed_of(origin))
     if before is None:
-        return Changes(effective=(UNKNOWN,))
+        return Changes(effective=[UNKNOWN])
     changes = changes_since(
         before,
         experiment,
@@ -331,7 +331,7 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
                 key="--resume", value=origin.uuid, message=reason, fix=DATA_FIX, code="data-apart"
             )
             problems.append(apart)
-    return replace(changes, problems=tuple(problems))
+    return replace(changes, problems=problems)
 
 
 def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
@@ -339,7 +339,7 @@ def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
     seed, point = _trial_seed_of(checkpoint), experiment.hyperparameters
     if seed in (None, experiment.trial_seed) or point.get((TRIAL_SEED,)) is not None:
         return experiment
-    kept = point.overwritten((TRIAL_SEED,), seed, f"checkpoint {checkpoint.uuid}")
+    kept = point.overwritten(((TRIAL_SEED,), seed, f"checkpoint {checkpoint.uuid}"))
     return replace(experiment, hyperparameters=kept)
 
 

@@ -187,7 +187,7 @@ def prepare_search(
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
     if fork is not None:  # the same for all trials, whenever they start
-        experiment = parse_experiment(document.overwritten(SOURCE, str(fork.path), document.origin(SOURCE)))
+        experiment = parse_experiment(document.overwritten((SOURCE, str(fork.path), document.origin(SOURCE))))
     found.of(lambda: _check_start(where, experiment, resume=resume, stated=run_dir is not None))
     found.raise_any()
     assert machine is not None

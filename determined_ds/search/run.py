@@ -245,7 +245,7 @@ class LocalSearch:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
         checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
         # The search restarts crashed trials itself.
-        document = self.plan.trial_document(trial.create).overwritten(("max_restarts",), 0, "the search")
+        document = self.plan.trial_document(trial.create).overwritten((("max_restarts",), 0, "the search"))
         process = TrialProcess(
             experiment=document,
             context_dir=self.plan.context_dir,

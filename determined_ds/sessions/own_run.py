@@ -168,8 +168,8 @@ def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
-            document = document.overwritten((key,), value, "the script")
-    return document.overwritten(SLOTS, ranks, "the launched ranks")
+            document = document.overwritten(((key,), value, "the script"))
+    return document.overwritten((SLOTS, ranks, "the launched ranks"))
 
 
 class OwnLocalRun(LocalRun):

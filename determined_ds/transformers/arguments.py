@@ -157,7 +157,7 @@ class ReconciledArguments:
         steps, epochs = vars(self).get("max_steps") or -1, vars(self).get("num_train_epochs") or 0
         if hyperparameters.get(("fit", "max_length")) is None and (steps > 0 or epochs >= 1):
             length = {"batches": int(steps)} if steps > 0 else {"epochs": int(epochs)}
-            hyperparameters = hyperparameters.overwritten(("fit", "max_length"), length, ARGUMENTS)
+            hyperparameters = hyperparameters.overwritten((("fit", "max_length"), length, ARGUMENTS))
         return hyperparameters
 
     def _deepspeed_json(
@@ -174,7 +174,7 @@ class ReconciledArguments:
                 fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
                 raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
             ds = there
-        return None if ds is None else ds.overwritten_all(overwrites(ds, hyperparameters, own))
+        return None if ds is None else ds.overwritten(*overwrites(ds, hyperparameters, own))
 
     def _take_values(
         self, hyperparameters: Document, own: Hyperparameters, ds: Document | None, where: Where
@@ -313,12 +313,12 @@ class ReconciledArguments:
                 TOTAL: LARGEST,
                 (*SCHEDULE, "warmup_min_lr"): 0.0,
             }
-            filled = filled.overwritten_all(
-                (path, value, "transformers") for path, value in later.items() if filled.get(path) == AUTO
+            filled = filled.overwritten(
+                *((path, value, "transformers") for path, value in later.items() if filled.get(path) == AUTO)
             )
         for key in (OVERWRITES, *SHORTHANDS):  # they are in the JSON by now
             if hyperparameters.get((key,)) is not None:
-                hyperparameters = hyperparameters.without((key,))
+                hyperparameters = hyperparameters.overwritten(((key,), NOT_GIVEN, ""))
         self.resolved = reconcile(
             hyperparameters,
             filled,

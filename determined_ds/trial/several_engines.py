@@ -133,7 +133,7 @@ def engine_configs(
         if problems:
             continue
         try:
-            found = resolve(hyperparameters.overwritten_all(changes), where).writing_in(resolved.folder)
+            found = resolve(hyperparameters.overwritten(*changes), where).writing_in(resolved.folder)
         except ConfigError as error:
             problems.extend(error.problems)
             continue

@@ -233,7 +233,7 @@ def _without_other_names(document: Document, named: Document) -> Document:
         if not inner and real not in SHORTHANDS:
             changes.append((("hyperparameters", real), named.get((real,)), document.origin(here)))
         changes.append((here, NOT_GIVEN, ""))
-    return document.overwritten_all(changes)
+    return document.overwritten(*changes)
 
 
 def _constant(value: Any) -> Any:
@@ -299,10 +299,12 @@ def applied(base: Base, choice: Choice) -> Document:
         for name in ("pipe_schedule", "pipe_chunks", "partition_method"):
             changes.append((("hyperparameters", name), NOT_GIVEN))
     there = base.document
-    return there.overwritten_all(
-        (path, value, "the strategy")
-        for path, value in changes
-        if value is not NOT_GIVEN or there.get(path, NOT_GIVEN) is not NOT_GIVEN
+    return there.overwritten(
+        *(
+            (path, value, "the strategy")
+            for path, value in changes
+            if value is not NOT_GIVEN or there.get(path, NOT_GIVEN) is not NOT_GIVEN
+        )
     )
 
 

@@ -175,8 +175,8 @@ def _reporting_epochs(document: Document) -> Document:
         fit = (*fit, "val")
     path = (*fit, "reporting_period")
     if document.get(path, NOT_GIVEN) is not NOT_GIVEN:
-        document = document.overwritten_all([(path, NOT_GIVEN, "")])
-    return document.overwritten(path, {"epochs": 1}, "run_training_experiment")
+        document = document.overwritten((path, NOT_GIVEN, ""))
+    return document.overwritten((path, {"epochs": 1}, "run_training_experiment"))
 
 
 def _train(variant: Variant, context_dir: Path, run_dir: Path, accelerator: str) -> None:

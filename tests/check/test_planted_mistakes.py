@@ -88,7 +88,7 @@ PLANTED = {
     ),
     "indented by a tab": Mistake(CONST, SLOTS, "\tslots_per_trial: 2\n", fix="spaces, not tabs"),
     # Values
-    "a number in quotes": Mistake(CONST, SLOTS, '  slots_per_trial: "2"\n', fix="remove the quotes: 2"),
+    "a number in quotes": Mistake(CONST, SLOTS, '  slots_per_trial: "2"\n', fix="without quotes"),
     "a length without its unit": Mistake(CONST, LENGTH, "max_length: 200", fix="{batches: N}"),
     "no length": Mistake(CONST, f"fit:\n    {LENGTH}", "fit:"),
     # The batch and the ranks
