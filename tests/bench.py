@@ -194,12 +194,16 @@ def starts(folder: Path) -> dict[str, list[float]]:
 
 
 def checks() -> dict[str, list[float]]:
-    """``det-ds check`` of one experiment, and ``det --version``, which reaches no master."""
+    """``det-ds check`` of one experiment, of a search, and ``det --version``, which reaches no master."""
     det = Path(sys.executable).with_name("det")
     check: list[str | Path] = [DET_DS, "check", "experiments/gpt2/const.yaml"]
+    rates = "{type: double, minval: 0.0001, maxval: 0.001, count: 1250}"
+    axes = [f"learning_rate={rates}", "zero_stage={type: categorical, vals: [0, 1, 2, 3]}"]
+    grid = ["--set", "searcher.name=grid", *(f"--set=hyperparameters.{axis}" for axis in axes)]
     runs = {
         "det --version": lambda: seconds_of([det, "--version"]),
         "det-ds check": lambda: seconds_of(check),
+        "det-ds check of 5,000 points": lambda: seconds_of([*check, *grid]),
     }
     return in_turns(runs, turns=15)
 

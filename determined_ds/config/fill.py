@@ -316,14 +316,7 @@ def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False)
 
 
 def batch_sizes(ds: Document, batch: Batch, place: Origin, *, is_stated: bool) -> Iterator[Change]:
-    """The batch sizes that a DeepSpeed JSON leaves open.
-
-    Args:
-        ds: The JSON.
-        batch: What they are.
-        place: Of ``global_batch_size`` in the hyperparameters.
-        is_stated: Whether it is stated there.
-    """
+    """The batch sizes that a JSON leaves open; ``place`` is that of ``global_batch_size`` where it is stated."""
     total, micro, steps = BATCH_KEYS
     of_micro, of_steps = f"{micro} {batch.micro_batch_size}", f"{steps} {batch.accumulation}"
     whole, replicas = f"{TOTAL} {batch.global_batch_size}", f"{REPLICAS} {batch.replicas}"

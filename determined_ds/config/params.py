@@ -309,12 +309,7 @@ def read_loggers(document: Document) -> dict[str, dict[str, Any]]:
 
 
 def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
-    """A warning where MLflow is given no server: what it writes lies in a container, and ends with it.
-
-    Args:
-        document: The hyperparameters.
-        variables: The experiment's environment variables, as a text.
-    """
+    """A warning where neither hyperparameters nor variables give MLflow a server: its file ends with a container."""
     options, name = read_loggers(document).get("mlflow"), "MLFLOW_TRACKING_URI"
     if options is None or "tracking_uri" in options or name in variables:
         return []

@@ -227,10 +227,11 @@ def parse_json(text: str, name: str) -> Document:
     try:  # judges validity, so that messages for broken text are the usual ones
         data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        fix = (
-            "fix the JSON there; it has no comments, no comma before a bracket, and writes true, false, null"
-        )
-        raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, error.pos)) from None
+        at, fix = error.pos, "fix the JSON there; it has no comments, and writes true, false, null"
+        # Python 3.13 points at the comma itself, older ones behind it.
+        if comma := re.compile(r"\s*,\s*[}\]]").match(text, len(text[:at].rstrip(", \r\n\t"))):
+            at, fix = comma.start(), "remove the comma before the bracket"
+        raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, at)) from None
     except (RecursionError, ValueError) as error:  # a ValueError: an integer of more than 4300 digits
         raise refusal(name, f"is not JSON: {error}", "check that it is a configuration") from None
     if not isinstance(data, dict):

@@ -228,12 +228,7 @@ def sources_of(file: Path, context_dir: Path) -> dict[Path, Source]:
 
 
 def may_use_library(script: Path, context_dir: Path) -> bool:
-    """Whether a script, or a module that it imports, may import this library.
-
-    Args:
-        script: Its file.
-        context_dir: The folder with the code.
-    """
+    """Whether a script, or a module of the context directory that it imports, may import this library."""
     sources = sources_of(script, context_dir).values()
     packages = {name for source in sources for name in source.modules if "." not in name}
     if LIBRARY in packages or any(BY_OTHER_MEANS.search(source.text) for source in sources):

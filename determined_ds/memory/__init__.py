@@ -6,6 +6,4 @@ The way of the data::
     ModelShape, Strategy -> bytes of a rank: states, activations, buffers                  rank.py, parts.py
     those bytes, the memory of a GPU -> what fits, with which micro-batch                  fitting.py
     a model, GPUs, a batch -> candidates -> the first that fits -> an experiment's files   plan.py
-
-Sizes as text, both ways, are in units.py.
 """

@@ -215,10 +215,9 @@ def experiment_files(request: PlanRequest, strategy: Strategy, name: str) -> dic
 
 def default_name(request: PlanRequest, strategy: Strategy) -> str:
     """A name for the experiment and its files, e.g. ``6b_zero1_32gpu``."""
-    size, stages = format_count(request.shape.num_parameters).lower(), strategy.pipe_parallel_size
-    pipeline = f"pipeline{stages}_" if stages > 1 else ""
-    offload = {None: "", "cpu": "_offload", "nvme": "_nvme"}[strategy.offload_optimizer]
-    return f"{size}_{pipeline}zero{strategy.zero_stage}{offload}_{request.slots}gpu"
+    size = format_count(request.shape.num_parameters).lower()
+    pipeline = "pipeline_" * (request.pipe_parallel_size > 1)
+    return f"{size}_{pipeline}zero{strategy.zero_stage}_{request.slots}gpu"
 
 
 def entrypoint_of(code: str) -> str:

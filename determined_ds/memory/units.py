@@ -65,13 +65,13 @@ def format_count(number: int) -> str:
 
 def _format(number: int, thousand: int, units: tuple[str, ...]) -> str:
     """To three digits, in the first unit of which there are less than a thousand."""
-
-    def rounded(power: int) -> float:
-        value: float = number / thousand**power
-        return round(value, max(0, 2 - math.floor(math.log10(abs(value) or 1))))
-
-    power = next((each for each in range(len(units)) if abs(rounded(each)) < thousand), len(units) - 1)
-    return f"{rounded(power):g}{units[power]}"
+    rest: float = number
+    for unit in units:
+        rounded = float(f"{rest:.3g}") if rest < 999.5 else round(rest)
+        if rounded < thousand or unit == units[-1]:
+            return f"{rounded:g}{unit}"
+        rest /= thousand
+    raise AssertionError(units)
 
 
 def divisors(number: int) -> list[int]:

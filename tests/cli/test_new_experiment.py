@@ -221,7 +221,7 @@ def test_a_script_is_an_entrypoint_too(code: str, context: Path) -> None:
 def test_a_file_that_is_there_is_kept(context: Path) -> None:
     Path(JSON).parent.mkdir(parents=True)
     Path(JSON).write_text("mine")
-    refused(start(), f"{JSON}: is there already", "give --force to replace it")
+    refused(start(), f"{JSON}: is there already", "give --force (in Python, overwrite=True) to replace it")
     assert written(context) == {JSON}
     assert Path(JSON).read_text() == "mine"
 

@@ -55,7 +55,7 @@ fit:
 
 # Dotted key, what is written there -> what the fix says.
 REFUSED: list[tuple[str, Any, str]] = [
-    ("data_parallel_world_size", 8.0, "write 8"),
+    ("data_parallel_world_size", 8.0, "write an integer"),
     ("pipe_parallel_size", True, "write an integer"),
     ("sequence_parallel_size", 10**30, f"write at most {LARGEST}"),
     ("zero_stage", 4, "write at most 3"),

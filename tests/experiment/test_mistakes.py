@@ -30,6 +30,11 @@ entrypont: python3 train.py  # entrypont: 'entrypoint'
 resources: {slots_per_trial: -1}  # resources.slots_per_trial: write 0 or more
 environment: {environment_variables: {tpu: []}}  # environment.environment_variables.tpu: known here
 searcher: {name: custom, metric: a}  # searcher.name: use one of single, random
+checkpoint_storage:
+  type: azure
+  account_url: a
+  connection_string: b  # checkpoint_storage.connection_string: account_url
+log_policies: [{name: a}, {name: a}]  # log_policies.1.name: another name
 hyperparameters: {a: {b: {type: log, base: 0, minval: 1, maxval: 2}}}  # hyperparameters.a.b.base: more than 0
 """,
     """
