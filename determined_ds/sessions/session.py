@@ -378,8 +378,7 @@ class Session:
             logger.warning("warning: fit.%s: no effect in a session, whose script validates", names)
         fit = replace(fit, step_zero_validation=False)
         fit = completed(fit, context, test_mode=self._test, states_length=False)
-        closes = cluster_info() is not None  # elsewhere the run's own end does
-        progress = make_progress(is_chief, context._run_dir.metrics, closes=closes)
+        progress = make_progress(is_chief, context._run_dir.metrics)
         return Training(self._trial, context, fit, progress, test_mode=self._test, **given), None
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:

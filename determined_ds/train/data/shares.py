@@ -14,6 +14,7 @@ from typing import Any
 from deepspeed.runtime.dataloader import RepeatingLoader
 from determined import pytorch
 
+from determined_ds.config.layout import Batch
 from determined_ds.errors import DataError, Problem
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
 from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, reader_of
@@ -51,7 +52,10 @@ class Share:
             self._loader = with_batch_sampler(loader, own or everything[:1], 0)
         elif self._is_stream:
             size = loader.batch_size
-            stream = ReplicaStream(loader, batch_size=size, replica=replica, replicas=replicas, seed=seed)
+            row = Batch(
+                global_batch_size=size * replicas, replicas=replicas, accumulation=1, micro_batch_size=size
+            )
+            stream = ReplicaStream(loader, row, replica=replica, seed=seed)
             self._loader = reader_of(loader, stream, seed)
 
     def made(self) -> Iterator[Made]:

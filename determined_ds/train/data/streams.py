@@ -173,22 +173,20 @@ class ReplicaStream(torch_data.IterableDataset[Any]):
     def __init__(
         self,
         loader: StreamLoader,
+        batch: Batch,
         *,
-        batch_size: int,
         replica: int,
-        replicas: int,
         seed: int,
-        accumulation: int = 1,
         start_batch: int | None = None,
         place: Mapping[str, Any] | None = None,
     ) -> None:
-        self._loader, self._size, self._place = loader, batch_size, place
+        self._loader, self._size, self._place = loader, batch.micro_batch_size, place
         self._seeds = (seed, replica)
-        replica, replicas = (0, 1) if loader.sharded else (replica, replicas)
-        self._row = batch_size * replicas
-        self._own = range(replica * batch_size, (replica + 1) * batch_size)
-        self._accumulation, self._trains = accumulation, start_batch is not None
-        self._start = (start_batch or 0) * accumulation
+        replica, replicas = (0, 1) if loader.sharded else (replica, batch.replicas)
+        self._row = self._size * replicas
+        self._own = range(replica * self._size, (replica + 1) * self._size)
+        self._accumulation, self._trains = batch.accumulation, start_batch is not None
+        self._start = (start_batch or 0) * batch.accumulation
         self.passes: Passes
 
     def __iter__(self) -> Iterator[FirstRow | Made]:
@@ -293,14 +291,7 @@ class TrainingStream:
         self._loader, self._place, self._taken = loader, dict(place), False
         self.apart = (loader.name, False) if loader.sharded else None
         self._stream = ReplicaStream(
-            loader,
-            batch_size=batch.micro_batch_size,
-            replica=replica,
-            replicas=batch.replicas,
-            seed=seed,
-            accumulation=batch.accumulation,
-            start_batch=start_batch,
-            place=place,
+            loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place
         )
         # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
         self.first, self._made = read(reader_of(loader, self._stream, seed + start_batch))

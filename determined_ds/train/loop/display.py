@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.report.state import RunState, report_line
-from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT
+from determined_ds.rundir.handed_on import PARENT
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import STOP
 
@@ -27,23 +27,19 @@ ANNOUNCED_LINES, ANNOUNCED_WITHIN_S = 2, 0.1
 STOPPING = "stopping    after this batch, with a checkpoint; again ends at once"
 
 
-def make_progress(is_chief: bool, records: Path | None = None, *, closes: bool | None = None) -> Progress:
+def make_progress(is_chief: bool, records: Path | None = None) -> Progress:
     """The display for this rank's kind of output.
 
     Args:
         is_chief: Whether this is rank 0; the others show nothing.
         records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
-        closes: Whether it says at the end how much was trained; if None, it does unless a launcher of this library
-            will.
     """
-    if closes is None:
-        closes = PARENT not in os.environ and LAUNCHED_BY not in os.environ
     panel = None
     if is_chief and shows_panel():
         from determined_ds.report.panel import DrawnPanel  # loads rich
 
         panel = DrawnPanel()
-    return Progress(shows=is_chief, closes=closes, panel=panel, records=records)
+    return Progress(shows=is_chief, panel=panel, records=records)
 
 
 def shows_panel() -> bool:
@@ -54,13 +50,10 @@ def shows_panel() -> bool:
 class Progress:
     """The display of a rank: with a panel, notes and validations are lines above it; without, each report is a line."""
 
-    def __init__(
-        self, *, shows: bool = True, closes: bool = True, panel: Any = None, records: Path | None = None
-    ) -> None:
-        self._shows, self._closes, self._panel, self._records = shows, closes, panel, records
+    def __init__(self, *, shows: bool = True, panel: Any = None, records: Path | None = None) -> None:
+        self._shows, self._panel, self._records = shows, panel, records
         self._state = RunState()
         self._width = 1  # of a number of batches
-        self._started_s = time.monotonic()
         self._next_s = math.inf  # the panel is not drawn before the start
         self._is_stopping = False
         self._handlers = contextlib.ExitStack()
@@ -69,11 +62,11 @@ class Progress:
         self, *, total: int | None, done: int, metric: str = "", smaller_is_better: bool = True
     ) -> None:
         """Training goes from batch ``done`` to ``total``, None where that is not known; a validation's ``metric``."""
-        self._started_s, self._width = time.monotonic(), len(str(total or done))
+        self._width = len(str(total or done))
         state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
         self._state = state
         if done:
-            self.note(f"resumed at batch {done}{self._of_total}")
+            self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
         if self._panel is None:
             return
         if done and self._records is not None:
@@ -85,10 +78,6 @@ class Progress:
         self._panel.start()
         self._handlers.enter_context(_logged_above())
         self._next_s = 0.0
-
-    @property
-    def _of_total(self) -> str:
-        return "" if self._state.total is None else f" of {self._state.total}"
 
     def step(self, batches_trained: int) -> None:
         """A batch was trained."""
@@ -123,13 +112,6 @@ class Progress:
             self._panel.note(text)
         elif self._shows:
             print(text, flush=True)
-
-    def end(self, batches_trained: int) -> None:
-        """Training has ended or was stopped."""
-        if self._closes:
-            took_s = time.monotonic() - self._started_s
-            took = f"{took_s:.0f} s" if took_s < 120 else f"{took_s / 60:.0f} minutes"
-            self.note(f"trained     {batches_trained}{self._of_total} batches in {took}")
 
     def stop(self) -> None:
         """Training is over, successful or not."""

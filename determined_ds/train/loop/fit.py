@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import Any
 from determined import pytorch
 
 from determined_ds.checkpoints.storage import find_checkpoint
-from determined_ds.config.params import Duration, FitOptions, Length, ProfiledSteps, read_model
+from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
 from determined_ds.train.here import script_run
 from determined_ds.train.loop.display import make_progress
-from determined_ds.train.loop.stopping import LENGTHS, length_of
+from determined_ds.train.loop.stopping import LENGTHS
 from determined_ds.train.loop.trainer import Training, section_of
 
 logger = logging.getLogger("determined_ds")
@@ -82,27 +82,15 @@ class Trainer:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        stated = {
-            "checkpoint_policy": checkpoint_policy,
-            "step_zero_validation": step_zero_validation,
-            "profiling_enabled": profiling_enabled,
-            "stop_on_nan": stop_on_nan,
-            "save_total_limit": save_total_limit,
-            "warm_start": warm_start,
-            "asynchronous_checkpoints": asynchronous_checkpoints,
-            "profile": as_plain(vars(profile) if isinstance(profile, ProfiledSteps) else profile),
-        }
-        arguments = Document(name="Trainer.fit", data={"fit": stated})
+        given = dict(locals())
+        stated = {name: given[name] for name in vars(FitOptions())}
+        stated |= {name: _stated_length(given[name]) for name in LENGTHS}
+        if isinstance(profile, ProfiledSteps):
+            stated["profile"] = vars(profile)
+        arguments = Document(name="Trainer.fit", data={"fit": as_plain(stated)})
         options, problems = read_model(FitOptions, arguments, ("fit",))
         if problems:
             raise ConfigError(problems)
-        options = replace(
-            options,
-            max_length=length_of(max_length),
-            validation_period=length_of(validation_period),
-            checkpoint_period=length_of(checkpoint_period),
-            reporting_period=length_of(reporting_period),
-        )
         run = script_run()
         if run is not None:  # how to start is as det-ds run says, whatever the script does
             run.trained = True
@@ -151,19 +139,8 @@ def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: 
         fit = replace(fit, max_length=one, step_zero_validation=False, profile=None)
     if fit.max_length is None and states_length:
         fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
-        raise _refused("fit.max_length", None, "missing: the length of training is required", fix)
-    for name in LENGTHS:
-        length: Any = getattr(fit, name)
-        if isinstance(length, Duration):
-            time = str(timedelta(seconds=length.seconds))
-            if name != "checkpoint_period":
-                message = "cannot be a time: how much is trained, and when, would differ from run to run"
-                raise _refused(f"fit.{name}", time, message, "use Batch(n) or Epoch(n)")
-            if length.seconds <= 0:
-                raise _refused(f"fit.{name}", time, "must be more than 0", "use e.g. timedelta(minutes=15)")
-    if fit.max_length is not None and (type(fit.max_length.value) is not int or fit.max_length.value < 1):
-        fix = "use Batch(n) or Epoch(n) with n >= 1"
-        raise _refused("fit.max_length", fit.max_length.value, "must be an integer of at least 1", fix)
+        message = "missing: the length of training is required"
+        raise ConfigError(Problem(key="fit.max_length", message=message, fix=fix))
     policy = fit.checkpoint_policy
     if policy == "best" and not section_of(context, "searcher").get("metric"):
         if context.distributed.rank == 0:
@@ -176,5 +153,11 @@ def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: 
     return replace(fit, checkpoint_policy="none" if test_mode else policy)
 
 
-def _refused(key: str, value: Any, message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, fix=fix))
+def _stated_length(unit: Any) -> Any:
+    """``{"batches": 3}`` for ``Batch(3)``, as hyperparameters state it; what is no unit stays, and is refused."""
+    if isinstance(unit, timedelta):
+        return {"seconds": unit.total_seconds()}
+    if not isinstance(unit, pytorch.TrainUnit):
+        return unit
+    value = list(unit.value) if isinstance(unit.value, Iterable) else unit.value
+    return {"epochs" if isinstance(unit, pytorch.Epoch) else "batches": value}

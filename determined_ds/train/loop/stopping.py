@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from determined import pytorch
 
 from determined_ds.config.params import Duration, FitOptions, Length
 from determined_ds.errors import ConfigError, NotFiniteError, Problem
@@ -22,14 +20,6 @@ ASK_EVERY_S = 5.0
 ASK_WRITERS_EVERY_S = 0.25
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 MOST_LOSSES = 64  # copies of losses that are looked at together
-
-
-def length_of(unit: pytorch.TrainUnit | timedelta | None) -> Any:
-    """One of Determined's units, or a time, as the library's own."""
-    if isinstance(unit, timedelta):
-        return Duration(unit="seconds", value=unit.total_seconds())
-    kind = "epochs" if isinstance(unit, pytorch.Epoch) else "batches"
-    return None if unit is None else Length(unit=kind, value=unit.value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +97,7 @@ class Schedule:
             count, inside = divmod(count, self.batches_per_epoch or 1)
             if inside:
                 return False
-        if isinstance(period.value, int):
-            return (
-                period.value < 1 or count % period.value == 0
-            )  # Determined: a period below 1 is every step.
-        return count in period.value
+        return count % period.value == 0 if isinstance(period.value, int) else count in period.value
 
 
 class StopRequests:
@@ -140,6 +126,7 @@ class StopRequests:
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
         self._next, self.checkpoint_due = batches_trained + 1, False
+        self._batch_s = math.inf  # seconds of a batch of late
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
         self.checkpoint_written()
 
@@ -161,12 +148,13 @@ class StopRequests:
         if self._context.distributed.rank == 0:
             stop = bool(self._context._core.preempt.should_preempt()) or stop
             now = time.monotonic()
-            batch_s = max(1e-6, (now - self._asked_at_s) / max(1, batches_trained - self._asked_at_batch))
+            if trained := batches_trained - self._asked_at_batch:
+                self._batch_s = max(1e-6, (now - self._asked_at_s) / trained)
             left_s = max(0.0, self._period_s - (now - self._saved_s))
             checkpoint = left_s == 0
             # A quarter of the time, since the next batches may be slower than the last.
             every_s = ASK_WRITERS_EVERY_S if pending else ASK_EVERY_S / 4
-            wait = max(1, int(min(every_s, left_s or math.inf) / batch_s))
+            wait = max(1, int(min(every_s, left_s or math.inf) / self._batch_s))
         numbers = [stop, wait, checkpoint, not (pending and self._checkpoints.is_written)]
         return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 

@@ -448,10 +448,11 @@ class Training:
         self.checkpoints.prepare(self.fit.asynchronous_checkpoints)
         if self.fit.step_zero_validation and state.batches_trained == 0:
             self._validate()
-        for model in () if set_modes else context.models:
-            model.train()
         if set_modes is not None:
             set_modes()
+        else:
+            for model in context.models:
+                model.train()
         self._seed()  # nothing is built from here on
         self._built = BuiltParameters(context.models)
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
@@ -466,12 +467,11 @@ class Training:
             self._validate()
         # A trial's own profiler is for the steps that count, where others are recorded beside them.
         own = self.measure is not None and self.measure.length.parts and context.profiler is not None
-        batches = self.data.batches
-        if self.fit.profile is not None and not own:
-            self.capture = self._make_capture(self.fit.profile)
-            self._closing.callback(self.capture.close)
-            batches = None if batches is None else self.capture.data(batches)
-        return batches
+        if self.fit.profile is None or own:
+            return self.data.batches
+        self.capture = self._make_capture(self.fit.profile)
+        self._closing.callback(self.capture.close)
+        return None if self.data.batches is None else self.capture.data(self.data.batches)
 
     def _make_capture(self, steps: ProfiledSteps) -> Capture:
         from determined_ds.logs.tensorboard import uploaded_to
@@ -534,8 +534,6 @@ class Training:
             proof = validate or (lambda: self.validator.run([]))
             same = prove_checkpoint(self.context, proof, lambda: self.read(self._last_uuid))
             self.progress.note(f"test passed: trained, {words} {same}")
-        else:
-            self.progress.end(self.state.batches_trained)
         HEART.rest()
 
 

@@ -15,7 +15,7 @@ from torch.utils import data as torch_data
 from determined_ds import StreamLoader
 from determined_ds.errors import ConfigError, DataError
 from tests.package import training_data
-from tests.train.data.datasets import Count, Placed, Split, numbers, taken
+from tests.train.data.datasets import ByEpoch, Count, Placed, Shuffled, Split, numbers, taken
 
 
 class Rotated(torch_data.Sampler[int]):
@@ -34,21 +34,22 @@ class Rotated(torch_data.Sampler[int]):
         return (index % self.size for index in range(self.epoch, self.epoch + self.size))
 
 
-# How data of a size is read with a micro-batch: by Determined's loader and samplers of any kind, or as a stream.
+# How data of a size is read with a micro-batch: by Determined's loader, torch's, samplers of any kind, or as a stream.
 KINDS: dict[str, Callable[[int, int], Any]] = {
     "shuffled": lambda size, micro: DataLoader(numbers(size), micro, shuffle=True),
     "in order": lambda size, micro: DataLoader(numbers(size), micro),
-    "weighted": lambda size, micro: DataLoader(
+    "weighted": lambda size, micro: torch_data.DataLoader(
         numbers(size), micro, sampler=torch_data.WeightedRandomSampler([1.0] * size, size)
     ),
-    "subset, own generator": lambda size, micro: DataLoader(
+    "subset, own generator": lambda size, micro: torch_data.DataLoader(
         numbers(size),
         micro,
         sampler=torch_data.SubsetRandomSampler(range(size), generator=torch.Generator().manual_seed(99)),
     ),
     "by epoch": lambda size, micro: DataLoader(numbers(size), micro, sampler=Rotated(size)),
-    "stream": lambda size, micro: StreamLoader(Count(size), micro),
+    "stream": lambda size, micro: StreamLoader(Shuffled(size), micro),
     "stream with a place": lambda size, micro: StreamLoader(Placed(size), micro),
+    "stream by epoch": lambda size, micro: StreamLoader(ByEpoch(size), micro),
 }
 GLOBAL = 12
 SPLITS = st.sampled_from(

@@ -16,8 +16,8 @@ from tests.package import checkpoints, records
 
 MICRO_BATCH_SIZE = 2
 ACCUMULATION = 4
-# Below one micro-batch up to more than two full calls of a pipeline, every remainder included.
-SIZES = tuple(range(1, 20))
+# Below one micro-batch up to more than two full calls of a pipeline.
+SIZES = (*range(1, 10), 15, 16, 17, 19)
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
