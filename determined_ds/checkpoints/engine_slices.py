@@ -294,27 +294,27 @@ class EngineSlices:
         Those that several ranks hold are shared out by their elements; buffers are those of the first.
         """
         self._copied.clear()
-        found: list[
-            Slice
-        ] = []  # first those of this rank alone: equal parts, at one offset in the files of all ranks
+        alone: list[Slice] = []
+        shared: list[Slice] = []
         same: dict[tuple[int, int], list[Slice]] = {}
         for each in itertools.chain(self.weights(), self.masters(), self.states(), more):
             if each.whole.is_copy:
                 continue
-            if each.is_alone or each.whole.kind == BUFFER:
-                if each.tensor.numel() if each.is_alone else each.whole.holders[0] == 0:
-                    found.append(each)
-            else:
+            if each.is_alone:
+                alone.extend([each] if each.tensor.numel() else [])
+            elif each.whole.kind != BUFFER:
                 same.setdefault(each.whole.holders, []).append(each)
+            elif each.whole.holders[0] == 0:
+                shared.append(each)
         for (replica, replicas), held in same.items():
             total, at = sum(each.place.length for each in held), 0
             low, high = (total * index // replicas for index in (replica, replica + 1))
             for each in held:
                 if not each.place.length and not replica:
-                    found.append(each)
-                found.extend(each.between(low - at, high - at))
+                    shared.append(each)
+                shared.extend(each.between(low - at, high - at))
                 at += each.place.length
-        return found
+        return [*alone, *shared]  # equal parts first: at one offset in the files of all ranks
 
 
 def _place_in(group: Any) -> tuple[int, int]:

@@ -6,8 +6,7 @@
              own_states_rank<R>.pt   an optimizer's states that cannot be cut: for the same ranks alone
 
 An engine that cannot be cut in this way is written by DeepSpeed, see
-:func:`~determined_ds.checkpoints.engine_slices.own_layout`, and a pipeline's tied layers beside it, in
-``tied_rank<R>.pt``.
+:func:`~determined_ds.checkpoints.engine_slices.own_layout`.
 """
 
 from __future__ import annotations
@@ -132,9 +131,9 @@ class Engines:
             "zero_stage": engine.zero_optimization_stage(),
             "kind": type(engine.optimizer).__name__,
             "optimizer": own.index.optimizer,
-            **({"owners": owners} if (owners := owners_of(engine)) else {}),
-            **({"model_parallel_size": degree_of(engine)} if degree_of(engine) > 1 else {}),
-            **({"expert_parallel_size": experts} if (experts := expert_degree_of(engine)) else {}),
+            "owners": owners_of(engine),
+            "model_parallel_size": degree_of(engine),
+            "expert_parallel_size": expert_degree_of(engine),
         }
 
     # ------------------------------------------------------------------------------------- written
@@ -145,9 +144,6 @@ class Engines:
         for number, engine in enumerate(self._models):
             if self.own_layouts[number]:
                 engine.save_checkpoint(str(path), tag=f"model{number}")
-                tied, file = self._tied(number, path)
-                if tied:
-                    torch.save(tied.state_dict(), file)
         for number, own in self._cut():
             rank, folder, files = self._distributed.rank, path / f"model{number}", dict[str, Any]()
             if own.is_first:
@@ -189,8 +185,8 @@ class Engines:
             torch.cuda.synchronize()
         return copies
 
-    def copy_bytes(self) -> int:
-        """Bytes of host memory for a copy of the engines; states that do not exist yet are taken for Adam's."""
+    def copy_bytes(self, *, on_disk: bool = False) -> int:
+        """Bytes of host memory for a copy of the engines, or ``on_disk``; states to come are taken for Adam's."""
         total = 0
         for number, own in self._cut():
             slices = own.written(self._averaged(own, number))
@@ -199,8 +195,8 @@ class Engines:
             )
             unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
             count = sum(each.num_bytes for each in slices) + unborn_bytes
-            is_pinned = any(each.tensor.is_cuda for each in slices)  # torch pins powers of two
-            total += 1 << (count - 1).bit_length() if is_pinned else count
+            is_pinned = not on_disk and any(each.tensor.is_cuda for each in slices)
+            total += 1 << (count - 1).bit_length() if is_pinned else count  # torch pins powers of two
         return total
 
     def write_indexes(self, path: Path, written: Written) -> None:
@@ -214,11 +210,8 @@ class Engines:
 
     def load(self, path: Path) -> None:
         """Fill the engines from a checkpoint of any layout; a collective."""
-        self.then, fillings = {}, dict[int, Filling]()
-        if any(path.glob(f"model*/{INDEX_NAME}")):
-            fillings = self._fillings(path, settings=True)
-        else:
-            self._check_own_layouts(path)
+        is_ours = any(path.glob(f"model*/{INDEX_NAME}"))
+        self.then, fillings = {}, self._fillings(path, settings=True) if is_ours else {}
         optimizer = not self._context.resets_optimizer
         exact = {
             n: each.stored.settings.get("layout") == self._layout(each.own) for n, each in fillings.items()
@@ -248,16 +241,15 @@ class Engines:
             if number in fillings:
                 fillings[number].fill(exact=False, optimizer=False)
                 continue
-            refused = ""
-            if getattr(engine, "zero_nvme_offload_optimizer", bool)():
-                refused = "the optimizer's copy of the weights lies on NVMe, where it cannot be replaced"
-            elif engine.zero_optimization_partition_weights():
-                refused = "the weights of a model-parallel engine under ZeRO 3 cannot be read alone"
-            if refused:
-                key = "hyperparameters.fit.warm_start"
-                fix = "write all, at the ZeRO stage and slots of the checkpoint"
+            is_on_nvme = getattr(engine, "zero_nvme_offload_optimizer", bool)()
+            if is_on_nvme or engine.zero_optimization_partition_weights():
+                key, fix = (
+                    "hyperparameters.fit.warm_start",
+                    "write all, at the ZeRO stage and slots of the checkpoint",
+                )
+                message = f"an engine under ZeRO 3 or NVMe cannot take weights alone where {self.own_layouts[number]}"
                 raise ConfigError(
-                    Problem(key=key, value="weights", message=refused, fix=fix, code="warm-start")
+                    Problem(key=key, value="weights", message=message, fix=fix, code="warm-start")
                 )
             self._load_by_deepspeed(path, number, weights_alone=True)
 
@@ -325,55 +317,40 @@ class Engines:
                 raise another_model(path.name, where + some_of(reasons))
         return fillings
 
-    def _check_own_layouts(self, path: Path) -> None:
-        """Refuse files of DeepSpeed's that these ranks did not write under this strategy.
-
-        DeepSpeed itself would load the weights of some layouts, and leave out the optimizer.
-        """
-        for number, engine in enumerate(self._models):
-            stage = engine.zero_optimization_stage()
-            replicas = EngineSlices(engine).replicas if stage else 1
-            here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
-            if isinstance(engine, DDPEngine):
-                here = ("ddp", 1, 1)
-            # The names of a planned pipeline's files are those of any schedule.
-            is_known = self.own_layouts[number] or not getattr(engine.module, "is_planned", False)
-            if here != layout_of(path / f"model{number}") or not is_known:
-                raise CheckpointError(
-                    f"checkpoint {path.name}: DeepSpeed wrote model{number} in its own layout, which only the ranks "
-                    "and the strategy that wrote it can read\n  fix: resume it with those; or start from its weights, "
-                    "by searcher.source_checkpoint_uuid with fit.warm_start: weights"
-                )
-
     def _load_by_deepspeed(self, path: Path, number: int, *, weights_alone: bool = False) -> None:
         """Have DeepSpeed load an engine that it wrote; a collective. Nothing of its files is executed.
 
-        Under ZeRO 3 DeepSpeed copies flat partitions, and looks at neither names nor shapes.
+        Of some layouts DeepSpeed would load the weights, and leave out the optimizer; under ZeRO 3 it copies flat
+        partitions, and looks at neither names nor shapes. Both are refused.
         """
-        engine, reason = self._models[number], ""
+        engine, reason, folder = self._models[number], "", path / f"model{number}"
+        stage = engine.zero_optimization_stage()
+        replicas = EngineSlices(engine).replicas if stage else 1
+        here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
+        here = ("ddp", 1, 1) if isinstance(engine, DDPEngine) else here
+        # The names of a planned pipeline's files are those of any schedule.
+        is_known = self.own_layouts[number] or not getattr(engine.module, "is_planned", False)
+        if not weights_alone and (here != layout_of(folder) or not is_known):
+            raise CheckpointError(
+                f"checkpoint {path.name}: {folder.name} is in a layout that only the ranks and the strategy that wrote "
+                "it can read\n  fix: resume it with those; or start from its weights, by "
+                "searcher.source_checkpoint_uuid with fit.warm_start: weights"
+            )
         if not isinstance(engine, DDPEngine) and engine.zero_optimization():
             file = Path(engine._get_ckpt_name(str(path), f"model{number}"))
             stored = read_data(file, map_location="cpu", mmap=True) if file.is_file() else {}
-            there, here = (
+            then, now = (
                 {name: tuple(shape) for group in groups or () for name, shape in group.items()}
                 for groups in (stored.get("param_shapes"), engine._get_zero_param_shapes())
             )
-            if "param_shapes" in stored and there != here:
-                names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-                pairs = ((name, there.get(name, "missing"), here.get(name, "missing")) for name in names)
-                reason = some_of([f"{name} is {was} in it, {now} here" for name, was, now in pairs])
+            if "param_shapes" in stored and then != now:
+                names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+                pairs = ((name, then.get(name, "missing"), now.get(name, "missing")) for name in names)
+                reason = some_of([f"{name} is {was} in it, {own} here" for name, was, own in pairs])
         if reasons := [each for each in self._distributed.allgather(reason) if each]:
             raise another_model(path.name, reasons[0])
-        tied, file = self._tied(number, path)
-        if tied and file.is_file():  # before DeepSpeed makes an optimizer's copy of the weights
-            tied.load_state_dict(read_data(file, map_location="cpu"))
         with only_data():
             engine.load_checkpoint(str(path), tag=f"model{number}", load_module_only=weights_alone)
-
-    def _tied(self, number: int, path: Path) -> tuple[Any, Path]:
-        """A stage's layers that others have too, and their file: DeepSpeed saves none that a ``forward_fn`` calls."""
-        tied = getattr(self._models[number].module, "tied_modules", None)
-        return tied, path / f"model{number}" / f"tied_rank{self._distributed.rank}.pt"
 
 
 def overrides(trial: Any, method: str) -> bool:

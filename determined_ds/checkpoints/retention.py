@@ -56,12 +56,14 @@ def best_of(
         values: Batch -> ``searcher.metric`` of the validation after it.
         smaller_is_better: Of that metric.
     """
-    best = None
-    for each in sorted(checkpoints, key=lambda each: each.steps_completed):
-        before = best and values[best.steps_completed]
-        if is_better(values.get(each.steps_completed), before, smaller_is_better=smaller_is_better):
-            best = each
-    return best
+    in_order = sorted(checkpoints, key=lambda each: each.steps_completed)
+    found = [
+        (number, each)
+        for each in in_order
+        if (number := finite(values.get(each.steps_completed))) is not None
+    ]
+    choose = min if smaller_is_better else max
+    return choose(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def over_limit(kept: Sequence[T], limit: int | None, best: T | None) -> list[T]:

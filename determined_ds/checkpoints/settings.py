@@ -86,40 +86,31 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
 
 
 def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, optimizer: bool) -> Record:
-    """Give an engine the settings of a checkpoint.
-
-    Args:
-        own: The engine.
-        stored: What :func:`settings_of` returned.
-        now: What this engine was built with.
-        optimizer: Whether the optimizer's state is loaded too.
+    """Give an engine what :func:`settings_of` returned, less the settings of an ``optimizer`` that begins anew.
 
     Returns:
-        What the engine in the checkpoint was built with, its groups in the order of this engine's; ``now`` where the
-        optimizer begins anew.
+        What the engine in the checkpoint was built with, its groups in the order of this engine's; ``now``, what this
+        one was built with, where the optimizer begins anew.
     """
-    engine, owners = own.engine, [(own.engine, stored["counters"])]
-    then: list[Mapping[str, Any]] = []
+    engine, then = own.engine, dict(stored["built"], groups=[])
     for number, group in enumerate(now["groups"]):
         # The group with the same parameters; where none is known, the one of the same number.
         names, groups = set(_names_in_group(own, number)), stored["groups"]
-        found = [each for each in groups if names & set(each["names"])] + groups[number : number + 1]
-        then.append(found[0] if found else {"settings": {}, "built": group})
-    if optimizer:
-        for group, was in zip(base_optimizer(engine).param_groups if own.held else (), then, strict=False):
-            group.update(was["settings"])
-        owners.append((_loss_scaler(engine), stored["loss_scale"]))
+        alike = [each for each in groups if names & set(each["names"])] + groups[number : number + 1]
+        found = alike[0] if alike else {"settings": {}, "built": group}
+        then["groups"].append(found["built"])
+        if optimizer and own.held:
+            base_optimizer(engine).param_groups[number].update(found["settings"])
     if getattr(engine, "lr_scheduler", None) is not None and stored["lr_scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(stored["lr_scheduler"])
-    for owner, values in owners:
+    scale = stored["loss_scale"] if optimizer else {}
+    for owner, values in ((engine, stored["counters"]), (_loss_scaler(engine), scale)):
         for name, value in values.items():
             if hasattr(owner, name):
                 setattr(owner, name, value)
     if not isinstance(engine, PipelineEngine):  # a checkpoint is between steps
         engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
-    if not optimizer:
-        return now
-    return {"groups": [was["built"] for was in then], **stored["built"]}
+    return then if optimizer else now
 
 
 def _names_in_group(own: EngineSlices, number: int) -> list[str]:
@@ -138,40 +129,37 @@ def _loss_scaler(engine: Any) -> Any:
 # ------------------------------------------------------------------------------------------- what changed since
 
 
-def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Apply settings that have changed since a loaded checkpoint was written.
-
-    Args:
-        engines: Those that it was loaded into.
-        then: What each was built with when it was written.
-        now: What each was built with here.
+def put_into_effect(engine: Any, then: Record, now: Record) -> str:
+    """Apply settings that have changed since a loaded checkpoint was written, from what it was built with then and now.
 
     Returns:
-        Lines about schedules that go on in another way.
+        A line about a schedule that goes on in another way, or "".
     """
-    said = []
-    for engine, before, wanted in zip(engines, then, now, strict=True):
-        changed = {key for key in ("groups", "clip_grad", "scheduler") if before[key] != wanted[key]}
-        optimizer, scheduler = engine.optimizer, getattr(engine, "lr_scheduler", None)
-        if "clip_grad" in changed:
-            optimizer.clip_grad = wanted["clip_grad"]
-        groups = getattr(optimizer, "param_groups", ())
-        for group, old, new in zip(groups, before["groups"], wanted["groups"], strict=True):
-            for key, value in new.items():
-                if old.get(key, _ABSENT) != value and (key != "lr" or scheduler is None):
-                    group[key] = _as_it_is(value, group.get(key))
-        if scheduler is not None and changed & {"groups", "scheduler"}:
-            rates = [group["lr"] for group in optimizer.param_groups]
-            _reschedule(scheduler, before["scheduler"], wanted)
-            pairs = zip(rates, (group["lr"] for group in optimizer.param_groups), strict=True)
-            if moved := [f"{was:.6g} -> {now:.6g}" for was, now in pairs if was != now]:
-                kind = type(scheduler).__name__
-                said.append(f"{kind} goes on by its new settings: lr {', '.join(dict.fromkeys(moved))}")
-    return said
+    if then == now or engine.optimizer is None:
+        return ""
+    optimizer, scheduler = engine.optimizer, getattr(engine, "lr_scheduler", None)
+    if then["clip_grad"] != now["clip_grad"]:
+        optimizer.clip_grad = now["clip_grad"]
+    for group, old, new in zip(optimizer.param_groups, then["groups"], now["groups"], strict=True):
+        for key, value in _changed(old, new).items():
+            if key != "lr" or scheduler is None:
+                group[key] = _as_it_is(value, group.get(key))
+    if scheduler is None or (then["groups"], then["scheduler"]) == (now["groups"], now["scheduler"]):
+        return ""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    _reschedule(scheduler, _changed(then["scheduler"], now["scheduler"]), now["groups"])
+    pairs = zip(rates, (group["lr"] for group in optimizer.param_groups), strict=True)
+    moved = dict.fromkeys(f"{was:.6g} -> {rate:.6g}" for was, rate in pairs if was != rate)
+    return f"{type(scheduler).__name__} goes on by its new settings: lr {', '.join(moved)}" if moved else ""
 
 
-def _reschedule(scheduler: Any, before: Record, wanted: Record) -> None:
-    """Give a loaded scheduler its new settings, and set the rates of its current step by them.
+def _changed(then: Record, now: Record) -> Record:
+    """The settings that are others now, or new."""
+    return {key: value for key, value in now.items() if then.get(key, _ABSENT) != value}
+
+
+def _reschedule(scheduler: Any, changed: Record, groups: Sequence[Record]) -> None:
+    """Give a loaded scheduler its changed settings, and set the rates of its current step by them.
 
     Source: DeepSpeed's schedulers (0.19.8, ``runtime/lr_schedules.py``) keep only their position in a checkpoint;
     torch's keep all their attributes (``LRScheduler.state_dict``).
@@ -180,14 +168,11 @@ def _reschedule(scheduler: Any, before: Record, wanted: Record) -> None:
         if scheduler.last_batch_iteration >= 0:
             scheduler.step(scheduler.last_batch_iteration)
             return
-        rates = [group["lr"] for group in wanted["groups"]]
+        rates = [group["lr"] for group in groups]
     else:
-        changed = {
-            key: _as_it_is(value, getattr(scheduler, key, None))
-            for key, value in wanted["scheduler"].items()
-            if key not in POSITION and before.get(key, _ABSENT) != value
-        }
-        vars(scheduler).update(changed)
+        changed = {key: value for key, value in changed.items() if key not in POSITION}
+        for key, value in changed.items():
+            setattr(scheduler, key, _as_it_is(value, getattr(scheduler, key, None)))
         if hasattr(scheduler, "_get_closed_form_lr"):
             rates = scheduler._get_closed_form_lr()
         elif hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import disk_full
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.local_core import AtomicStorage
-from determined_ds.train.memory import walk
 
 CODE = "code"
 MAX_FILE_BYTES = 2**20  # of a context directory: a larger file is data
@@ -90,35 +89,23 @@ def stored_partition(context: Any, run_dir: RunDir, trial_id: int | None) -> str
         wanted = (PARTITION, STATE)
         with context._core.checkpoint.restore_path(uuid, mode, selector=lambda name: name in wanted) as path:
             found = (Path(path) / PARTITION).read_text()
-            if trial_id in (None, read_state(Path(path), uuid).trial_id):
+            if trial_id in (None, read_state(Path(path)).trial_id):
                 return found
     return None
 
 
-# ------------------------------------------------------------------------------------------- room
+def lack_of_room(folder: Path, distributed: Any, least: Callable[[], int]) -> str:
+    """Why a checkpoint does not fit on the disk, or ""; a collective.
 
-
-def check_room(context: Any, folder: Path) -> None:
-    """Refuse to begin a checkpoint that does not fit on the disk; a collective.
-
-    Its expected size is that of the last checkpoint; without one, that of the engines' states, the least it can be.
+    Its expected size is that of the last checkpoint; without one, the bytes that each rank writes at ``least``.
     """
-    distributed, resolved = context.distributed, context.resolved
     last = checkpoints_in(folder)[:1] if distributed.rank == 0 else []
     files = (file for each in last for file in each.path.rglob("*") if file.is_file())
     needed = distributed.broadcast(sum(512 * file.stat().st_blocks for file in files))  # in whole blocks
-    if not needed:  # what replicas hold alike is written once
-        replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
-        own = [walk(model) for model in context.models]
-        kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
-        parameters, states = (sum(column) for column in zip(*distributed.allgather(kinds), strict=True))
-        needed = int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
-    refusal = ""
+    needed, refusal = needed or sum(distributed.allgather(least())), ""
     if distributed.rank == 0 and needed > shutil.disk_usage(folder).free:
-        message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
-        refusal = message.removeprefix("error: ")
-    if refusal := distributed.broadcast(refusal):
-        raise CheckpointError(refusal)
+        refusal = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
+    return str(distributed.broadcast(refusal.removeprefix("error: ")))
 
 
 # ------------------------------------------------------------------------------------------- machines
@@ -132,17 +119,15 @@ def share_of(path: Path, distributed: Any, name: str = MANIFEST) -> tuple[int, i
     Returns:
         Which share is this rank's, of how many, and whether all ranks see one folder.
     """
-    shared = True
     if distributed.cross_size > 1:
         mark = None
         with contextlib.suppress(OSError):
             found = (path / name).stat()
             mark = (found.st_ino, found.st_mtime_ns, found.st_size)
         marks = distributed.allgather(mark)
-        shared = None not in marks and len(set(marks)) == 1
-    if shared:
-        return distributed.rank, distributed.size, True
-    return distributed.local_rank, distributed.local_size, False
+        if None in marks or len(set(marks)) > 1:
+            return distributed.local_rank, distributed.local_size, False
+    return distributed.rank, distributed.size, True
 
 
 def seal_folder(path: Path, metadata: Mapping[str, Any], known: Mapping[str, Any], distributed: Any) -> None:
@@ -176,12 +161,12 @@ def _keep_apart(folder: Path, distributed: Any) -> None:
     """
     while True:
         found = folder.stat()
-        everyone = distributed.allgather((found.st_dev, found.st_ino, distributed.cross_rank))
-        first = min(each for each in everyone if each[:2] == (found.st_dev, found.st_ino))
-        clashes = first[2] != distributed.cross_rank
-        if not any(distributed.allgather(clashes)):
+        own = (found.st_dev, found.st_ino)
+        everyone = distributed.allgather((*own, distributed.cross_rank))
+        if len({each[:2] for each in everyone}) == len(set(everyone)):
             return
-        if clashes and distributed.local_rank == 0:
+        first = min(each[2] for each in everyone if each[:2] == own)
+        if first != distributed.cross_rank and distributed.local_rank == 0:
             other = folder.with_name(f"{folder.name}.renewed")
             other.mkdir()  # while the first is there, so it cannot get its inode
             for entry in folder.iterdir():

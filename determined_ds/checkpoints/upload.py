@@ -55,7 +55,7 @@ def upload(
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
             raise OSError(
-                f"checkpoint_storage refuses it: {lines[-1] if lines else 'the upload has ended early'}"
+                f"checkpoint_storage refuses it: {lines[-1] if lines else 'the upload ended early'}"
             )
 
 
@@ -87,8 +87,8 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    manager = storage.build(order["config"], container_path=None)
     try:
+        manager = storage.build(order["config"], container_path=None)
         manager.upload(order["folder"], order["uuid"], set(order["names"]))
     except Exception as error:  # whatever the client of a storage raises
         sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())}\n")

@@ -43,7 +43,7 @@ from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_sta
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
 from determined_ds.checkpoints.settings import put_into_effect
-from determined_ds.checkpoints.storage import check_room, seal_folder, share_of, write_code
+from determined_ds.checkpoints.storage import lack_of_room, seal_folder, share_of, write_code
 from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError
 from determined_ds.rundir.heartbeat import HEART
@@ -63,11 +63,15 @@ class Pending:
     path: Path  # its folder for now
     closing: contextlib.ExitStack  # puts it into storage
     metadata: dict[str, Any]
-    batch: int  # batches trained
     state: TrialState  # where training stands, by now further than this checkpoint
     best: str  # uuid of the best checkpoint, this one included
     began_s: float = field(default_factory=time.monotonic)
-    writing: Future[Written] | None = None  # what the thread does for it; None: it is written at once
+    writing: Future[Written] = field(default_factory=Future)  # what the thread does for it
+
+    @property
+    def batch(self) -> int:
+        """Batches trained."""
+        return int(self.metadata["steps_completed"])
 
 
 class Checkpoints:
@@ -77,7 +81,8 @@ class Checkpoints:
         trial: Its ``save`` and ``load`` write and read the engines.
         context: Its core context stores the files, here or on the cluster.
         callbacks: Name -> callback; their state is kept.
-        parts: Name -> what else has a ``state_dict`` and ``load_state_dict`` on each rank.
+        parts: Name -> what else has a ``state_dict`` and ``load_state_dict`` on each rank; others may be added before
+            anything is saved or loaded.
         total_limit: Checkpoints to keep at most, always with the best and the newest; None: all.
         warm_start: ``weights`` or ``all``: what is loaded from another trial's checkpoint.
         note: Shows a line to the user.
@@ -94,27 +99,23 @@ class Checkpoints:
         warm_start: str = "weights",
         note: Callable[[str], None] = print,
     ) -> None:
+        self.parts = parts
         self._trial = trial
         self._context = context
         self._distributed = context.distributed
         self._callbacks = callbacks
-        self._parts = parts
         self._total_limit = total_limit
         self._warm_start = warm_start
         self._note = note
-        self._own_parts = RankParts(trial, context, callbacks)
         self._averages = {name: each for name, each in callbacks.items() if isinstance(each, EMA)}
         self._engines = context.engine_files = Engines(trial, context, self._averages)
+        self._own_parts = RankParts(trial, context)
         self._storage: Any = getattr(context._core.checkpoint, "_storage_manager", None)
         self._is_local = isinstance(self._storage, AtomicStorage)
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
         self._deleting: Future[None] | None = None
         self._buffers: list[dict[int, torch.Tensor]] = []  # none: every checkpoint is written at once
-
-    def add_part(self, name: str, part: Any) -> None:
-        """Keep another state on each rank, before anything is saved or loaded."""
-        self._parts[name] = part
 
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
         for callback in self._callbacks.values():
@@ -135,7 +136,7 @@ class Checkpoints:
         if asynchronous is False:
             return
         part_bytes = 0
-        for owner in (*self._callbacks.values(), *self._parts.values()):
+        for owner in (*self._callbacks.values(), *self.parts.values()):
             # It may need something from training: then the checkpoint says so.
             with contextlib.suppress(Exception):
                 part_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(owner.state_dict()))
@@ -151,8 +152,7 @@ class Checkpoints:
     @property
     def is_written(self) -> bool:
         """Whether this rank has written its files of the oldest checkpoint that is not sealed yet."""
-        writing = self._pending[0].writing if self._pending else None
-        return writing is not None and writing.done()
+        return bool(self._pending) and self._pending[0].writing.done()
 
     # -------------------------------------------------------------------------------------------- save
 
@@ -175,13 +175,15 @@ class Checkpoints:
                 self._note(f"waiting     for the checkpoint of batch {batch}, which is still written")
             self.seal_oldest()
         if self._is_local:
-            try:
-                check_room(self._context, self._storage.folder)
-            except CheckpointError:  # on all ranks
-                if not self._pending:
-                    raise
-                self.finish()  # one that is being written is not lost, and a limit may delete another
-                check_room(self._context, self._storage.folder)
+            least = functools.partial(self._engines.copy_bytes, on_disk=True)
+            refusal = lack_of_room(self._storage.folder, self._distributed, least)
+            if (
+                refusal and self._pending
+            ):  # one that is being written is not lost, and a limit may delete another
+                self.finish()
+                refusal = lack_of_room(self._storage.folder, self._distributed, least)
+            if refusal:
+                raise CheckpointError(refusal)
         state.last_checkpoint = state.batches_trained
         metadata = {
             "determined_version": det.__version__,
@@ -195,13 +197,7 @@ class Checkpoints:
         state.kept.append(uuid)
         state.best = uuid if best else state.best
         pending = Pending(
-            uuid=uuid,
-            path=path,
-            closing=closing,
-            metadata=metadata,
-            batch=state.batches_trained,
-            state=state,
-            best=state.best,
+            uuid=uuid, path=path, closing=closing, metadata=metadata, state=state, best=state.best
         )
         if beside:
             self._buffers.reverse()  # at most one checkpoint is being written, from the copy that was made last
@@ -219,12 +215,12 @@ class Checkpoints:
         Returns:
             What writes the rest, without a collective; it gets a function to call now and then.
         """
-        path, engines = pending.path, self._engines
+        path, engines, is_chief = pending.path, self._engines, self._distributed.rank == 0
         checkpoint: dict[str, Any] = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "rng_state": rng_state(self._context.device),
-            "built": self._engines.built,
+            "built": engines.built,
             "place": dict(vars(self._own_parts.here)),
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
@@ -234,13 +230,13 @@ class Checkpoints:
         checkpoint["callbacks"].update(engines.averages_apart())
         part = self._own_parts.taken(checkpoint, at_once=at_once)
         HEART.beat()
-        is_chief, texts = self._distributed.rank == 0, {}
+        texts: dict[str, bytes] = {}
         if is_chief:
-            texts = self._own_parts.state_files(pending.state, engines.own_layout(), self._parts.get("data"))
-        send, info = None, cluster_info()
+            texts = self._own_parts.state_files(pending.state, engines.own_layout(), self.parts.get("data"))
+        storage, info = None, cluster_info()
         is_trial = not at_once and info is not None and info.task_type == "TRIAL"
         if info is not None and is_trial and not self._storage.store_path_is_direct_access():
-            send = functools.partial(upload, info.trial._config["checkpoint_storage"], path, pending.uuid)
+            storage = info.trial._config["checkpoint_storage"]
 
         def write(beat: Callable[[], None]) -> Written:
             for job in jobs:
@@ -250,9 +246,9 @@ class Checkpoints:
             beat()
             if is_chief and not self._is_local:  # off-cluster the context directory is at hand
                 write_code(path)
-            if send is not None:
-                send(sorted(written.fingerprints), beat)
-            written.uploaded = send is not None
+            if storage is not None:
+                upload(storage, path, pending.uuid, sorted(written.fingerprints), beat)
+            written.uploaded = storage is not None
             return written
 
         return write
@@ -265,16 +261,14 @@ class Checkpoints:
         Raises:
             CheckpointError: on all ranks, where one could not write.
         """
-        pending = self._pending[0]
-        assert pending.writing is not None
-        failure = None
+        pending, failure = self._pending[0], None
         with HEART.patiently():  # a storage may be slow
             if (error := pending.writing.exception()) is not None:
                 words = exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
                 failure = (words.removeprefix("error: "), exit_code_of(error))
             failures = self._distributed.allgather(failure)
         if any(failures):
-            self._give_up(pending, failures, error)
+            self._give_up(failures, error)
         self._seal(pending, pending.writing.result())
         self._pending.remove(pending)
 
@@ -290,20 +284,21 @@ class Checkpoints:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
         self._thread.abandon()
 
-    def _give_up(self, pending: Pending, failures: list[Any], own: BaseException | None) -> None:
-        """Remove what is not sealed, and raise why a checkpoint could not be written; a collective."""
+    def _give_up(self, failures: list[Any], own: BaseException | None) -> None:
+        """Remove what is not sealed, and raise why the oldest one could not be written; a collective."""
         self.abandon()
-        wait([each.writing for each in self._pending if each.writing is not None], timeout=ENDS_WITHIN_S)
-        self._distributed.allgather(None)
         unsealed, self._pending = self._pending, []
+        wait([each.writing for each in unsealed], timeout=ENDS_WITHIN_S)
+        self._distributed.allgather(None)
         for each in unsealed:
             if self._distributed.local_rank == 0:
                 shutil.rmtree(each.path, ignore_errors=True)
             if self._distributed.rank == 0 and not self._is_local:
                 with contextlib.suppress(Exception):  # it may be what is out of reach
                     self._storage.delete(each.uuid, ["**/*"])
+        pending, kept = unsealed[0], unsealed[0].state.kept
         rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
-        sealed = [uuid for uuid in pending.state.kept if uuid not in [each.uuid for each in unsealed]]
+        sealed = kept[: kept.index(pending.uuid)]
         last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"
         fix = "" if "\n  fix: " in words else "\n  fix: remove the cause, then add --resume"
         failed = CheckpointError(
@@ -317,14 +312,13 @@ class Checkpoints:
         path, uuid, core_checkpoints = pending.path, pending.uuid, self._context._core.checkpoint
         self._engines.write_indexes(path, written)
         HEART.beat()
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_end(str(path))
-            callback.on_checkpoint_write_end(str(path))
+        self._call_back("on_checkpoint_end", str(path))
+        self._call_back("on_checkpoint_write_end", str(path))
         seal_folder(path, pending.metadata, written.fingerprints, self._distributed)
         there = self._distributed.allgather(list(written.fingerprints) if written.uploaded else [])
         with HEART.patiently(), all_but(self._storage, {name for names in there for name in names}):
             pending.closing.close()
-        took = "" if pending.writing is None else f"  written in {time.monotonic() - pending.began_s:.1f} s"
+        took = f"  written in {time.monotonic() - pending.began_s:.1f} s" if pending.writing.done() else ""
         self._note(f"checkpoint  batch {pending.batch}  {uuid}{took}")
         self._call_back("on_checkpoint_upload_end", uuid=uuid)
         kept = pending.state.kept  # those after it are not sealed, and count for nothing yet
@@ -357,8 +351,20 @@ class Checkpoints:
             CheckpointError: it is missing or damaged, lacks this rank's part, or DeepSpeed refuses it.
         """
         try:
-            with self._context._core.checkpoint.restore_path(uuid) as path:
-                state, generators = self._load(Path(path), uuid, trial_id)
+            with self._context._core.checkpoint.restore_path(uuid) as found:
+                path = Path(found)
+                state = self._verified(path)
+                if not self._is_local and state.trial_id != trial_id:
+                    self._warm_started(path, state)
+                    return TrialState(trial_id=trial_id), {}
+                part = self._load_all(path, state)
+                callbacks = part.get("callbacks", {})
+                apart = {name: callbacks.pop(name, {}) for name in self._averages}
+                self._engines.load_averages(path, apart)
+                for owners, owned in ((self._callbacks, callbacks), (self.parts, part.get("parts", {}))):
+                    for name, own in owned.items():
+                        if name in owners:
+                            owners[name].load_state_dict(own)
         except CheckpointNotFound as error:
             raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
         if Path(uuid).is_absolute():  # another run's: those beside it are not this run's to delete
@@ -369,7 +375,7 @@ class Checkpoints:
                 state.kept.append(uuid)
             counted = self._storage.counted(state.kept) if self._distributed.rank == 0 else None
             state.kept = self._distributed.broadcast(counted)
-        return state, generators
+        return state, part.get("rng_state", {})
 
     def take(self, path: Path) -> TrialState:
         """Load the weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective.
@@ -380,79 +386,71 @@ class Checkpoints:
         Returns:
             Where training stood.
         """
-        self._verify(path, path.name)
-        state = read_state(path, path.name)
-        self._load_weights(path, path.name)
+        state = self._verified(path)
+        self._load_weights(path)
         if self._averages.keys() - self._engines.load_averages(path, {}):
             self._note("EMA         the checkpoint holds no average: its weights are used")
         return state
 
     def fork(self, path: Path) -> None:
         """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""
-        self._load(path, path.name, None)
+        self._warm_started(path, self._verified(path))
 
-    def _verify(self, path: Path, uuid: str) -> None:
+    def _verified(self, path: Path) -> TrialState:
+        """Where training stood at a checkpoint, all of whose files are what was written."""
         index, count, _ = share_of(path, self._distributed)
         damages = self._distributed.allgather(damage_of(path, share=(index, count)))
         if found := [damage for damage in damages if damage]:
             fix = "resume from another checkpoint, or copy its files again"
-            raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}\n  fix: {fix}")
+            raise CheckpointError(f"checkpoint {path.name} is damaged: {found[0]}\n  fix: {fix}")
         if self._distributed.rank == 0:
-            warn_if_unverified(path, uuid)
+            warn_if_unverified(path, path.name)
+        return read_state(path)
 
-    def _load(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
-        self._verify(path, uuid)
-        state = read_state(path, uuid)
-        if state.trial_id == trial_id or (self._is_local and trial_id is not None):
-            checkpoint = self._load_all(path, uuid, state.batches_trained)
-            callbacks = checkpoint.get("callbacks", {})
-            self._engines.load_averages(path, {name: callbacks.pop(name, {}) for name in self._averages})
-            for owners, kind in ((self._callbacks, "callbacks"), (self._parts, "parts")):
-                for name, owned in checkpoint.get(kind, {}).items():
-                    if name in owners:
-                        owners[name].load_state_dict(owned)
-            return state, checkpoint.get("rng_state", {})
+    def _warm_started(self, path: Path, state: TrialState) -> None:
+        """Begin a new training with what another trial's checkpoint holds."""
         taken = "its weights alone, with a new optimizer and schedule"
         if self._warm_start == "all":
             taken = "its weights, optimizer, schedule and loss scale"
-            self._load_all(path, uuid, state.batches_trained)
+            self._load_all(path, state)
         else:
-            self._load_weights(path, uuid)
+            self._load_weights(path)
         if overrides(self._trial, "load"):
             taken = f"what {method_of(self._trial, 'load')} takes"
         whose = f"trial {state.trial_id}" if state.trial_id else "/".join(path.parent.parent.parts[-2:])
-        from_where = f"batch {state.batches_trained} of {whose}, checkpoint {uuid}"
+        from_where = f"batch {state.batches_trained} of {whose}, checkpoint {path.name}"
         self._note(f"warm start  {from_where}: {taken}; counting from batch 0")
-        return TrialState(trial_id=trial_id or 0), {}
 
-    def _load_weights(self, path: Path, uuid: str) -> None:
+    def _load_weights(self, path: Path) -> None:
         """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
         files = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
         file = next((file for file in files if file.is_file()), None)
-        part = {} if file is None else read_data(file, map_location="cpu")
-        self._call_back("on_checkpoint_load_start", part)
-        self._load_engines(path, uuid, self._engines.load_weights)
+        self._load_engines(
+            path, {} if file is None else read_data(file, map_location="cpu"), self._engines.load_weights
+        )
 
-    def _load_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
+    def _load_all(self, path: Path, state: TrialState) -> dict[str, Any]:
         """Load the engines as they were, and return the rest of this rank's part."""
-        checkpoint, elastic = self._own_parts.read(path, uuid, batch=batch)
+        part, elastic = self._own_parts.read(path, batch=state.batches_trained)
         if elastic:
             self._note(elastic)
-        self._call_back("on_checkpoint_load_start", checkpoint)
-        self._load_engines(path, uuid, self._engines.load)
-        built = checkpoint.get("built") or self._engines.built
-        then = [self._engines.then.get(number, each) for number, each in enumerate(built)]
-        for line in put_into_effect(self._context.models, then, self._engines.built):
-            self._note(f"schedule    {line}")
-        return checkpoint
+        self._load_engines(path, part, self._engines.load)
+        engines = self._engines
+        built = part.get("built") or engines.built
+        then = [engines.then.get(number, each) for number, each in enumerate(built)]
+        for engine, before, now in zip(self._context.models, then, engines.built, strict=True):
+            if line := put_into_effect(engine, before, now):
+                self._note(f"schedule    {line}")
+        return part
 
-    def _load_engines(self, path: Path, uuid: str, load: Callable[[Path], None]) -> None:
+    def _load_engines(self, path: Path, part: dict[str, Any], load: Callable[[Path], None]) -> None:
         """Load the engines as the trial does, which may load only a part; else as ``load`` does."""
+        self._call_back("on_checkpoint_load_start", part)
         if overrides(self._trial, "load"):
-            with engines_load_only_data(self._context.models, uuid):
+            with engines_load_only_data(self._context.models, path.name):
                 self._trial.load(self._context, path)
         else:
-            with explained(uuid):
+            with explained(path.name):
                 load(path)
 
 

@@ -175,7 +175,7 @@ class Drive:
         self._context = training.context
         self._script = script
         self._run = run
-        training.checkpoints.add_part("script", script)
+        training.checkpoints.parts["script"] = script
         training.load(*checkpoint)
         self._resumed = training.state.batches_trained > 0
         self._loaded = checkpoint[0] if self._resumed else None
