@@ -177,10 +177,8 @@ class Checkpoints:
         if self._is_local:
             least = functools.partial(self._engines.copy_bytes, on_disk=True)
             refusal = lack_of_room(self._storage.folder, self._distributed, least)
-            if (
-                refusal and self._pending
-            ):  # one that is being written is not lost, and a limit may delete another
-                self.finish()
+            if refusal and self._pending:
+                self.finish()  # one that is being written is not lost, and a limit may delete another
                 refusal = lack_of_room(self._storage.folder, self._distributed, least)
             if refusal:
                 raise CheckpointError(refusal)
