@@ -6,7 +6,8 @@
              own_states_rank<R>.pt   an optimizer's states that cannot be cut: for the same ranks alone
 
 An engine that cannot be cut in this way is written by DeepSpeed, see
-:func:`~determined_ds.checkpoints.engine_slices.own_layout`.
+:func:`~determined_ds.checkpoints.engine_slices.own_layout`, and a pipeline's tied layers beside it, in
+``tied_rank<R>.pt``.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ class Engines:
         for number, engine in enumerate(self._models):
             if self.own_layouts[number]:
                 engine.save_checkpoint(str(path), tag=f"model{number}")
+                tied, file = self._tied(number, path)
+                if tied:
+                    torch.save(tied.state_dict(), file)
         for number, own in self._cut():
             rank, folder, files = self._distributed.rank, path / f"model{number}", dict[str, Any]()
             if own.is_first:
@@ -243,10 +247,8 @@ class Engines:
                 continue
             is_on_nvme = getattr(engine, "zero_nvme_offload_optimizer", bool)()
             if is_on_nvme or engine.zero_optimization_partition_weights():
-                key, fix = (
-                    "hyperparameters.fit.warm_start",
-                    "write all, at the ZeRO stage and slots of the checkpoint",
-                )
+                key = "hyperparameters.fit.warm_start"
+                fix = "write all, at the ZeRO stage and slots of the checkpoint"
                 message = f"an engine under ZeRO 3 or NVMe cannot take weights alone where {self.own_layouts[number]}"
                 raise ConfigError(
                     Problem(key=key, value="weights", message=message, fix=fix, code="warm-start")
@@ -349,8 +351,16 @@ class Engines:
                 reason = some_of([f"{name} is {was} in it, {own} here" for name, was, own in pairs])
         if reasons := [each for each in self._distributed.allgather(reason) if each]:
             raise another_model(path.name, reasons[0])
+        tied, file = self._tied(number, path)
+        if tied and file.is_file():  # before DeepSpeed makes an optimizer's copy of the weights
+            tied.load_state_dict(read_data(file, map_location="cpu"))
         with only_data():
             engine.load_checkpoint(str(path), tag=f"model{number}", load_module_only=weights_alone)
+
+    def _tied(self, number: int, path: Path) -> tuple[Any, Path]:
+        """A stage's layers that others have too, and their file: DeepSpeed saves none that a ``forward_fn`` calls."""
+        tied = getattr(self._models[number].module, "tied_modules", None)
+        return tied, path / f"model{number}" / f"tied_rank{self._distributed.rank}.pt"
 
 
 def overrides(trial: Any, method: str) -> bool:
