@@ -6,14 +6,13 @@ Its log shipper is not used: where the master does not answer, printing would wa
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import queue
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,7 @@ SHOWN = ("name", "description", "labels", "workspace", "project", "data")
 
 
 class MasterReport:
-    """Rank 0's reports of its run to a master.
+    """Rank 0's reports of its run to a master while it trains, and of how it ends.
 
     Args:
         run_dir: The run directory; a run that resumes is the same experiment there.
@@ -72,12 +71,15 @@ class MasterReport:
         """Report the share that is trained, from 0 to 1."""
         self._jobs.put(lambda: self._context.train.report_progress(progress))
 
-    def close(self, error: BaseException | None = None) -> None:
+    def __enter__(self) -> MasterReport:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
         """Report the end, and wait at most :data:`LAST_S` until all is reported."""
 
         def close() -> None:
             self._context._metrics.close()
-            self._context._heartbeat.close(*((type(error), error, None) if error else (None, None, None)))
+            self._context._heartbeat.close(*error)
 
         self._jobs.put(close)
         self._jobs.put(None)
@@ -136,15 +138,3 @@ class MasterReport:
         context._heartbeat.start()
         self._context = context
         print(f"reported to {client._master}/det/experiments/{context.info.trial.experiment_id}", flush=True)
-
-
-@contextlib.contextmanager
-def reported(run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> Iterator[MasterReport]:
-    """Report a run while it trains, and how it ends."""
-    report = MasterReport(run_dir, config, hparams)
-    try:
-        yield report
-    except BaseException as error:
-        report.close(error)
-        raise
-    report.close()

@@ -15,13 +15,7 @@ from pathlib import Path
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import survived_by_parent
-from determined_ds.train.rank_process import (
-    RankProcess,
-    end_process,
-    exit_of_author,
-    os_exit_reported,
-    rank_parser,
-)
+from determined_ds.train.rank_process import RankProcess, end_process, rank_parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     rank = RankProcess(options.run_dir)
 
     def train() -> None:
-        with os_exit_reported(rank.files, rank.report_exit):
+        with rank.os_exit_reported():
             _train(options, rank)
 
-    return rank.run(train, exit_of=lambda error: exit_of_author(error, rank.files))
+    return rank.run(train, exit_of=rank.exit_of_author)
 
 
 def _parser() -> argparse.ArgumentParser:

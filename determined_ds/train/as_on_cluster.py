@@ -99,9 +99,9 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
         for module in (core, _context):
             ending.enter_context(mock.patch.object(module, "init", core_init))
         if REPORT in os.environ and is_chief:
-            from determined_ds.cluster.unmanaged import reported
+            from determined_ds.cluster.unmanaged import MasterReport
 
-            run.report = ending.enter_context(reported(run.run_dir, run.experiment.config, run.hparams))
+            run.report = ending.enter_context(MasterReport(run.run_dir, run.experiment.config, run.hparams))
         yield
 
 

@@ -106,10 +106,10 @@ def open_context(
             there = RunDir(Path(run_dir))
             report = run.report if run is not None else None
             if report is None and REPORT in os.environ and ranks.rank == 0:
-                from determined_ds.cluster.unmanaged import reported
+                from determined_ds.cluster.unmanaged import MasterReport
 
                 point = task.hyperparameters.data
-                report = stack.enter_context(reported(there.path, task.exp_conf or {}, point))
+                report = stack.enter_context(MasterReport(there.path, task.exp_conf or {}, point))
             core_context = local_core_context(
                 there.path,
                 ranks,

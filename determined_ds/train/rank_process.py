@@ -74,12 +74,11 @@ class RankProcess:
 
     Attributes:
         debug: Whether a traceback is shown as it is.
-        files: The author's, whose frames tracebacks begin with.
     """
 
     def __init__(self, run_dir: Path | None, listens: Callable[[], bool] = lambda: True) -> None:
         self.debug = False
-        self.files = AuthorsFiles(os.getcwd())
+        self._files = AuthorsFiles(os.getcwd())
         self._rank = int(os.environ.get("RANK", "0"))
         self._run_dir = None if run_dir is None else RunDir(run_dir)
         if self._run_dir is None:
@@ -125,6 +124,31 @@ class RankProcess:
         leave_watch()
         return 0
 
+    def exit_of_author(self, error: SystemExit) -> str | None:
+        """The message about an ``exit(7)`` in the author's code; None where it was called elsewhere."""
+        frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+        return self._files.exited(f"exit({error.code!r})", frames)
+
+    @contextlib.contextmanager
+    def os_exit_reported(self) -> Iterator[None]:
+        """In here ``os._exit`` in the author's code is a failure, whatever its code."""
+        real, process = os._exit, os.getpid()
+
+        def os_exit(status: int) -> NoReturn:
+            said = self._files.exited(f"os._exit({status!r})", traceback.walk_stack(sys._getframe(1)))
+            if said is None or os.getpid() != process:  # also in a process that was forked from this one
+                real(status)
+            self.report_exit(said, EXIT_TRAINING_FAILED)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            real(EXIT_TRAINING_FAILED)
+
+        os._exit = os_exit
+        try:
+            yield
+        finally:
+            os._exit = real
+
     def report_exit(self, message: str, exit_code: int) -> None:
         """Report that the author's code has ended this process."""
         self._report(message, exit_code, ERROR, message)
@@ -142,7 +166,7 @@ class RankProcess:
             message = "".join(traceback.format_exception(error))
         else:  # from the author's first line on
             keep = None if run_dir is None else run_dir.traceback(self._rank)
-            message = trimmed_traceback(error, self.files, keep)
+            message = trimmed_traceback(error, self._files, keep)
         code = exit_code_of(error)
         self._report(message, code, cause_of(error), reason_of(error), error)
         return code
@@ -220,37 +244,6 @@ def trimmed_traceback(error: BaseException, files: AuthorsFiles, keep: Path | No
             keep.write_text(text)
             return f"{trimmed}\nfull traceback: {keep}\n"
     return trimmed
-
-
-def exit_of_author(error: SystemExit, files: AuthorsFiles) -> str | None:
-    """The message about an ``exit(7)`` in the author's code; None where it was called elsewhere."""
-    return files.exited(f"exit({error.code!r})", reversed(list(traceback.walk_tb(error.__traceback__))))
-
-
-@contextlib.contextmanager
-def os_exit_reported(files: AuthorsFiles, say: Callable[[str, int], None]) -> Iterator[None]:
-    """In here ``os._exit`` in the author's code is a failure, whatever its code.
-
-    Args:
-        files: The author's.
-        say: Called with the message and the exit code.
-    """
-    real, process = os._exit, os.getpid()
-
-    def os_exit(status: int) -> NoReturn:
-        said = files.exited(f"os._exit({status!r})", traceback.walk_stack(sys._getframe(1)))
-        if said is None or os.getpid() != process:  # also in a process that was forked from this one
-            real(status)
-        say(said, 1)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        real(1)
-
-    os._exit = os_exit
-    try:
-        yield
-    finally:
-        os._exit = real
 
 
 def show_own_errors() -> None:

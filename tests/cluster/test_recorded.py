@@ -11,7 +11,6 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -65,7 +64,7 @@ class Replay:
         if kind == "create":
             self._experiment = create(self._master, event["config"])
         elif kind == "exit":
-            found = self._master.allocation(self._ours(event["allocation"]))
+            found = self._master.allocation(self._ours(event)["allocation"])
             self._master.exited(*found, event["code"])
         else:
             ask(self._master, "POST", f"/api/v1/experiments/{self._experiment.id}/{kind}")
@@ -75,26 +74,20 @@ class Replay:
         named = re.search(r"\{(?:trial|task|container) (\d+)", json.dumps(row))
         running = self._experiment.trials[int(named[1]) - 1].running if named else None
         token = {"token": running.token} if running else {}
-        return ask(self._master, row["method"], self._ours(row["path"]), self._ours(row["request"]), **token)
+        ours = self._ours(row)
+        return ask(self._master, ours["method"], ours["path"], ours["request"], **token)
 
     def wait_until_asked(self, row: Json) -> None:
         """Wait until the master has a long poll, which it answers later."""
-        path, _ = self._ours(row["path"]).split("?")
+        path, _ = self._ours(row)["path"].split("?")
         asked = {"timeout_seconds": ["60"]}
         while not any(call.path == path and call.query == asked for call in self._master.server.calls):
             time.sleep(0.005)
 
-    def _ours(self, value: Any) -> Any:
-        """A value with our ids in the place of names."""
-        if isinstance(value, dict):
-            return {key: self._ours(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._ours(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        if number := re.fullmatch(r"\{trial (\d+)\}", value):
-            return self._experiment.trials[int(number[1]) - 1].id
-        return re.sub(r"\{(\w+)(?: (\d+)(?:\.(\d+))?)?\}", self._id_of, value)
+    def _ours(self, row: Json) -> Json:
+        """A row with our ids in the place of names; that of a trial is a number where it stands alone."""
+        text = re.sub(r'"(\{trial \d+\})"', r"\1", json.dumps(row))
+        return json.loads(re.sub(r"\{(\w+)(?: (\d+)(?:\.(\d+))?)?\}", self._id_of, text))
 
     def _id_of(self, name: re.Match[str]) -> str:
         kind, trial, run = name.groups()

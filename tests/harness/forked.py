@@ -148,8 +148,7 @@ def _carry(mark: str) -> None:
 def address(collected: Sequence[str] = ()) -> str:
     """Of the server of this session; the first to ask starts it, and it ends with the process that did.
 
-    Args:
-        collected: Words of pytest's command line: tests that its forks will collect, and that it loads for them.
+    ``collected`` are words of pytest's command line: tests that its forks will collect, and that it loads for them.
     """
     if known := os.environ.get(ADDRESS):
         return known
@@ -355,15 +354,7 @@ def fork_run(
 
 
 class Child:
-    """A fork of this process that runs a module's ``main``. Like a ``Popen``.
-
-    Args:
-        main: Called with the words that follow the module; returns an exit code or raises SystemExit.
-        command: ``python3 -m MODULE WORDS``.
-        env: Its whole environment.
-        cwd: Its working directory.
-        output: Descriptor of its stdout and stderr; None: those of this process.
-    """
+    """A fork of this process that runs a module's ``main`` by ``python3 -m MODULE WORDS``. Like a ``Popen``."""
 
     def __init__(
         self,
@@ -378,9 +369,8 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             sys.argv = list(command[2:])
-            _become(
-                lambda: main(sys.argv[1:]), env, cwd, {1: output, 2: output} if output is not None else {}
-            )
+            files = {} if output is None else {1: output, 2: output}
+            _become(lambda: main(sys.argv[1:]), env, cwd, files)
         with contextlib.suppress(OSError):  # it may have ended
             os.setpgid(self.pid, self.pid)
 

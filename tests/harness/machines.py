@@ -93,14 +93,7 @@ class Machine:
         env: Mapping[str, str] | None = None,
         output: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command on it.
-
-        Args:
-            command: The program and its arguments.
-            cwd: Its working directory.
-            env: More environment variables.
-            output: Where its stdout and stderr go; a pipe, if None.
-        """
+        """Start a command on it; its output goes to a file, or to a pipe."""
         environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         environment |= {"OMP_NUM_THREADS": "1", "HOSTNAME": self.name, **(env or {})}
         with contextlib.ExitStack() as stack:
