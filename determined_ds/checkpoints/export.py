@@ -13,7 +13,6 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,12 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.files import PARTIAL, sync_to_disk
+from determined_ds.checkpoints.files import PARTIAL, sizes_in, sync_to_disk
 from determined_ds.checkpoints.index import EngineIndex
 from determined_ds.checkpoints.reader import DTYPES, Weight, open_engine, weights_of, write_torch
 from determined_ds.checkpoints.settings import some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
-from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.limits import room_in
 from determined_ds.rundir.run_dir import existing
 from determined_ds.train.load_model import trial_of
 from determined_ds.train.upstream import only_errors
@@ -38,14 +35,12 @@ from determined_ds.trial.author import method_of
 HUGGINGFACE, TORCH = "huggingface", "torch"
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD_BYTES = 5 * 10**9  # most of one file of safetensors, as save_pretrained's; a larger tensor has its own
-OTHER_BYTES = 2**20  # headers, indexes and small files
 MADE = ".determined_ds.json"  # in a folder that was made here: the names of its files
 # What a folder of Hugging Face's holds beside the weights, and is read without running code of it; and what of that
 # belongs to its own weights, or was written by its Trainer for the training alone.
 BESIDE = ("*.json", "*.txt", "*.jinja", "*.model")
 NOT_BESIDE = ("*.index.json", "trainer_state.json", "determined_ds.json")
-# (what begins, its bytes) -> within it, called with the bytes that are done.
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Stage = Callable[[str, int], Any]  # what begins, its bytes -> a bar, as of click.progressbar
 
 
 def refused(option: str, value: Any, message: str, fix: str) -> ConfigError:
@@ -95,8 +90,8 @@ def export(
         raise refused("--merge-lora", NOT_GIVEN, f"is for --to {HUGGINGFACE}", "leave it out")
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(replacing(out, path, force=force, is_file=to == TORCH))
-        with stage("verify", sum(each.stat().st_size for each in path.rglob("*") if each.is_file())) as read:
-            stored = open_engine(path, engine, read=read)
+        with stage("verify", sum(sizes_in(path).values())) as bar:
+            stored = open_engine(path, engine, read=bar.update)
         of_engine = partial(weights_of, path, stored, average=average)
         weights = of_engine(dtype=None if dtype is None else TYPES[dtype])
         index, model, adapter_config = stored.index, None, None
@@ -122,12 +117,11 @@ def export(
                         "exports it, too"
                     )
         num_bytes = sum(each.num_bytes for each in weights.values())
-        check_room(made, num_bytes)
-        with stage("write", num_bytes) as advance:
+        with stage("write", num_bytes) as bar:
             if to == TORCH:
-                write_torch(made, weights, index.aliases, advance)
+                write_torch(made, weights, index.aliases, bar.update)
             else:
-                _write_folder(made, weights, advance, is_adapter=adapter_config is not None)
+                _write_folder(made, weights, bar.update, is_adapter=adapter_config is not None)
         if model is not None:
             _write_beside(made, model, weights, adapter_config)
     return {"out": str(out), "tensors": len(weights), "bytes": num_bytes, "notes": notes}
@@ -409,12 +403,3 @@ def _made_in(folder: Path) -> list[str] | None:
         return [str(name) for name in json.loads((folder / MADE).read_bytes())["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def check_room(made: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for; ``made`` is of :func:`replacing`."""
-    if num_bytes + OTHER_BYTES > shutil.disk_usage(made.parent).free:
-        raise CheckpointError(
-            f"no space left on the disk of {made.parent}: {room_in(made.parent)}, and {format_bytes(num_bytes)} are "
-            "needed\n  fix: free some space, or --output on another disk"
-        )

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,26 +70,35 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     return [checkpoint for checkpoint, _ in found]
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove incomplete checkpoints; no process may be writing them."""
-    for path in folder.glob(f".*{PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is intact, and what is wrong with newer ones."""
+def newest_good(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint | None, list[str]]:
+    """The first checkpoint that is intact, and what is wrong with those before it."""
     damages: list[str] = []
-    for checkpoint in checkpoints_in(folder):
+    for checkpoint in checkpoints:
         if (damage := damage_of(checkpoint.path)) is None:
             return checkpoint, damages
         damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
     return None, damages
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove incomplete checkpoints; no process may be writing them."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sizes_in(path: Path) -> dict[str, int]:
+    """Relative name -> bytes of each file in a folder, sorted; a run may be deleting it."""
+    sizes = {}
+    for file in sorted(path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if file.is_file():
+                sizes[str(file.relative_to(path))] = file.stat().st_size
+    return sizes
+
+
 def files_of(path: Path) -> list[str]:
     """The relative names of a checkpoint's files, without manifest and metadata, sorted."""
-    names = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-    return sorted(name for name in names if name not in (MANIFEST, METADATA))
+    return sorted(sizes_in(path).keys() - {MANIFEST, METADATA})
 
 
 # ------------------------------------------------------------------------------------------- written
@@ -197,42 +206,40 @@ def damages_of(
     try:
         text = (path / MANIFEST).read_bytes()
         content = json.loads(text)
-        is_whole = content["sha256"] == _digest(content)
+        files, is_whole = content["files"], content["sha256"] == _digest(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         yield f"{MANIFEST} is not what was written"
         return
-    try:
-        metadata = json.loads((path / METADATA).read_bytes())
-        is_whole = _metadata_digest(metadata) == content["metadata_sha256"]
-    except (
-        FileNotFoundError
-    ):  # in object storage an earlier version left it out, and the manifest has all of it
-        pass
-    except (OSError, ValueError, TypeError):
-        is_whole = False
-    if not is_whole:
-        yield f"{METADATA} is not what was written"
-    files, identity = content["files"], hashlib.sha256(text).hexdigest()
+    identity = hashlib.sha256(text).hexdigest()
     was_read = identity in os.environ.get(VERIFIED, "").split(",")
 
     def damage(name: str) -> str | None:
+        file = path / name
         try:
-            size, written = (path / name).stat().st_size, files[name]["bytes"]
-            if size != written:
-                return f"{name} has {size} bytes, {written} were written"
-            if was_read or fingerprint(path / name, read=read) == files[name]:
-                return None
+            if (
+                name == METADATA
+            ):  # in object storage an earlier version left it out, and the manifest has all of it
+                is_same = (
+                    not file.exists()
+                    or _metadata_digest(json.loads(file.read_bytes())) == content["metadata_sha256"]
+                )
+            elif (size := file.stat().st_size) != files[name]["bytes"]:
+                return f"{name} has {size} bytes, {files[name]['bytes']} were written"
+            else:
+                is_same = was_read or fingerprint(file, read=read) == files[name]
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        return f"{name} is not what was written (its checksum differs)"
+        except (ValueError, TypeError):
+            is_same = False
+        return None if is_same else f"{name} is not what was written (its checksum differs)"
 
     index, count = share
     with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1) // count)) as threads:
-        for found in filter(None, threads.map(damage, list(files)[index::count])):
+        for found in filter(None, threads.map(damage, [METADATA, *files][index::count])):
             is_whole = False
             yield found
     if is_whole and count == 1:

@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 
-from determined_ds.checkpoints.export import Stage, check_room, refused, replacing
+from determined_ds.checkpoints.export import Stage, refused, replacing
 from determined_ds.checkpoints.files import STATE, files_of, fingerprint, write_manifest
 from determined_ds.checkpoints.index import (
     IMPORTED,
@@ -31,11 +31,13 @@ from determined_ds.checkpoints.index import (
     write_index,
 )
 from determined_ds.checkpoints.rank_state import TrialState
-from determined_ds.checkpoints.reader import layout_of
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES
 
 FIX = "give a file of safetensors, or a folder that save_pretrained has written"
-TO_SAFETENSORS = "save its state_dict as safetensors: safetensors.torch.save_file(torch.load(FILE), OUT)"
+TO_SAFETENSORS = (
+    "save its state_dict as safetensors: safetensors.torch.save_file(torch.load(FILE), OUT); of DeepSpeed's files: "
+    "python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
+)
 
 
 def import_weights(
@@ -56,12 +58,11 @@ def import_weights(
 
     Raises:
         ConfigError: these are not such files, or ``out`` exists.
-        CheckpointError: the disk has no room.
     """
     files = _files_at(given)
     tensors: dict[str, StoredTensor] = {}
-    linked, left = True, sum(file.stat().st_size for file in files)
-    with replacing(out.resolve(), given, force=force) as made, stage("read", left) as read:
+    linked, num_bytes = True, sum(file.stat().st_size for file in files)
+    with replacing(out.resolve(), given, force=force) as made, stage("read", num_bytes) as bar:
         folder = made / "model0"
         folder.mkdir(parents=True)
         for file in files:
@@ -76,14 +77,12 @@ def import_weights(
                 os.link(file.resolve(), folder / file.name)  # of a link what it means
             except OSError:  # another disk, another's file, or a file system without links
                 linked = False
-                check_room(made, left)
                 shutil.copyfile(file, folder / file.name)
-            left -= file.stat().st_size
         if not tensors:
             raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
         write_index(folder, EngineIndex(tensors=tensors))
         (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
-        prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
+        prints = {name: fingerprint(made / name, read=bar.update) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
     num_bytes = sum(each.states[WEIGHT].num_bytes for each in tensors.values())
     return {"tensors": len(tensors), "bytes": num_bytes, "linked": linked}
@@ -97,9 +96,6 @@ def _files_at(given: Path) -> list[Path]:
         return [given]
     if not given.is_dir():
         raise refused("WEIGHTS", given, "there is no such file or folder", FIX)
-    if (given / "latest").is_file() or layout_of(given) is not None:
-        fix = "give OUT of: python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
-        raise refused("WEIGHTS", given, "is a checkpoint of DeepSpeed's", fix)
     names: set[str] = set()
     for file in given.glob("*.safetensors.index.json"):
         try:

@@ -1,12 +1,13 @@
 """What a checkpoint holds of one engine, read by name and slice; and its weights, on their way to other files.
 
+index.json, or DeepSpeed's zero_to_fp32 -> StoredEngine -> pieces of a tensor -> Weight, in the type that is asked for
+
 An engine that DeepSpeed wrote in its own layout has no index: ``engine.load_checkpoint`` reads it, on the ranks and
-under the strategy that wrote it; only its weights are read here, by DeepSpeed's own ``zero_to_fp32``.
+under the strategy that wrote it; here its weights alone are read, into memory.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import pickle
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
+from determined_ds.checkpoints.files import damage_of, warn_if_unverified
 from determined_ds.checkpoints.index import (
     AVERAGE,
     IMPORTED,
@@ -45,20 +46,24 @@ DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SETTINGS = {"groups", "built", "lr_scheduler", "loss_scale", "counters"}  # of an engine, besides its tensors
 # Files of what zero_to_fp32 leaves out or does not join: experts, parameters on NVMe, layers of a pipeline.
 APART = ("*exp*_rank*", "offloaded_tensors", "layer_*-model_states.pt")
+SAME_RANKS = "resume it on the ranks that wrote it"
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 
 
 class StoredEngine:
-    """The tensors and settings of an engine in a checkpoint."""
+    """The tensors and settings of an engine in a checkpoint.
 
-    def __init__(
-        self, folder: Path, index: EngineIndex, given: Mapping[str, torch.Tensor] | None = None
-    ) -> None:
+    Args:
+        folder: Its folder.
+        index: What is where in it.
+        files: Name of a file in the index -> its bytes, where they are in memory; others are mapped.
+    """
+
+    def __init__(self, folder: Path, index: EngineIndex, files: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.index = index
-        self.is_given = given is not None  # by DeepSpeed: weights alone
-        self._given = given
-        self._files: dict[str, Any] = {}
+        self.has_weights_alone = files is not None  # DeepSpeed wrote it
+        self._files: dict[str, Any] = dict(files or {})
         if missing := index.missing():
             raise CheckpointError(f"{folder} lacks {missing}{ANOTHER}")
 
@@ -79,9 +84,6 @@ class StoredEngine:
 
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
         """The elements ``start`` to ``stop`` of a tensor's state, flattened."""
-        if self._given is not None:
-            yield 0, self._given[name].detach().reshape(-1)[start:stop]
-            return
         stored = self.index.tensors[name].states[state]
         size, dtype = ITEM_BYTES[stored.dtype], TORCH_DTYPES[stored.dtype]
         for file, offset, first, count in stored.places(start, stop):
@@ -112,27 +114,28 @@ class StoredEngine:
             found[at : at + part.numel()] = part
         return found
 
-    def release(self) -> None:
-        """Give back the memory of what was read; parts that were handed out stay valid."""
-        for file in self._files.values():
-            file._mmap.madvise(mmap.MADV_DONTNEED)
+    def pieces(self, name: str, state: str) -> Iterator[torch.Tensor]:
+        """All elements of a tensor's state in order, flattened; the next piece takes the memory of the one before."""
+        count = self.index.tensors[name].count
+        for start in range(0, count, CHUNK):
+            yield self.elements(name, state, start, min(start + CHUNK, count))
+            for file in self._files.values():
+                if isinstance(file, np.memmap):
+                    file._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # give back the memory
 
 
 def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
     """An engine in a checkpoint; with ``weights_alone`` also one that DeepSpeed wrote."""
     if (index := read_index(folder)) is not None:
         return StoredEngine(folder, index)
-    layout = layout_of(folder)
-    kind, _, stages = layout or ("", 0, 0)
-    if not weights_alone or layout is None or stages > 1 or any(any(folder.glob(each)) for each in APART):
-        why = (
-            "DeepSpeed's zero_to_fp32 does not read such a layout" if weights_alone else "DeepSpeed wrote it"
-        )
-        raise CheckpointError(
-            f"{folder} has no index of its tensors, and {why}\n  fix: resume it on the ranks that wrote it"
-        )
-    if kind in ("ddp", 0):
-        file = folder / (DDP_FILE if kind == "ddp" else "mp_rank_00_model_states.pt")
+    stage, _, stages = layout_of(folder) or (None, 0, 0)
+    whose = "DeepSpeed wrote it"
+    if weights_alone and (stages != 1 or any(any(folder.glob(each)) for each in APART)):
+        whose, stages = "DeepSpeed's zero_to_fp32 does not read such a layout", 0
+    if not weights_alone or not stages:
+        raise CheckpointError(f"{folder} has no index of its tensors, and {whose}\n  fix: {SAME_RANKS}")
+    if stage in ("ddp", 0):
+        file = folder / (DDP_FILE if stage == "ddp" else "mp_rank_00_model_states.pt")
         weights: dict[str, torch.Tensor] = read_data(file, map_location="cpu", mmap=True)["module"]
     else:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -143,20 +146,20 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
         except pickle.UnpicklingError as error:
             raise runs_code(str(folder), error) from error
         except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
-            raise CheckpointError(
-                f"DeepSpeed's zero_to_fp32 cannot read {folder}: {error}\n  fix: resume it on the ranks that wrote it"
-            ) from error
+            words = f"DeepSpeed's zero_to_fp32 cannot read {folder}: {error}"
+            raise CheckpointError(f"{words}\n  fix: {SAME_RANKS}") from error
     names: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    tensors = {}
+    tensors, aliases, files = {}, dict[str, str](), {}
     for name, tensor in weights.items():
         first = names.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), name)
         if first != name and weights[first].shape == tensor.shape:
             aliases[name] = first
             continue
-        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=[Piece("", 0, 0, tensor.numel())])
+        file = str(len(files))
+        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=[Piece(file, 0, 0, tensor.numel())])
         tensors[name] = StoredTensor(shape=tuple(tensor.shape), kind=IMPORTED, states={WEIGHT: state})
-    return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), weights)
+        files[file] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), files)
 
 
 def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
@@ -213,11 +216,7 @@ class Weight:
 
     def whole(self) -> torch.Tensor:
         """All of it, in its shape."""
-        found, at = torch.empty(math.prod(self.shape), dtype=self.dtype), 0
-        for piece in self.pieces():
-            found[at : at + piece.numel()] = piece
-            at += piece.numel()
-        return found.view(self.shape)
+        return torch.cat([torch.empty(0, dtype=self.dtype), *self.pieces()]).view(self.shape)
 
 
 def open_engine(
@@ -256,30 +255,16 @@ def weights_of(
     Args:
         path: The checkpoint's folder.
         engine: Of :func:`open_engine`.
-        dtype: Of what is floating-point; None: as the model computes.
+        dtype: Of what is floating-point; None: as the model computes. What DeepSpeed wrote under ZeRO is fp32.
         average: The name of an ``EMA`` whose averages stand in for the weights.
     """
-    kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
-    try:
-        ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
-        enabled = (kind for key, kind in kinds.items() if (ds_config.get(key) or {}).get("enabled") is True)
-        computes_in = next(enabled, torch.float32)
-    except (OSError, ValueError, KeyError, TypeError):  # it does not say
-        computes_in = None
-    averaged = None if average is None else average_state(average)
+    averaged = "" if average is None else average_state(average)
     averages = {state for each in engine.index.tensors.values() for state in each.states if is_average(state)}
-    if averaged not in {None, *averages}:
+    if averaged and averaged not in averages:
         there = ", ".join(sorted(state.removeprefix(f"{AVERAGE}.") for state in averages)) or "none"
         raise CheckpointError(
             f"checkpoint {path} holds no average of a callback {average!r}; it has: {there}"
         )
-
-    def read(name: str, state: str) -> Iterator[torch.Tensor]:
-        count = engine.index.tensors[name].count
-        for start in range(0, count, CHUNK):
-            yield engine.elements(name, state, start, min(start + CHUNK, count))
-            engine.release()
-
     found: dict[str, Weight] = {}
     for name, stored in engine.index.tensors.items():
         types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
@@ -287,13 +272,11 @@ def weights_of(
         if not kept:
             raise CheckpointError(f"checkpoint {path} has no weight of {name}")
         written = types[kept[0]]
-        if written.is_floating_point:
-            is_known = WEIGHT in kept and stored.kind != IMPORTED  # what DeepSpeed wrote is read in fp32
-            written = dtype or (written if is_known else computes_in or written)
+        written = dtype or written if written.is_floating_point else written
         # Of what is in that type already, else of the most exact.
         state = next((each for each in kept if types[each] == written), kept[-1])
         state = averaged if averaged in types else state
-        found[name] = Weight(shape=stored.shape, dtype=written, read=partial(read, name, state))
+        found[name] = Weight(shape=stored.shape, dtype=written, read=partial(engine.pieces, name, state))
     return found
 
 

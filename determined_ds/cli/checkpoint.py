@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from determined_ds.checkpoints.files import Checkpoint, checkpoint_at, checkpoints_in
+from determined_ds.checkpoints.files import Checkpoint, sizes_in
 from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
@@ -56,7 +55,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     """Show what a checkpoint holds: steps, strategy, sizes, and each tensor. Nothing is verified, see verify."""
     from determined_ds.checkpoints.look import describe, strategy_in_words
 
-    found = describe(_meant(path, run_dir)[0].path)
+    found = describe(_find(path, run_dir)[0].path)
     if as_json:
         click.echo(json.dumps(jsonable(found)))
         return
@@ -76,25 +75,26 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     for label, text in lines.items():
         if text:
             click.echo(f"  {label:<11} {text}")
-    indexed = [engine for engine in found["engines"] if engine["tensors"] is not None]
-    for engine in indexed:
-        sizes = f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
-        head = (f"\n{engine['name']}  {format_bytes(engine['bytes'])}", sizes, engine["optimizer"])
-        click.echo(", ".join(filter(None, head)))
+    for engine in found["engines"]:
+        if engine["tensors"] is None:
+            continue
+        head = [f"\n{engine['name']}  {format_bytes(engine['bytes'])}"]
+        head.append(
+            f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
+        )
+        click.echo(", ".join(filter(None, [*head, engine["optimizer"]])))
         rows = []
         for each in engine["tensors"]:
-            holds = [] if each["kind"] == "trained" else [each["kind"]]
+            holds = [each["kind"]] * (each["kind"] != "trained")
             holds += [state for state in each["states"] if state != "weight"]
             names, shape = " = ".join([each["name"], *each["aliases"]]), " x ".join(map(str, each["shape"]))
             size = format_bytes(each["bytes"])
             rows.append((names, shape or "scalar", (each["dtype"] or "").lower(), size, ", ".join(holds)))
         _print_table(("tensor", "shape", "dtype", "size", "holds"), rows)
-    if not indexed or len(indexed) < len(found["engines"]):
-        files = sorted(found["files"].items(), key=lambda item: -item[1])
-        largest = [(name, format_bytes(size)) for name, size in files[:LARGEST_FILES]]
-        largest += [("...", f"{len(files) - LARGEST_FILES} more")] if len(files) > LARGEST_FILES else []
+    if not found["engines"] or any(engine["tensors"] is None for engine in found["engines"]):
+        largest = sorted(found["files"].items(), key=lambda item: -item[1])[:LARGEST_FILES]
         click.echo("\nthe largest files, as not every engine has an index of its tensors:")
-        _print_table(("file", "size"), largest)
+        _print_table(("file", "size"), [(name, format_bytes(size)) for name, size in largest])
 
 
 @checkpoint.command()
@@ -106,17 +106,16 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 
     Exit code: 0 no file is damaged, 1 one is, 2 there is no such checkpoint.
     """
-    from determined_ds.checkpoints.look import DAMAGED, bytes_in
+    from determined_ds.checkpoints.look import DAMAGED
     from determined_ds.checkpoints.look import verify as verified
 
     found: list[Checkpoint] = []
     for given in paths:
-        meant = _meant(given, run_dir)
-        found += meant[:1] if given == LAST and run_dir is not None else meant
+        found += _find(given, run_dir)[: 1 if given == LAST and run_dir is not None else None]
     answers = []
     for each in found:
-        with byte_bar(each.uuid, bytes_in(each.path), hidden=as_json) as read:
-            answer = verified(each, read=read)
+        with byte_bar(each.uuid, sum(sizes_in(each.path).values()), hidden=as_json) as bar:
+            answer = verified(each, read=bar.update)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
         answers.append(answer)
@@ -152,7 +151,7 @@ def diff(
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     given = {"FIRST": first, "SECOND": second}
-    sides = [_meant(word, run_dir, key=key)[0] for key, word in given.items()]
+    sides = [_find(word, run_dir, key=key)[0] for key, word in given.items()]
     from determined_ds.checkpoints.look import differences
 
     paths = [side.path for side in sides]
@@ -218,7 +217,7 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.export import export as exported
 
-    found, out = _meant(path, run_dir)[0], output
+    found, out = _find(path, run_dir)[0], output
     if out is None:  # never in the current folder: there it would be sent to a cluster, and be offered to git
         folder = found.path.parent
         if folder.name == CHECKPOINTS:
@@ -259,15 +258,10 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
     click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(output)}")
 
 
-def _meant(given: str, run_dir: Path | None, *, key: str = "PATH") -> list[Checkpoint]:
-    """The checkpoints that PATH means: of a run directory all, the newest first; they may be damaged."""
-    from determined_ds.checkpoints.named import is_checkpoint, locate, refused
+def _find(given: str, run_dir: Path | None, *, key: str = "PATH") -> list[Checkpoint]:
+    from determined_ds.checkpoints.named import find
 
-    path = locate(given, None if run_dir is None else RunDir(run_dir), key=key).resolve()
-    found = [checkpoint_at(path)] if is_checkpoint(path) else checkpoints_in(RunDir(path).checkpoints)
-    if not found:
-        raise refused(key, given, "holds no checkpoint")
-    return found
+    return find(given, None if run_dir is None else RunDir(run_dir), key=key)
 
 
 # ------------------------------------------------------------------------------------------- on a terminal
@@ -286,23 +280,7 @@ def _print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(soft_wrap=False, highlight=False).print(table)
 
 
-@contextlib.contextmanager
-def byte_bar(name: str, num_bytes: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal where there is much to read; gives the function that counts bytes."""
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
-        *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
-    )
-    with progress.Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task(name, total=num_bytes)
-        yield lambda size: bar.advance(task, size)
+def byte_bar(name: str, num_bytes: int, *, hidden: bool = False) -> Any:
+    """A bar of bytes on a terminal, as of ``click.progressbar``, where there is much to read or to write."""
+    hidden = hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty()
+    return click.progressbar(length=num_bytes, label=name, file=sys.stderr, hidden=hidden)

@@ -49,11 +49,11 @@ class _Run(click.Command):
 
 def _is_of_experiment(word: str) -> bool:
     """Whether a word is a CONFIG or a CONTEXT_DIR, and names no checkpoint."""
-    from determined_ds.checkpoints.named import names_checkpoints
+    from determined_ds.checkpoints.named import CHECKPOINTS, checkpoints_at
 
     path = Path(word)
     if path.is_dir():
-        return not names_checkpoints(path)
+        return not (checkpoints_at(path) or (path / CHECKPOINTS).is_dir())
     return path.is_file() or path.suffix in (".yaml", ".yml", ".json")
 
 

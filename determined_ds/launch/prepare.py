@@ -9,7 +9,7 @@ from pathlib import Path
 
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
 from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
-from determined_ds.checkpoints.named import best_checkpoint, find
+from determined_ds.checkpoints.named import best_checkpoint, find_good
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import AUTO
@@ -230,4 +230,4 @@ def _weights_to_read(options: RunOptions) -> Checkpoint:
             fix = "add --checkpoint PATH, or --run-dir of a run that has checkpoints: its best is taken"
             raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
         given = LAST if best_checkpoint(run) is None else BEST
-    return find(given, run, key=key).checkpoint
+    return find_good(given, run, key=key)[0]

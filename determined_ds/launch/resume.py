@@ -14,11 +14,11 @@ from determined_ds.checkpoints.files import (
     checkpoints_in,
     data_refusal,
     elastic_refusal,
-    newest_good_checkpoint,
+    newest_good,
     num_writers,
     written_by,
 )
-from determined_ds.checkpoints.named import NotFound, candidates, find, intact
+from determined_ds.checkpoints.named import find_good
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import KeyPath, differences, dotted
@@ -29,7 +29,7 @@ from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.outcome import Outcome
 from determined_ds.rundir.handed_on import LAST, count
-from determined_ds.rundir.run_dir import RUNS, RunDir, run_dir_problem, short
+from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
 from determined_ds.rundir.run_lock import check_run_dir
 
 SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
@@ -114,7 +114,7 @@ class Start:
             return None
         if any(each.path.is_dir() for each in self.superseded):  # what --resume named is not loaded yet
             return replace(self, damages=())
-        good, damages = newest_good_checkpoint(RunDir(run_dir).checkpoints)
+        good, damages = newest_good(checkpoints_in(RunDir(run_dir).checkpoints))
         if good is None and self.elsewhere:
             return replace(self, damages=tuple(damages))
         # The reset optimizer is in the checkpoints since.
@@ -183,19 +183,18 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     begun: tuple[str, ...] = ()
     if given != LAST:
-        found = find(given, there, key="--resume")
-        checkpoint = found.checkpoint
+        checkpoint, newer = find_good(given, there, key="--resume")
         if checkpoint.path.parent == there.checkpoints.resolve():
             later = [each.uuid for each in kept].index(checkpoint.uuid)
             return Start(checkpoint=checkpoint, superseded=tuple(kept[:later]))
         if not kept:
-            return Start(checkpoint=checkpoint, elsewhere=True, damages=found.damages)
+            return Start(checkpoint=checkpoint, elsewhere=True, damages=newer)
         if not repeated:
             message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
             fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
             raise ConfigError(run_dir_problem(there.path, message, fix))
         begun = (BEGUN.format(given),)
-    good, damages = newest_good_checkpoint(there.checkpoints)
+    good, damages = newest_good(kept)
     if good is None and not damages and there.experiment.is_file():
         return Start(damages=(NO_CHECKPOINT,))
     if good is None:
@@ -224,22 +223,17 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
     source = document.get(SOURCE)
     if source is None:
         return None, ()
-    message = "must be a path or a uuid"
-    if isinstance(source, str) and source:
-        path = next(candidates(source, RunDir(run_dir)), None)
-        message = f"there is no such folder, and no checkpoint of that name below {RUNS}"
-        if path is not None:
-            try:
-                found = intact(path)
-            except NotFound as error:
-                message = f"must be a checkpoint that can be loaded; it {error}"
-            else:
-                if experiment.hyperparameters.get(("fit", "warm_start")) == "all":
-                    anew = f"fit.warm_start: weights, or {WITHOUT_SOURCE}"
-                    _check_writers(found.checkpoint, experiment, anew=anew)
-                return found.checkpoint, found.damages
-    fix = f"{FORM_OF_SOURCE}, or {WITHOUT_SOURCE}"
-    raise ConfigError(document.problem(SOURCE, message, fix, "fork"))
+    try:
+        if not isinstance(source, str) or not source:
+            raise ConfigError(Problem(key=dotted(SOURCE), message="it is not a path or a uuid"))
+        checkpoint, damages = find_good(source, RunDir(run_dir), key=dotted(SOURCE))
+    except ConfigError as error:
+        message = f"must be a checkpoint that can be loaded: {error.problems[0].message}"
+        fix = f"{FORM_OF_SOURCE}, or {WITHOUT_SOURCE}"
+        raise ConfigError(document.problem(SOURCE, message, fix, "fork")) from None
+    if experiment.hyperparameters.get(("fit", "warm_start")) == "all":
+        _check_writers(checkpoint, experiment, anew=f"fit.warm_start: weights, or {WITHOUT_SOURCE}")
+    return checkpoint, damages
 
 
 def _check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:

@@ -129,7 +129,6 @@ DAMAGES = {
     "without a header": (FILE, b"\xff" * 64, NOT_WHOLE),
     "without a shard": (INDEX, OF_TWO, "model-2.safetensors is missing, which its index names"),
     "no index": (INDEX, b"[]", "is not an index"),
-    "by DeepSpeed": ("latest", b"global_step2", "zero_to_fp32 --safe_serialization"),
 }
 
 

@@ -204,4 +204,4 @@ def test_a_damaged_checkpoint_and_a_trial_without_predict_are_refused(trained: P
     (newest / "trial_state.json").write_text("{}")
     done = run(tmp_path / "there", "--evaluate", newest.name)
     assert done.returncode == EXIT_CONFIG
-    assert "cannot be loaded: trial_state.json has 2 bytes" in done.stderr
+    assert "is damaged: trial_state.json has 2 bytes" in done.stderr

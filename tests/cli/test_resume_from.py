@@ -124,7 +124,7 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> 
     assert not (copied / "new").exists()
     (newest / "trial_state.json").write_text("{}")
     told = refused(copied, "run", "--resume", newest.name)
-    assert "cannot be loaded: trial_state.json has 2 bytes" in told
+    assert "is damaged: trial_state.json has 2 bytes" in told
 
 
 def test_weights_alone_are_no_training_to_resume(copied: Path) -> None:
