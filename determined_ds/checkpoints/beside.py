@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 from collections.abc import Callable
@@ -81,44 +80,41 @@ class Abandoned(Exception):
 class WriterThread:
     """Does work in the order in which it is given; it takes part in no exchange between ranks.
 
-    It is a daemon, so a rank that fails does not wait for a slow disk.
+    Each work has a thread, which waits for the one before: a daemon, so a rank that fails does not wait for a slow
+    disk.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+        self._last: threading.Thread | None = None
         self._is_abandoned = False
 
     def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
         """Have work done; it gets a function to call now and then, which ends it where the run ends."""
         result: Future[T] = Future()
-        self._jobs.put((work, result))
-        if self._thread.ident is None:
-            self._thread.start()
+        arguments = (work, result, self._last)
+        self._last = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer", daemon=True)
+        self._last.start()
         return result
 
     def abandon(self) -> None:
         """End what is being done, do nothing more, and wait for the thread: the interpreter must not end under it."""
         self._is_abandoned = True
-        if self._thread.ident is not None:
-            self._jobs.put(None)
-            self._thread.join(ENDS_WITHIN_S)
+        if self._last is not None:
+            self._last.join(ENDS_WITHIN_S)
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[..., Any], result: Future[Any], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         if (
             sys.platform == "linux"
         ):  # a thread has a priority of its own: it takes the time that training leaves
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while (job := self._jobs.get()) is not None:
-            work, result = job
-            try:
-                self._beat()
-                result.set_result(work(self._beat))
-            except BaseException as error:  # raised where the result is taken
-                result.set_exception(error)
-            del job, work, result  # with the copies that they hold
+        try:
+            self._beat()
+            result.set_result(work(self._beat))
+        except BaseException as error:  # raised where the result is taken
+            result.set_exception(error)
 
     def _beat(self) -> None:
         if self._is_abandoned:

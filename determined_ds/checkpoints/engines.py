@@ -397,6 +397,7 @@ def _write(
     def chunks(tensor: Any) -> Iterator[memoryview]:
         for chunk in tensor.split(max(1, CHUNK_BYTES // tensor.element_size())):
             yield chunk.cpu().contiguous().view(torch.uint8).numpy().data
+            beat()
 
     folder = shard.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -405,7 +406,7 @@ def _write(
         key: Streamed(DTYPES[each.tensor.dtype], (each.place.length,), partial(chunks, each.tensor))
         for key, each in by_key.items()
     }
-    offsets, mark = write_shard(shard, streams, lambda _: beat())
+    offsets, mark = write_shard(shard, streams)
     for key, each in by_key.items():
         states = index.tensors[each.whole.name].states
         state = states.setdefault(each.state, StoredState(dtype=streams[key].dtype, pieces=[]))

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ MADE = ".determined_ds.json"  # in a folder that was made here: the names of its
 # belongs to its own weights, or was written by its Trainer for the training alone.
 BESIDE = ("*.json", "*.txt", "*.jinja", "*.model")
 NOT_BESIDE = ("*.index.json", "trainer_state.json", "determined_ds.json")
-Stage = Callable[[str, int], Any]  # what begins, its bytes -> a bar, as of click.progressbar
 
 
 def refused(option: str, value: Any, message: str, fix: str) -> ConfigError:
@@ -61,7 +60,6 @@ def export(
     config: Path | None,
     context_dir: Path,
     force: bool,
-    stage: Stage,
 ) -> dict[str, Any]:
     """Export a checkpoint.
 
@@ -76,7 +74,6 @@ def export(
         config: A folder with config.json and tokenizer of the model; None: those of the trial.
         context_dir: With the code of the trial.
         force: Whether an earlier export is replaced.
-        stage: Shows how far it is.
 
     Returns:
         ``out``, ``tensors``, ``bytes`` (of them), and ``notes``: what the user should know.
@@ -90,13 +87,13 @@ def export(
         raise refused("--merge-lora", NOT_GIVEN, f"is for --to {HUGGINGFACE}", "leave it out")
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(replacing(out, path, force=force, is_file=to == TORCH))
-        with stage("verify", sum(sizes_in(path).values())) as bar:
-            stored = open_engine(path, engine, read=bar.update)
+        stored = open_engine(path, engine)
         of_engine = partial(weights_of, path, stored, average=average)
         weights = of_engine(dtype=None if dtype is None else TYPES[dtype])
         index, model, adapter_config = stored.index, None, None
         if to == HUGGINGFACE:
-            model = stack.enter_context(_pretrained(path, config and config.absolute(), context_dir))
+            config = config and config.absolute()
+            model = stack.enter_context(_pretrained(path, index, config, context_dir))
             if model.adapted is None and merge_lora:
                 message = "the checkpoint's model has no adapters of peft"
                 raise refused("--merge-lora", NOT_GIVEN, message, "leave it out")
@@ -105,31 +102,25 @@ def export(
             elif merge_lora:
                 # As peft merges: in the type of the weights; with --dtype in the most exact one that there is.
                 exact = weights if dtype is None else of_engine(dtype=torch.float32)
-                merged = _merged(
-                    model.adapted, *(_by_tensor(model, each, index) for each in (weights, exact))
-                )
-                weights = _named(model.model, merged, {})
+                weights = _named(model.model, _merged(model, weights, exact), {})
             else:
-                weights, adapter_config = _adapter(model, _by_tensor(model, weights, index))
+                weights, adapter_config = _adapter(model, weights)
                 if not adapter_config.base_model_name_or_path:
                     notes.append(
                         "the adapter's base model began with random weights, and has no name: only --merge-lora "
                         "exports it, too"
                     )
         num_bytes = sum(each.num_bytes for each in weights.values())
-        with stage("write", num_bytes) as bar:
-            if to == TORCH:
-                write_torch(made, weights, index.aliases, bar.update)
-            else:
-                _write_folder(made, weights, bar.update, is_adapter=adapter_config is not None)
+        if to == TORCH:
+            write_torch(made, weights, index.aliases)
+        else:
+            _write_folder(made, weights, is_adapter=adapter_config is not None)
         if model is not None:
             _write_beside(made, model, weights, adapter_config)
     return {"out": str(out), "tensors": len(weights), "bytes": num_bytes, "notes": notes}
 
 
-def _write_folder(
-    made: Path, weights: Mapping[str, Weight], advance: Callable[[int], None], *, is_adapter: bool
-) -> None:
+def _write_folder(made: Path, weights: Mapping[str, Weight], *, is_adapter: bool) -> None:
     """Write files of safetensors, with an index where there are several."""
     made.mkdir()
     stem = "adapter_model" if is_adapter else "model"
@@ -144,7 +135,7 @@ def _write_folder(
             name: Streamed(DTYPES[weights[name].dtype], weights[name].shape, weights[name].chunks)
             for name in names
         }
-        write_shard(made / file, streams, advance, sealed=False)
+        write_shard(made / file, streams, sealed=False)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (made / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -159,13 +150,15 @@ class _Pretrained:
 
     model: Any  # of a class of transformers itself
     adapted: Any  # as the trial builds it, a peft.PeftModel; None: it has no adapters
-    built: Any  # all that the trial builds, whose names the checkpoint has
+    stored: Mapping[int, str]  # id of a tensor that the trial builds -> its name in the checkpoint
     trial: Any  # which writes more files, such as a tokenizer; None: they are in a folder
     files: list[Path]  # these
 
 
 @contextlib.contextmanager
-def _pretrained(path: Path, folder: Path | None, context_dir: Path) -> Iterator[_Pretrained]:
+def _pretrained(
+    path: Path, index: EngineIndex, folder: Path | None, context_dir: Path
+) -> Iterator[_Pretrained]:
     """That of a folder's config.json, or of the checkpoint's trial, whose code can be called inside."""
     import transformers
 
@@ -173,15 +166,15 @@ def _pretrained(path: Path, folder: Path | None, context_dir: Path) -> Iterator[
     from determined_ds.trial.pipeline import PipelineTrial
 
     trial: Any = None
-    kind, adapted, built, files = None, None, None, list[Path]()
+    kind, adapted, stored, files = None, None, dict[int, str](), list[Path]()
     folder = folder or next((file.parent for file in path.glob("checkpoint-*/config.json")), None)
     with contextlib.ExitStack() as stack:
         if folder is not None:
             name = str(folder)
             with _explained(f"{folder} has no config.json that transformers reads"):
                 config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            files = [file for pattern in BESIDE for file in folder.glob(pattern)]
-            files = [file for file in files if not any(map(file.match, NOT_BESIDE))]
+            files = [each for each in folder.iterdir() if any(map(each.match, BESIDE))]
+            files = [each for each in files if not any(map(each.match, NOT_BESIDE))]
         else:
             try:
                 trial = stack.enter_context(trial_of(path, context_dir))
@@ -193,7 +186,8 @@ def _pretrained(path: Path, folder: Path | None, context_dir: Path) -> Iterator[
                 raise _unknown(f"{name} builds a pipeline, and has no huggingface_config")
             with _explained(f"{name}.build_model fails on the meta device"):
                 built = returned.model(trial, trial.build_model())
-            modules = list(built.modules())
+            tensors, modules = built.state_dict(keep_vars=True), list(built.modules())
+            stored = {id(tensor): index.aliases.get(name, name) for name, tensor in tensors.items()}
             models = [each for each in modules if isinstance(each, transformers.PreTrainedModel)]
             if not models:
                 raise _unknown(f"{name} trains a {type(built).__name__}, without a model of transformers")
@@ -210,7 +204,7 @@ def _pretrained(path: Path, folder: Path | None, context_dir: Path) -> Iterator[
         config.architectures = [kind.__name__]
         with _explained(f"{kind.__name__} cannot be built from the configuration of {name}"):
             model = kind(config)
-        yield _Pretrained(model=model, adapted=adapted, built=built, trial=trial, files=files)
+        yield _Pretrained(model=model, adapted=adapted, stored=stored, trial=trial, files=files)
 
 
 def _write_beside(
@@ -257,32 +251,29 @@ def _named(model: Any, weights: Mapping[str, Weight], others: Mapping[str, str])
 
     Names may have one prefix more than those of the model; ``others`` has more names of the weights.
     """
-    tensors, tied = model.state_dict(keep_vars=True), dict[int, list[str]]()
-    for name, tensor in tensors.items():
-        tied.setdefault(id(tensor), []).append(name)
+    tensors = model.state_dict(keep_vars=True)
+    first_names = {id(tensor): name for name, tensor in reversed(tensors.items())}  # of those that are tied
     stored = {**weights, **{other: weights[name] for other, name in others.items()}}
     starts = ((name, at) for name in stored for at in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
     prefixes = Counter(name[:at] for name, at in starts if name[at:] in tensors)
     prefix = max(prefixes, key=lambda each: prefixes[each], default="")
-    found, taken, wrong = {}, set[Weight](), []
-    for name, *more in tied.values():
-        shape = tuple(tensors[name].shape)
-        there = [prefix + each for each in (name, *more) if prefix + each in stored]
-        if not there:
-            wrong.append(f"{name} {shape} is not in the checkpoint")
+    found, taken, wrong = dict[str, Weight](), set[Weight](), []
+    for name, tensor in tensors.items():
+        if (weight := stored.get(prefix + name)) is None:
             continue
-        found[name] = stored[there[0]]
-        taken |= {stored[each] for each in there}
-        if found[name].shape != shape:
-            wrong.append(f"{name} has shape {found[name].shape} in the checkpoint, and {shape} in it")
-            continue
-        for other in there[1:]:
-            if stored[other] != found[name] and not torch.equal(stored[other].whole(), found[name].whole()):
-                raise CheckpointError(
-                    f"the checkpoint has two tensors for {name}, which the Hugging Face model ties, and they differ: "
-                    f"{there[0]} and {other}\n  fix: a configuration with tie_word_embeddings: false, by --config "
-                    "FOLDER; or --to safetensors"
-                )
+        first, shape = first_names[id(tensor)], tuple(tensor.shape)
+        same = found.setdefault(first, weight)
+        taken.add(weight)
+        if weight.shape != shape:
+            wrong.append(f"{name} has shape {weight.shape} in the checkpoint, and {shape} in it")
+        elif same != weight and not torch.equal(same.whole(), weight.whole()):
+            raise CheckpointError(
+                f"the checkpoint has two tensors for {first}, which the Hugging Face model ties, and they differ: one "
+                f"is {prefix}{name}\n  fix: a configuration with tie_word_embeddings: false, by --config FOLDER; or "
+                "--to safetensors"
+            )
+    lacking = [name for name in tensors if name in first_names.values() and name not in found]
+    wrong += [f"{name} {tuple(tensors[name].shape)} is not in the checkpoint" for name in lacking]
     wrong += [f"{name} {each.shape} is not in it" for name, each in weights.items() if each not in taken]
     if wrong:
         message = f"the checkpoint's tensors are not those of {type(model).__name__}: {some_of(wrong)}"
@@ -294,24 +285,22 @@ def _named(model: Any, weights: Mapping[str, Weight], others: Mapping[str, str])
 # ------------------------------------------------------------------------------------------- adapters of peft
 
 
-def _by_tensor(model: _Pretrained, weights: Mapping[str, Weight], index: EngineIndex) -> dict[int, Weight]:
-    """The weights by the identity of the tensors of the model that the trial builds."""
-    tensors = model.built.state_dict(keep_vars=True)
-    stored = ((index.aliases.get(name, name), tensor) for name, tensor in tensors.items())
-    return {id(tensor): weights[name] for name, tensor in stored if name in weights}
-
-
-def _of(tensors: Mapping[str, torch.Tensor], weights: Mapping[int, Weight]) -> dict[str, Weight]:
-    """The weights of tensors, by their names."""
-    if lacking := [name for name, tensor in tensors.items() if id(tensor) not in weights]:
+def _of(
+    model: _Pretrained, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Weight]
+) -> dict[str, Weight]:
+    """The weights of tensors that the trial builds, by their names here."""
+    names = {name: model.stored.get(id(tensor), "") for name, tensor in tensors.items()}
+    if lacking := [name for name, stored in names.items() if stored not in weights]:
         message = f"the checkpoint lacks tensors of the model that the trial builds: {some_of(lacking)}"
         raise refused("--to", HUGGINGFACE, message, "--context-dir with the code that trained it")
-    return {name: weights[id(tensor)] for name, tensor in tensors.items()}
+    return {name: weights[stored] for name, stored in names.items()}
 
 
-def _merged(adapted: Any, weights: Mapping[int, Weight], exact: Mapping[int, Weight]) -> dict[str, Weight]:
+def _merged(
+    model: _Pretrained, weights: Mapping[str, Weight], exact: Mapping[str, Weight]
+) -> dict[str, Weight]:
     """The weights by the names of the base model, each merged by peft when it is written."""
-    kinds = [str(each.peft_type.value) for each in adapted.peft_config.values()]
+    kinds = [str(each.peft_type.value) for each in model.adapted.peft_config.values()]
     if kinds != ["LORA"]:
         message = f"the model has adapters of {', '.join(kinds)}, and one LoRA alone is merged"
         raise refused("--merge-lora", NOT_GIVEN, message, "export without --merge-lora")
@@ -324,17 +313,20 @@ def _merged(adapted: Any, weights: Mapping[int, Weight], exact: Mapping[int, Wei
         yield own.get_base_layer().state_dict()[name]
 
     found = dict(weights)
-    layers: list[Any] = [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]
+    layers: list[Any] = [each for each in model.adapted.modules() if isinstance(each, BaseTunerLayer)]
     for layer in layers:
-        parts, unmerged = _of(layer.state_dict(keep_vars=True), exact), copy.deepcopy(layer)
+        parts, unmerged = _of(model, layer.state_dict(keep_vars=True), exact), copy.deepcopy(layer)
         for name, tensor in layer.get_base_layer().state_dict(keep_vars=True).items():
-            found[id(tensor)] = replace(found[id(tensor)], read=partial(merge, unmerged, name, parts))
+            stored = model.stored[id(tensor)]
+            found[stored] = replace(found[stored], read=partial(merge, unmerged, name, parts))
     with _explained("peft cannot merge the adapters"):
-        base = adapted.merge_and_unload()  # on the meta device: it says which tensor has which name then
-    return _of(base.state_dict(keep_vars=True), found)
+        base = (
+            model.adapted.merge_and_unload()
+        )  # on the meta device: it says which tensor has which name then
+    return _of(model, base.state_dict(keep_vars=True), found)
 
 
-def _adapter(model: _Pretrained, weights: Mapping[int, Weight]) -> tuple[dict[str, Weight], Any]:
+def _adapter(model: _Pretrained, weights: Mapping[str, Weight]) -> tuple[dict[str, Weight], Any]:
     """The adapter's tensors by the names that peft writes, and the configuration that peft reads them with."""
     import peft
 
@@ -343,7 +335,7 @@ def _adapter(model: _Pretrained, weights: Mapping[int, Weight]) -> tuple[dict[st
     config = copy.deepcopy(model.adapted.active_peft_config)
     config.inference_mode = True
     config.base_model_name_or_path = config.base_model_name_or_path or model.model.config.name_or_path
-    return _of(kept, weights), config
+    return _of(model, kept, weights), config
 
 
 # ------------------------------------------------------------------------------------------- the target
@@ -363,20 +355,21 @@ def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) ->
     exists = out.is_file() or (out.is_dir() and any(out.iterdir()))
     kind = "a file" if is_file else "a folder"
     not_ours = f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
-
-    def refuse(when: bool, message: str, fix: str = "name another") -> None:
-        if when:
+    reasons = {
+        f"lies in {source}": out.is_relative_to(source),
+        f"holds {source}": source.is_relative_to(out),
+        f"is not {kind}, and {kind} is to be made": out.exists() and out.is_dir() == is_file,
+        "exists already": exists and not force,
+        not_ours: exists and not is_file and made_before is None,
+        f"{aside.parent} cannot be written to": not os.access(aside.parent, os.W_OK | os.X_OK),
+    }
+    for message, applies in reasons.items():
+        if applies:
+            fix = "name another, or add --force to replace an earlier export or import"
             raise refused("--output", out, message, fix)
-
-    refuse(out.is_relative_to(source), f"lies in {source}", "name a folder outside it")
-    refuse(source.is_relative_to(out), f"holds {source}")
-    refuse(out.exists() and out.is_dir() == is_file, f"is not {kind}, and {kind} is to be made")
-    refuse(exists and not force, "exists already", "name another, or add --force to replace it")
-    refuse(exists and not is_file and made_before is None, not_ours, "name another, or remove it yourself")
-    refuse(not os.access(aside.parent, os.W_OK | os.X_OK), f"{aside.parent} cannot be written to")
     try:
         yield aside
-        names = [str(file.relative_to(aside)) for file in sorted(aside.rglob("*")) if file.is_file()]
+        names = list(sizes_in(aside))
         if not is_file:
             (aside / MADE).write_text(json.dumps({"files": names}, indent=1) + "\n")
         sync_to_disk(aside)

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ PART = "det_state_dict_rank{}.pth"
 PARTIAL = ".partial"  # suffix of one that is being written
 # Others were added by a user.
 METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
-VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has read whole
 CHUNK_BYTES = 2**20
+VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has read whole
 READERS = 8  # threads that read files to verify them
 _READ_WHOLE: deque[str] = deque(maxlen=16)  # the last ones that this process has
 DATA_FIX = (
@@ -104,14 +104,13 @@ def files_of(path: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------- written
 
 
-def fingerprint(file: Path, *, read: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
-    """Size and checksum of a file; ``read`` is called with the bytes of each part that was read."""
+def fingerprint(file: Path) -> dict[str, Any]:
+    """Size and checksum of a file, as a manifest has them."""
     digest, size = hashlib.sha256(), 0
     with file.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
-            read(len(chunk))
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
@@ -179,14 +178,12 @@ def warn_if_unverified(path: Path, name: str = "") -> None:
         logger.warning(words, name or path, MANIFEST)
 
 
-def damage_of(path: Path, **how: Any) -> str | None:
+def damage_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with a checkpoint, or None; arguments as of :func:`damages_of`."""
-    return next(damages_of(path, **how), None)
+    return next(damages_of(path, share=share), None)
 
 
-def damages_of(
-    path: Path, *, share: tuple[int, int] = (0, 1), read: Callable[[int], object] = lambda count: None
-) -> Iterator[str]:
+def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """Everything that is wrong with a checkpoint: files that are missing, or not what was written.
 
     One without a manifest, as Determined's own loop writes it, is trusted; ours have one. What this process has read
@@ -195,7 +192,6 @@ def damages_of(
     Args:
         path: Its folder.
         share: Which share of its files is read, counted from 0, and of how many: one of each rank.
-        read: Called by threads, with the bytes of each part that was read.
     """
     if not is_sealed(path):
         if (path / STATE).exists():  # ours, and ours have one
@@ -228,7 +224,7 @@ def damages_of(
             elif (size := file.stat().st_size) != files[name]["bytes"]:
                 return f"{name} has {size} bytes, {files[name]['bytes']} were written"
             else:
-                is_same = was_read or fingerprint(file, read=read) == files[name]
+                is_same = was_read or fingerprint(file) == files[name]
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
@@ -300,7 +296,7 @@ def data_refusal(written: Mapping[str, Any], *, replicas: int, micro_batch_size:
     then = (written.get("replicas", replicas), written.get("micro_batch_size", micro_batch_size))
     if data is None or then == now or (then[0] == now[0] and not data[1]):
         return None
-    was, by = (
-        f"{number} replica{'s' * (number != 1)} with micro-batches of {size}" for number, size in (then, now)
+    was, by = (f"{replicas} x {size}" for replicas, size in (then, now))
+    return (
+        f"{data[0]} gives each replica its own samples: replicas x micro-batch were {was}, and are {by} now"
     )
-    return f"{data[0]} gives each replica its own samples: its position is that of {was}, and now it is {by}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 
-from determined_ds.checkpoints.export import Stage, refused, replacing
+from determined_ds.checkpoints.export import refused, replacing
 from determined_ds.checkpoints.files import STATE, files_of, fingerprint, write_manifest
 from determined_ds.checkpoints.index import (
     IMPORTED,
@@ -33,15 +33,15 @@ from determined_ds.checkpoints.index import (
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES
 
-FIX = "give a file of safetensors, or a folder that save_pretrained has written"
-TO_SAFETENSORS = (
-    "save its state_dict as safetensors: safetensors.torch.save_file(torch.load(FILE), OUT); of DeepSpeed's files: "
+FIX = (
+    "give a file of safetensors, or a folder that save_pretrained has written. Of a state_dict: "
+    "safetensors.torch.save_file(torch.load(FILE), OUT); of DeepSpeed's files: "
     "python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
 )
 
 
 def import_weights(
-    given: Path, out: Path, *, prefix: str, skip: Sequence[str], force: bool, stage: Stage
+    given: Path, out: Path, *, prefix: str, skip: Sequence[str], force: bool
 ) -> dict[str, Any]:
     """Make a checkpoint of weights.
 
@@ -51,7 +51,6 @@ def import_weights(
         prefix: To put before every name.
         skip: Shell patterns of names to leave out.
         force: Whether an earlier import at ``out`` is replaced.
-        stage: Shows how far it is.
 
     Returns:
         ``tensors`` and their ``bytes``; ``linked``: whether its files take no room of their own.
@@ -61,8 +60,8 @@ def import_weights(
     """
     files = _files_at(given)
     tensors: dict[str, StoredTensor] = {}
-    linked, num_bytes = True, sum(file.stat().st_size for file in files)
-    with replacing(out.resolve(), given, force=force) as made, stage("read", num_bytes) as bar:
+    linked = True
+    with replacing(out.resolve(), given, force=force) as made:
         folder = made / "model0"
         folder.mkdir(parents=True)
         for file in files:
@@ -79,10 +78,10 @@ def import_weights(
                 linked = False
                 shutil.copyfile(file, folder / file.name)
         if not tensors:
-            raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
+            raise refused("WEIGHTS", given, "holds no tensors that are not skipped", "skip fewer")
         write_index(folder, EngineIndex(tensors=tensors))
         (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
-        prints = {name: fingerprint(made / name, read=bar.update) for name in files_of(made)}
+        prints = {name: fingerprint(made / name) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
     num_bytes = sum(each.states[WEIGHT].num_bytes for each in tensors.values())
     return {"tensors": len(tensors), "bytes": num_bytes, "linked": linked}
@@ -90,12 +89,6 @@ def import_weights(
 
 def _files_at(given: Path) -> list[Path]:
     """The files with weights that a path means: of an index those that it names, else all of a folder."""
-    if given.is_file():
-        if given.suffix != ".safetensors":
-            raise refused("WEIGHTS", given, "is not a file of safetensors", TO_SAFETENSORS)
-        return [given]
-    if not given.is_dir():
-        raise refused("WEIGHTS", given, "there is no such file or folder", FIX)
     names: set[str] = set()
     for file in given.glob("*.safetensors.index.json"):
         try:
@@ -103,8 +96,10 @@ def _files_at(given: Path) -> list[Path]:
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise refused("WEIGHTS", file, f"is not an index: {error!r}", "copy it again") from None
     files = [given / name for name in sorted(names)] or sorted(given.glob("*.safetensors"))
+    if given.is_file() and given.suffix == ".safetensors":
+        files = [given]
     if not files:
-        raise refused("WEIGHTS", given, "holds no *.safetensors", TO_SAFETENSORS)
+        raise refused("WEIGHTS", given, "is no file of safetensors, and no folder of such files", FIX)
     if missing := [file.name for file in files if not file.is_file()]:
         message = f"{missing[0]} is missing, which its index names"
         raise refused("WEIGHTS", given, message, "copy it again")
@@ -122,7 +117,7 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 shape, dtype = tuple(kind.get_shape()), kind.get_dtype()
                 if dtype not in ITEM_BYTES:
                     message = f"holds numbers of the type {dtype}, which no engine trains"
-                    raise refused("WEIGHTS", file, message, FIX)
+                    raise refused("WEIGHTS", file, message, "convert it, or save the model without it")
                 piece = Piece(file=file.name, offset=at, start=0, length=math.prod(shape))
                 states = {WEIGHT: StoredState(dtype=dtype, pieces=[piece])}
                 yield name, StoredTensor(shape=shape, kind=IMPORTED, states=states)

@@ -6,7 +6,7 @@ What is found is what ``--json`` prints. Only :func:`differences` reads tensors,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,6 @@ WORDS = {
     "optimizer": "{}",
 }
 DEGREES = ("parallel_size", "partition_size")  # how they end; of one rank there is nothing to say
-INTACT, DAMAGED, UNVERIFIED = "intact", "damaged", "unverified"
 
 # ------------------------------------------------------------------------------------------- what one holds
 
@@ -149,22 +148,18 @@ def _read(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- whether it is intact
 
 
-def verify(checkpoint: Checkpoint, *, read: Callable[[int], object]) -> dict[str, Any]:
+def verify(checkpoint: Checkpoint) -> dict[str, Any]:
     """Read all of a checkpoint and compare it with its manifest.
-
-    Args:
-        checkpoint: To read.
-        read: Called with the number of bytes that were read since the last call.
 
     Returns:
         ``uuid``, ``path``, ``steps_completed``; ``state``: ``intact``, ``damaged``, or ``unverified`` where there is
         no manifest to go by; ``damages``: what is wrong, each beginning with the file's name, or why it is unverified;
         ``files`` (without the manifest and Determined's metadata) and ``bytes`` of the folder.
     """
-    damages, sizes = list(damages_of(checkpoint.path, read=read)), sizes_in(checkpoint.path)
-    state = DAMAGED if damages else INTACT
+    damages, sizes = list(damages_of(checkpoint.path)), sizes_in(checkpoint.path)
+    state = "damaged" if damages else "intact"
     if not damages and MANIFEST not in sizes:
-        state, damages = UNVERIFIED, [f"there is no {MANIFEST} to compare its files with"]
+        state, damages = "unverified", [f"there is no {MANIFEST} to compare its files with"]
     return {
         "uuid": checkpoint.uuid,
         "path": str(checkpoint.path),

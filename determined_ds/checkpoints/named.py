@@ -57,7 +57,7 @@ def find(given: str, run: RunDir | None = None, *, key: str) -> list[Checkpoint]
         return [best] if best is not None and given == BEST else kept
     path = next(_folders(given, run), None)
     if path is None:
-        raise refused("there is no such checkpoint, and no such folder")
+        raise refused("there is no such checkpoint, and there is no such folder")
     if found := checkpoints_at(path):
         return found
     has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))

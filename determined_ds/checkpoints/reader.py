@@ -8,6 +8,7 @@ under the strategy that wrote it; here its weights alone are read, into memory.
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import pickle
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from determined_ds.checkpoints.files import damage_of, warn_if_unverified
+from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
 from determined_ds.checkpoints.index import (
     AVERAGE,
     IMPORTED,
@@ -155,10 +156,10 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
         if first != name and weights[first].shape == tensor.shape:
             aliases[name] = first
             continue
-        file = str(len(files))
-        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=[Piece(file, 0, 0, tensor.numel())])
+        own = str(len(files))
+        state = StoredState(dtype=DTYPES[tensor.dtype], pieces=[Piece(own, 0, 0, tensor.numel())])
         tensors[name] = StoredTensor(shape=tuple(tensor.shape), kind=IMPORTED, states={WEIGHT: state})
-        files[file] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        files[own] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), files)
 
 
@@ -219,22 +220,19 @@ class Weight:
         return torch.cat([torch.empty(0, dtype=self.dtype), *self.pieces()]).view(self.shape)
 
 
-def open_engine(
-    path: Path, number: int, *, verify: bool = True, read: Callable[[int], object] = lambda count: None
-) -> StoredEngine:
+def open_engine(path: Path, number: int, *, verify: bool = True) -> StoredEngine:
     """An engine of a checkpoint, for its weights.
 
     Args:
         path: The checkpoint's folder.
         number: Of the engine.
         verify: Whether to compare every file with the checkpoint's manifest first.
-        read: Called meanwhile, with the bytes of each part that was read.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or has no such engine.
     """
     if verify:
-        if damage := damage_of(path, read=read):
+        if damage := damage_of(path):
             raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: use another checkpoint")
         warn_if_unverified(path)
     folder = path / f"model{number}"
@@ -255,9 +253,16 @@ def weights_of(
     Args:
         path: The checkpoint's folder.
         engine: Of :func:`open_engine`.
-        dtype: Of what is floating-point; None: as the model computes. What DeepSpeed wrote under ZeRO is fp32.
+        dtype: Of what is floating-point; None: as the model computes.
         average: The name of an ``EMA`` whose averages stand in for the weights.
     """
+    kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
+    try:
+        ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
+        enabled = (kind for key, kind in kinds.items() if (ds_config.get(key) or {}).get("enabled") is True)
+        computes_in = next(enabled, torch.float32)
+    except (OSError, ValueError, KeyError, TypeError):  # it does not say
+        computes_in = None
     averaged = "" if average is None else average_state(average)
     averages = {state for each in engine.index.tensors.values() for state in each.states if is_average(state)}
     if averaged and averaged not in averages:
@@ -272,7 +277,9 @@ def weights_of(
         if not kept:
             raise CheckpointError(f"checkpoint {path} has no weight of {name}")
         written = types[kept[0]]
-        written = dtype or written if written.is_floating_point else written
+        if written.is_floating_point:
+            is_known = WEIGHT in kept and stored.kind != IMPORTED  # what DeepSpeed wrote is read in fp32
+            written = dtype or (written if is_known else computes_in or written)
         # Of what is in that type already, else of the most exact.
         state = next((each for each in kept if types[each] == written), kept[-1])
         state = averaged if averaged in types else state
@@ -280,9 +287,7 @@ def weights_of(
     return found
 
 
-def write_torch(
-    path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str], advance: Callable[[int], object]
-) -> None:
+def write_torch(path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str]) -> None:
     """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there."""
     # What is never touched takes no memory.
     state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in weights.items()}
@@ -295,4 +300,3 @@ def write_torch(
             file.seek(records.get_record_offset(f"data/{number}"))
             for chunk in each.chunks():
                 file.write(chunk)
-                advance(chunk.nbytes)

@@ -40,19 +40,17 @@ def check_callbacks(callbacks: Mapping[str, Any]) -> None:
 def check_state(owner: str, state: Any) -> None:
     """Refuse a state that cannot be pickled; tensors and arrays always can."""
 
-    def unpicklable(value: Any, place: str) -> str:
-        if value is None or isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
-            return ""
+    def unpicklable(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, (dict, list, tuple)):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            return next(filter(None, (unpicklable(item, f"{place}[{key!r}]") for key, item in items)), "")
-        try:
-            pickle.dumps(value)
-        except Exception as error:  # whatever an object's own methods raise
-            return f"{place} is {described(value)} ({error})"
-        return ""
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from unpicklable(item, f"{place}[{key!r}]")
+        elif not isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # whatever an object's own methods raise
+                yield f"{place} is {described(value)} ({error})"
 
-    if found := unpicklable(state, "its state"):
+    if found := next(unpicklable(state, "its state"), ""):
         raise CheckpointError(
             f"{owner}: {found}, which no checkpoint can hold\n  fix: leave it out of state_dict: return only tensors, "
             "numbers, strings, lists and dicts that load_state_dict needs"

@@ -55,14 +55,13 @@ class Streamed(NamedTuple):
 
 
 def write_shard(
-    path: Path, tensors: Mapping[str, Streamed], wrote: Callable[[int], object], *, sealed: bool = True
+    path: Path, tensors: Mapping[str, Streamed], *, sealed: bool = True
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Write a file; what is in memory at once is a piece of a tensor.
 
     Args:
         path: Of the file.
         tensors: Name -> tensor.
-        wrote: Called with the bytes of each piece that was written.
         sealed: Whether its checksum is computed, and it is on the disk when this returns.
 
     Returns:
@@ -96,7 +95,6 @@ def write_shard(
                 if sealed and hasattr(os, "posix_fadvise"):  # Linux then begins to write what it is to forget
                     os.posix_fadvise(file.fileno(), at, chunk.nbytes, os.POSIX_FADV_DONTNEED)
                 at += chunk.nbytes
-                wrote(chunk.nbytes)
         file.flush()
         if sealed:
             os.fsync(file.fileno())

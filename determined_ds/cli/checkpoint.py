@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -21,7 +20,6 @@ from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
 EXIT_FOUND = 1  # something is damaged, or differs
 LARGEST_FILES = 8
 MOST_DIFFERENCES = 20
-PROGRESS_FROM = 2**28  # bytes
 COLOURS = {"intact": "green", "damaged": "red", "unverified": "yellow"}
 
 EPILOG = """\b
@@ -45,6 +43,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 @click.group(epilog=EPILOG)
 def checkpoint() -> None:
     """Look into checkpoints, verify, compare, export and import them."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
 
 
 @checkpoint.command()
@@ -78,11 +77,9 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     for engine in found["engines"]:
         if engine["tensors"] is None:
             continue
-        head = [f"\n{engine['name']}  {format_bytes(engine['bytes'])}"]
-        head.append(
-            f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
-        )
-        click.echo(", ".join(filter(None, [*head, engine["optimizer"]])))
+        number, parameters = count(len(engine["tensors"]), "tensor"), format_count(engine["parameters"])
+        head = f"\n{engine['name']}  {format_bytes(engine['bytes'])}, {number}, {parameters} parameters"
+        click.echo(head + (f", {engine['optimizer']}" if engine["optimizer"] else ""))
         rows = []
         for each in engine["tensors"]:
             holds = [each["kind"]] * (each["kind"] != "trained")
@@ -106,7 +103,6 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 
     Exit code: 0 no file is damaged, 1 one is, 2 there is no such checkpoint.
     """
-    from determined_ds.checkpoints.look import DAMAGED
     from determined_ds.checkpoints.look import verify as verified
 
     found: list[Checkpoint] = []
@@ -114,8 +110,8 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
         found += _find(given, run_dir)[: 1 if given == LAST and run_dir is not None else None]
     answers = []
     for each in found:
-        with byte_bar(each.uuid, sum(sizes_in(each.path).values()), hidden=as_json) as bar:
-            answer = verified(each, read=bar.update)
+        with _working(f"reading {format_bytes(sum(sizes_in(each.path).values()))}"):
+            answer = verified(each)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
         answers.append(answer)
@@ -127,7 +123,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
                 click.echo(f"           {damage}")
     if as_json:
         click.echo(json.dumps({"version": 1, "checkpoints": answers}, indent=2))
-    sys.exit(EXIT_FOUND if any(each["state"] == DAMAGED for each in answers) else 0)
+    sys.exit(EXIT_FOUND if any(each["state"] == "damaged" for each in answers) else 0)
 
 
 @checkpoint.command()
@@ -149,20 +145,17 @@ def diff(
 
     Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
     """
-    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
-    given = {"FIRST": first, "SECOND": second}
-    sides = [_find(word, run_dir, key=key)[0] for key, word in given.items()]
     from determined_ds.checkpoints.look import differences
 
-    paths = [side.path for side in sides]
-    found, weights_only = differences(*paths, weights_only=weights, tolerance=tolerance)
+    one, other = (_find(word, run_dir)[0] for word in (first, second))
+    found, weights_only = differences(one.path, other.path, weights_only=weights, tolerance=tolerance)
     compared = "weights" if weights_only else "tensors"
     if as_json:
         answer = {"version": 1, "compared": compared, "equal": not found, "differences": found}
         click.echo(json.dumps(jsonable(answer), indent=2))
         sys.exit(EXIT_FOUND if found else 0)
-    for name, side in zip(given, sides, strict=True):
-        click.echo(f"{name.lower():<7} batch {side.steps_completed}, {short(side.path)}")
+    click.echo(f"first   batch {one.steps_completed}, {short(one.path)}")
+    click.echo(f"second  batch {other.steps_completed}, {short(other.path)}")
     if weights_only:
         click.echo("weights alone are compared, not the optimizer's states")
     if not found:
@@ -214,7 +207,6 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
 
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
     """
-    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.export import export as exported
 
     found, out = _find(path, run_dir)[0], output
@@ -225,7 +217,8 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
             # What was superseded is laid out as a run, and deleted by the next one.
             folder = above.exported if run.path == above.superseded else run.exported
         out = folder / (f"{found.uuid}-{options['to']}" + ".pt" * (options["to"] == "torch"))
-    done = exported(found.path, out, stage=functools.partial(byte_bar, hidden=as_json), **options)
+    with _working(f"exporting a checkpoint of {format_bytes(sum(sizes_in(found.path).values()))}"):
+        done = exported(found.path, out, **options)
     if as_json:
         click.echo(json.dumps({"version": 1, "uuid": found.uuid, **done}, indent=2))
         return
@@ -248,20 +241,20 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
 
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
     """
-    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.checkpoints.importing import import_weights as imported
 
-    found = imported(weights, output, stage=byte_bar, **options)
+    with _working("reading the weights"):
+        found = imported(weights, output, **options)
     how = "linked" if found["linked"] else "copied"
     size = f"{count(found['tensors'], 'tensor')}, {format_bytes(found['bytes'])}"
     click.echo(f"{size}, {how} to {short(output)}")
     click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(output)}")
 
 
-def _find(given: str, run_dir: Path | None, *, key: str = "PATH") -> list[Checkpoint]:
+def _find(given: str, run_dir: Path | None) -> list[Checkpoint]:
     from determined_ds.checkpoints.named import find
 
-    return find(given, None if run_dir is None else RunDir(run_dir), key=key)
+    return find(given, None if run_dir is None else RunDir(run_dir), key="PATH")
 
 
 # ------------------------------------------------------------------------------------------- on a terminal
@@ -280,7 +273,8 @@ def _print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(soft_wrap=False, highlight=False).print(table)
 
 
-def byte_bar(name: str, num_bytes: int, *, hidden: bool = False) -> Any:
-    """A bar of bytes on a terminal, as of ``click.progressbar``, where there is much to read or to write."""
-    hidden = hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty()
-    return click.progressbar(length=num_bytes, label=name, file=sys.stderr, hidden=hidden)
+def _working(words: str) -> Any:
+    """A line on a terminal, with a sign of life, while something takes long."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(words)
