@@ -324,7 +324,7 @@ def tensors(checkpoint: Path, engine: int = 0) -> dict[tuple[str, str], Any]:
     for name, tensor in stored.index.tensors.items():
         whole = names.get(name, name)
         for state in tensor.states:
-            found[whole, state] = stored.elements(name, state, 0, tensor.count).view(tensor.shape).clone()
+            found[whole, state] = torch.cat(list(stored.pieces(name, state))).view(tensor.shape).clone()
         for key, value in tensor.scalars.items():
             found[whole, key] = torch.tensor(value)
     return found

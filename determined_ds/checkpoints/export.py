@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from determined_ds.checkpoints.files import PARTIAL, sizes_in, sync_to_disk
+from determined_ds.checkpoints.files import PARTIAL, read_object, sizes_in, sync_to_disk
 from determined_ds.checkpoints.index import EngineIndex
 from determined_ds.checkpoints.reader import DTYPES, Weight, open_engine, weights_of, write_torch
 from determined_ds.checkpoints.settings import some_of
@@ -350,7 +350,7 @@ def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) ->
     Raises:
         ConfigError: the target holds the source or lies in it, may not be replaced, or cannot be written.
     """
-    source, made_before = source.resolve(), _made_in(out)
+    source, made_before = source.resolve(), read_object(out / MADE).get("files")
     aside = existing(out.parent) / f".{out.name}.{os.getpid()}{PARTIAL}"
     exists = out.is_file() or (out.is_dir() and any(out.iterdir()))
     kind = "a file" if is_file else "a folder"
@@ -359,14 +359,12 @@ def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) ->
         f"lies in {source}": out.is_relative_to(source),
         f"holds {source}": source.is_relative_to(out),
         f"is not {kind}, and {kind} is to be made": out.exists() and out.is_dir() == is_file,
-        "exists already": exists and not force,
-        not_ours: exists and not is_file and made_before is None,
+        "exists already (--force replaces what an export or an import made)": exists and not force,
+        not_ours: exists and not is_file and not isinstance(made_before, list),
         f"{aside.parent} cannot be written to": not os.access(aside.parent, os.W_OK | os.X_OK),
     }
-    for message, applies in reasons.items():
-        if applies:
-            fix = "name another, or add --force to replace an earlier export or import"
-            raise refused("--output", out, message, fix)
+    if message := next((message for message, applies in reasons.items() if applies), ""):
+        raise refused("--output", out, message, "name another")
     try:
         yield aside
         names = list(sizes_in(aside))
@@ -377,7 +375,7 @@ def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) ->
         if made_before is None:
             aside.replace(out)
             return
-        for name in made_before:
+        for name in map(str, made_before):
             if (out / name).resolve().is_relative_to(out):
                 (out / name).unlink(missing_ok=True)
         for name in (*names, MADE):  # the list last: until then, it can be done again
@@ -388,11 +386,3 @@ def replacing(out: Path, source: Path, *, force: bool, is_file: bool = False) ->
             shutil.rmtree(aside)
         else:
             aside.unlink(missing_ok=True)
-
-
-def _made_in(folder: Path) -> list[str] | None:
-    """The names of the files that an earlier export or import has made in a folder; None where it has made none."""
-    try:
-        return [str(name) for name in json.loads((folder / MADE).read_bytes())["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -48,12 +48,19 @@ class Checkpoint:
     path: Path  # its folder
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a small file; empty where there is none, or it cannot be read."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def checkpoint_at(path: Path) -> Checkpoint:
     """The checkpoint in a folder."""
-    steps = -1
-    for name in (METADATA, MANIFEST):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            steps = int(json.loads((path / name).read_bytes())["steps_completed"])
+    stated = {**read_object(path / METADATA), **read_object(path / MANIFEST)}.get("steps_completed")
+    steps = stated if isinstance(stated, int) else -1
     return Checkpoint(uuid=path.name, steps_completed=steps, path=path)
 
 
@@ -199,16 +206,11 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
         elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
             yield f"{METADATA} is missing"
         return
-    try:
-        text = (path / MANIFEST).read_bytes()
-        content = json.loads(text)
-        files, is_whole = content["files"], content["sha256"] == _digest(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
+    content = read_object(path / MANIFEST)
+    files, identity = content.get("files"), content.get("sha256")
+    if not isinstance(files, dict) or identity != _digest(content):
         yield f"{MANIFEST} is not what was written"
         return
-    identity = hashlib.sha256(text).hexdigest()
     was_read = identity in os.environ.get(VERIFIED, "").split(",")
 
     def damage(name: str) -> str | None:
@@ -217,10 +219,8 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
             if (
                 name == METADATA
             ):  # in object storage an earlier version left it out, and the manifest has all of it
-                is_same = (
-                    not file.exists()
-                    or _metadata_digest(json.loads(file.read_bytes())) == content["metadata_sha256"]
-                )
+                mark = _metadata_digest(read_object(file)) if file.exists() else content["metadata_sha256"]
+                is_same = mark == content["metadata_sha256"]
             elif (size := file.stat().st_size) != files[name]["bytes"]:
                 return f"{name} has {size} bytes, {files[name]['bytes']} were written"
             else:
@@ -229,10 +229,9 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
             return f"{name} is missing"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        except (ValueError, TypeError):
-            is_same = False
         return None if is_same else f"{name} is not what was written (its checksum differs)"
 
+    is_whole = True
     index, count = share
     with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1) // count)) as threads:
         for found in filter(None, threads.map(damage, [METADATA, *files][index::count])):
@@ -264,10 +263,7 @@ def written_by(path: Path) -> Mapping[str, Any]:
         the same layout can read it, or None; ``data_apart``: of data that gives each replica samples of its own and has
         a position in them, its name, and whether the position depends on the size of micro-batches too; or None.
     """
-    try:
-        found = json.loads((path / LOAD_DATA).read_bytes()).get("written_by")
-    except (OSError, ValueError, AttributeError):
-        return {}
+    found = read_object(path / LOAD_DATA).get("written_by")
     return found if isinstance(found, dict) else {}
 
 

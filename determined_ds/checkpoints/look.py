@@ -5,7 +5,6 @@ What is found is what ``--json`` prints. Only :func:`differences` reads tensors,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from determined_ds.checkpoints.files import (
     checkpoint_at,
     damages_of,
     num_writers,
+    read_object,
     sizes_in,
 )
 from determined_ds.checkpoints.index import ENGINES, MASTER, WEIGHT, StoredTensor, read_index
@@ -64,7 +64,7 @@ def describe(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: an index in it cannot be read.
     """
-    load_data, metadata, state = (_read(path / name) for name in (LOAD_DATA, METADATA, STATE))
+    load_data, metadata, state = (read_object(path / name) for name in (LOAD_DATA, METADATA, STATE))
     files, engines = sizes_in(path), []
     for folder in sorted(each for each in path.glob(ENGINES) if each.is_dir()):
         index = read_index(folder)
@@ -135,14 +135,6 @@ def strategy_in_words(strategy: Mapping[str, Any]) -> str:
         if value != 1 or not name.endswith(DEGREES)
     ]
     return ", ".join(words) or "unknown"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 # ------------------------------------------------------------------------------------------- whether it is intact

@@ -8,7 +8,6 @@ under the strategy that wrote it; here its weights alone are read, into memory.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import pickle
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from determined_ds.checkpoints.files import LOAD_DATA, damage_of, warn_if_unverified
+from determined_ds.checkpoints.files import LOAD_DATA, damage_of, read_object, warn_if_unverified
 from determined_ds.checkpoints.index import (
     AVERAGE,
     IMPORTED,
@@ -47,6 +46,7 @@ DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SETTINGS = {"groups", "built", "lr_scheduler", "loss_scale", "counters"}  # of an engine, besides its tensors
 # Files of what zero_to_fp32 leaves out or does not join: experts, parameters on NVMe, layers of a pipeline.
 APART = ("*exp*_rank*", "offloaded_tensors", "layer_*-model_states.pt")
+COMPUTES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}  # by a DeepSpeed JSON
 SAME_RANKS = "resume it on the ranks that wrote it"
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 
@@ -105,21 +105,15 @@ class StoredEngine:
                 raw = raw.copy()
             yield first - start, torch.from_numpy(raw).view(dtype)
 
-    def elements(self, name: str, state: str, start: int, stop: int) -> torch.Tensor:
-        """The elements ``start`` to ``stop`` of a tensor's state, as one tensor."""
-        parts = list(self.parts(name, state, start, stop))
-        if len(parts) == 1:
-            return parts[0][1]
-        found = torch.empty(stop - start, dtype=TORCH_DTYPES[self.index.tensors[name].states[state].dtype])
-        for at, part in parts:
-            found[at : at + part.numel()] = part
-        return found
-
     def pieces(self, name: str, state: str) -> Iterator[torch.Tensor]:
-        """All elements of a tensor's state in order, flattened; the next piece takes the memory of the one before."""
-        count = self.index.tensors[name].count
-        for start in range(0, count, CHUNK):
-            yield self.elements(name, state, start, min(start + CHUNK, count))
+        """All elements of a tensor's state in order, flattened; at least one piece, which may be empty."""
+        stored = self.index.tensors[name]
+        for start in range(0, max(1, stored.count), CHUNK):
+            stop = min(start + CHUNK, stored.count)
+            piece = torch.empty(stop - start, dtype=TORCH_DTYPES[stored.states[state].dtype])
+            for at, part in self.parts(name, state, start, stop):
+                piece[at : at + part.numel()] = part
+            yield piece
             for file in self._files.values():
                 if isinstance(file, np.memmap):
                     file._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # give back the memory
@@ -150,7 +144,7 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
             words = f"DeepSpeed's zero_to_fp32 cannot read {folder}: {error}"
             raise CheckpointError(f"{words}\n  fix: {SAME_RANKS}") from error
     names: dict[int, str] = {}
-    tensors, aliases, files = {}, dict[str, str](), {}
+    tensors, aliases, files = {}, dict[str, str](), dict[str, Any]()
     for name, tensor in weights.items():
         first = names.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), name)
         if first != name and weights[first].shape == tensor.shape:
@@ -217,7 +211,7 @@ class Weight:
 
     def whole(self) -> torch.Tensor:
         """All of it, in its shape."""
-        return torch.cat([torch.empty(0, dtype=self.dtype), *self.pieces()]).view(self.shape)
+        return torch.cat(list(self.pieces())).view(self.shape)
 
 
 def open_engine(path: Path, number: int, *, verify: bool = True) -> StoredEngine:
@@ -256,13 +250,9 @@ def weights_of(
         dtype: Of what is floating-point; None: as the model computes.
         average: The name of an ``EMA`` whose averages stand in for the weights.
     """
-    kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
-    try:
-        ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
-        enabled = (kind for key, kind in kinds.items() if (ds_config.get(key) or {}).get("enabled") is True)
-        computes_in = next(enabled, torch.float32)
-    except (OSError, ValueError, KeyError, TypeError):  # it does not say
-        computes_in = None
+    ds_config = read_object(path / LOAD_DATA).get("deepspeed_config") or {}
+    enabled = (kind for key, kind in COMPUTES.items() if (ds_config.get(key) or {}).get("enabled") is True)
+    computes_in = next(enabled, None)
     averaged = "" if average is None else average_state(average)
     averages = {state for each in engine.index.tensors.values() for state in each.states if is_average(state)}
     if averaged and averaged not in averages:

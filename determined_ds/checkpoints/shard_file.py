@@ -34,9 +34,7 @@ TYPES = {
     "U8": (1, "uint8"),
     "BOOL": (1, "bool"),
     "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"),
     "F8_E5M2": (1, "float8_e5m2"),
-    "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
 }
 ITEM_BYTES = {name: size for name, (size, _) in TYPES.items()}
 PAIRS = {"C128": "F64"}  # safetensors has no such type: a header has two numbers for each element

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from determined_ds.checkpoints.files import (
     DATA_FIX,
@@ -16,6 +13,7 @@ from determined_ds.checkpoints.files import (
     elastic_refusal,
     newest_good,
     num_writers,
+    read_object,
     written_by,
 )
 from determined_ds.checkpoints.named import find_good
@@ -300,9 +298,9 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
 
 def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved: ResolvedConfig) -> Changes:
     """What has changed since a checkpoint was written; one line where that is unknown."""
-    load_data = _read(origin.path / "load_data.json")
+    load_data = read_object(origin.path / "load_data.json")
     ds_config = load_data.get("deepspeed_config")
-    ds_config = ds_config or _read(RunDir(origin.path.parent.parent).deepspeed_config) or None
+    ds_config = ds_config or read_object(RunDir(origin.path.parent.parent).deepspeed_config) or None
     before = settings_before(load_data.get("experiment_config") or {}, ds_config, _trial_seed_of(origin))
     if before is None:
         return Changes(effective=[UNKNOWN])
@@ -342,7 +340,7 @@ def _trial_seed_of(checkpoint: Checkpoint) -> int | None:
 
     Before checkpoints held it, a run here took the experiment's seed as the trial's.
     """
-    written = _read(checkpoint.path / "load_data.json")
+    written = read_object(checkpoint.path / "load_data.json")
     config = written.get("experiment_config")
     if TRIAL_SEED in written or not isinstance(config, dict):
         return written.get(TRIAL_SEED)
@@ -351,7 +349,7 @@ def _trial_seed_of(checkpoint: Checkpoint) -> int | None:
 
 def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
     """Words for a run that has nothing left to train; "" where something is, a last validation included."""
-    state, length = _read(checkpoint.path / "trial_state.json"), resolved.fit.max_length
+    state, length = read_object(checkpoint.path / "trial_state.json"), resolved.fit.max_length
     if length is None or not isinstance(length.value, int):
         return ""
     trained = state.get("epochs_trained" if length.unit == "epochs" else "batches_trained")
@@ -362,11 +360,3 @@ def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
     if trained > length.value:
         return f"{trained} {length.unit} are trained, max_length is {length.value}"
     return f"{trained} of {length.value} {length.unit}"
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
