@@ -173,14 +173,9 @@ def sync_to_disk(path: Path) -> None:
 # ------------------------------------------------------------------------------------------- whether it can be read
 
 
-def is_sealed(path: Path) -> bool:
-    """Whether a checkpoint has a manifest to compare its files with."""
-    return (path / MANIFEST).is_file()
-
-
 def warn_if_unverified(path: Path, name: str = "") -> None:
     """Warn of a checkpoint without a manifest, as Determined's own loop writes it."""
-    if not is_sealed(path):
+    if not (path / MANIFEST).is_file():
         words = "warning: checkpoint %s has no %s: its files are unverified, and may not be what was written"
         logger.warning(words, name or path, MANIFEST)
 
@@ -200,7 +195,7 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
         path: Its folder.
         share: Which share of its files is read, counted from 0, and of how many: one of each rank.
     """
-    if not is_sealed(path):
+    if not (path / MANIFEST).is_file():
         if (path / STATE).exists():  # ours, and ours have one
             yield f"{MANIFEST} is missing"
         elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):

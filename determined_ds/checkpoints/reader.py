@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from determined_ds.checkpoints.index import (
     is_average,
     read_index,
 )
-from determined_ds.checkpoints.safe_load import ANOTHER, only_data, read_data, runs_code
+from determined_ds.checkpoints.safe_load import ANOTHER, read_data, reading
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
 from determined_ds.trial.ddp import DDP_FILE
@@ -47,7 +46,6 @@ SETTINGS = {"groups", "built", "lr_scheduler", "loss_scale", "counters"}  # of a
 # Files of what zero_to_fp32 leaves out or does not join: experts, parameters on NVMe, layers of a pipeline.
 APART = ("*exp*_rank*", "offloaded_tensors", "layer_*-model_states.pt")
 COMPUTES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}  # by a DeepSpeed JSON
-SAME_RANKS = "resume it on the ranks that wrote it"
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 
 
@@ -124,25 +122,21 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
     if (index := read_index(folder)) is not None:
         return StoredEngine(folder, index)
     stage, _, stages = layout_of(folder) or (None, 0, 0)
-    whose = "DeepSpeed wrote it"
-    if weights_alone and (stages != 1 or any(any(folder.glob(each)) for each in APART)):
-        whose, stages = "DeepSpeed's zero_to_fp32 does not read such a layout", 0
-    if not weights_alone or not stages:
-        raise CheckpointError(f"{folder} has no index of its tensors, and {whose}\n  fix: {SAME_RANKS}")
+    is_readable = stages == 1 and not any(any(folder.glob(each)) for each in APART)
+    if not weights_alone or not is_readable:
+        why = "DeepSpeed wrote it"
+        if weights_alone:
+            why = "DeepSpeed's zero_to_fp32 does not read such a layout"
+        fix = "resume it on the ranks that wrote it"
+        raise CheckpointError(f"{folder} has no index of its tensors, and {why}\n  fix: {fix}")
     if stage in ("ddp", 0):
         file = folder / (DDP_FILE if stage == "ddp" else "mp_rank_00_model_states.pt")
         weights: dict[str, torch.Tensor] = read_data(file, map_location="cpu", mmap=True)["module"]
     else:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        try:
-            with only_data():
-                weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
-        except pickle.UnpicklingError as error:
-            raise runs_code(str(folder), error) from error
-        except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
-            words = f"DeepSpeed's zero_to_fp32 cannot read {folder}: {error}"
-            raise CheckpointError(f"{words}\n  fix: {SAME_RANKS}") from error
+        with reading(folder, "is not what DeepSpeed's zero_to_fp32 reads"):
+            weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
     names: dict[int, str] = {}
     tensors, aliases, files = {}, dict[str, str](), dict[str, Any]()
     for name, tensor in weights.items():

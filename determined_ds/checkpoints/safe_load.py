@@ -107,20 +107,27 @@ def only_data() -> Iterator[None]:
             os.environ[FORCE] = before
 
 
-def read_data(file: Path, **options: Any) -> Any:
-    """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
+@contextlib.contextmanager
+def reading(path: Path, failure: str = "is not what torch.save wrote") -> Iterator[None]:
+    """In here, ``torch.load`` executes nothing of what it loads; an error says what is wrong with ``path``."""
     try:
         with only_data():
-            return torch.load(file, **options)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing{ANOTHER}") from None
+            yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename or path} is missing{ANOTHER}") from None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a file that was cut, torch raises one of ten
         if "GLOBAL" in str(error):
-            raise runs_code(str(file), error) from error
+            raise runs_code(str(path), error) from error
         words = str(error).partition(". ")[0] or type(error).__name__
-        raise CheckpointError(f"{file} is not what torch.save wrote: {words}{ANOTHER}") from error
+        raise CheckpointError(f"{path} {failure}: {words}{ANOTHER}") from error
+
+
+def read_data(file: Path, **options: Any) -> Any:
+    """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
+    with reading(file):
+        return torch.load(file, **options)
 
 
 def runs_code(path: str, error: Exception) -> CheckpointError:
