@@ -211,9 +211,8 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
     def damage(name: str) -> str | None:
         file = path / name
         try:
-            if (
-                name == METADATA
-            ):  # in object storage an earlier version left it out, and the manifest has all of it
+            if name == METADATA:
+                # In object storage an earlier version left it out, and the manifest has all of it.
                 mark = _metadata_digest(read_object(file)) if file.exists() else content["metadata_sha256"]
                 is_same = mark == content["metadata_sha256"]
             elif (size := file.stat().st_size) != files[name]["bytes"]:
