@@ -145,7 +145,7 @@ class StoredTensor:
 class EngineIndex:
     """What a checkpoint holds of one engine, or what a rank wrote of it."""
 
-    version: Literal[4] = 4  # others are not read
+    version: Literal[5] = 5  # others are not read
     tensors: dict[str, StoredTensor]  # by name
     # Other names of the same tensors, of weights that are tied: name -> name in ``tensors``.
     aliases: dict[str, str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def made(
     folder.mkdir(parents=True)
     contents = [bytearray(b"header") for _ in range(ranks)]
     index = {
-        "version": 4,
+        "version": 5,
         "optimizer": "AdamW",
         "aliases": dict(aliases or {}),
         "common": {},

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
     "a number for a list": (STATE, b'{"batches_trained": 4, "kept": 3}', "kept = 3"),
     "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: Invalid JSON"),
-    "an index without tensors": (INDEX, b'{"version": 4}', "index.json cannot be read: "),
+    "an index without tensors": (INDEX, b'{"version": 5}', "index.json cannot be read: "),
     "an index of a later version": (INDEX, of_a_later_version, "index.json cannot be read: version: "),
     "slices outside": (INDEX, piece(0, "../det_state_dict_rank0.pth"), OUTSIDE),
     "slices in a folder": (INDEX, piece(0, ".."), OUTSIDE),
