@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.package import reseal
 
 NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "BF16": "<u2"}
 States = Mapping[str, tuple[str, np.ndarray]]  # state -> dtype and values
@@ -49,32 +50,11 @@ def made(
     (folder / "index.json").write_text(json.dumps(index))
     for rank, content in enumerate(contents):
         (folder / f"rank{rank}.bin").write_bytes(content)
-    for name, text in (files or {}).items():
-        (path / name).write_text(text)
-    sealed(path, steps)
-    return path
-
-
-def sealed(path: Path, steps: int) -> None:
-    """Write the metadata and the manifest of a folder, as its files are now."""
     metadata = {"determined_version": "0.38.1", "steps_completed": steps, "framework": "torch-9"}
-    unsealed = {"manifest.json", "metadata.json"}
-    found = (file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in unsealed)
-    text = json.dumps(metadata, indent=2)
-    manifest: dict[str, Any] = {
-        "steps_completed": steps,
-        "metadata_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "files": {str(file.relative_to(path)): _fingerprint(file) for file in found},
-    }
-    vouched = json.dumps(manifest, sort_keys=True).encode()
-    manifest["sha256"] = hashlib.sha256(vouched).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    (path / "metadata.json").write_text(text)
-
-
-def _fingerprint(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for name, text in {"metadata.json": json.dumps(metadata), **(files or {})}.items():
+        (path / name).write_text(text)
+    reseal(path)
+    return path
 
 
 def _tensor(states: States, contents: list[bytearray]) -> dict[str, Any]:

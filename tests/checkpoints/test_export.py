@@ -15,7 +15,9 @@ import safetensors.torch
 import torch
 
 from tests.checkpoints.command import checkpoint, succeeded
-from tests.checkpoints.making import made, sealed
+from tests.checkpoints.making import made
+from tests.interrupted.compared import differences
+from tests.package import reseal
 
 VALUES = np.random.default_rng(1).standard_normal((7, 5)).astype("<f4")
 HALF = VALUES.astype("<f2")
@@ -65,9 +67,7 @@ def test_it_holds_the_values_in_the_type_that_is_asked_for(
         "one": torch.tensor(3.0, dtype=dtype),
         "empty": torch.zeros(0, 4, dtype=dtype),
     }
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert (found[name].dtype, torch.equal(found[name], tensor)) == (tensor.dtype, True), name
+    assert differences(found, expected) == []
 
 
 def test_columns_that_ranks_share_are_put_in_order(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_columns_that_ranks_share_are_put_in_order(tmp_path: Path) -> None:
     index["tensors"]["cut"]["states"]["weight"]["pieces"] = pieces
     (path / "model0/index.json").write_text(json.dumps(index))
     (path / "model0/rank0.bin").write_bytes(content)
-    sealed(path, 4)
+    reseal(path)
     assert torch.equal(weights_in(exported(path, "safetensors"))["cut"], torch.from_numpy(VALUES))
 
 
@@ -143,7 +143,14 @@ def name_a_trial_that_lacks_a_method(path: Path) -> None:
     hparams = {"global_batch_size": 8}
     loaded = {"trial_cls_spec": "lacking:Trial", "hparams": hparams, "experiment_config": {}}
     (path / "load_data.json").write_text(json.dumps(loaded))
-    sealed(path, 4)
+    reseal(path)
+
+
+def name_a_model_without_adapters(path: Path) -> None:
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=1, architectures=["GPT2LMHeadModel"])
+    config.save_pretrained(path.parent / "config")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +166,12 @@ def name_a_trial_that_lacks_a_method(path: Path) -> None:
             lambda path: Path("file").touch(),
         ),
         ("uuid --to safetensors --merge-lora", "--merge-lora", None),
+        (
+            "uuid --to huggingface --config config --merge-lora",
+            "no adapters of peft",
+            name_a_model_without_adapters,
+        ),
+        ("uuid --to torch --average ema", "no average of a callback 'ema'; it has: none", None),
         ("uuid --to huggingface", "does not say what trial wrote it", None),
         ("uuid --to huggingface", "does not define build_model, ", name_a_trial_that_lacks_a_method),
         ("uuid --to torch", "is damaged: model0/rank1", flip_the_last_bytes),
@@ -210,9 +223,8 @@ def test_names_are_matched_with_the_models_under_one_prefix_and_any_name_of_a_ti
     aliases = {prefix + HEAD: prefix + EMBEDDING} if form == "alias" else {}
     path = made(tmp_path / "uuid", stored, aliases=aliases)
     found = weights_in(exported(path, "huggingface", "--config", config))
-    assert found.keys() == tensors.keys() - {HEAD}
-    for name, tensor in found.items():
-        assert torch.equal(tensor, torch.from_numpy(tensors[name]["weight"][1])), name
+    expected = {name: torch.from_numpy(tensors[name]["weight"][1]) for name in tensors if name != HEAD}
+    assert differences(found, expected) == []
 
 
 UNTIED = ["which the Hugging Face model ties, and they differ"]

@@ -14,7 +14,7 @@ import yaml
 
 from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
 from tests.checkpoints import trained
-from tests.checkpoints.command import checkpoint, succeeded
+from tests.checkpoints.command import succeeded
 from tests.checkpoints.trained import LORA, hyperparameters
 from tests.harness.command import det_ds
 from tests.harness.ranks import ROOT, Ranks
@@ -114,27 +114,6 @@ def test_an_adapter_is_read_by_peft_and_merged_as_peft_does(
     found = transformers.AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_what_a_checkpoint_does_not_have_is_refused(
-    two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
-) -> None:
-    """Another model's tensors, adapters, averages."""
-    hparams = hyperparameters("causal_lm", 0)
-    two_ranks.run(trained.train, "causal_lm", str(tmp_path), hparams, text)
-    path = checkpoints(tmp_path)[0]
-    config = transformers.LlamaConfig(**{**tiny.SIZES, "num_hidden_layers": 1}, vocab_size=300)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(tmp_path / "other")
-    for option, said in {
-        ("--config", tmp_path / "other"): "model.embed_tokens.weight has shape (256, 32) in the checkpoint",
-        ("--merge-lora",): "no adapters of peft",
-        ("--average", "ema"): "no average of a callback 'ema'; it has: none",
-    }.items():
-        words = ["--to", "huggingface", "--context-dir", ROOT, "--output", tmp_path / "out"]
-        done = checkpoint("export", path, *words, *option)
-        assert (done.exit_code in (1, 2), said in done.output) == (True, True), done.output
-        assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.parametrize(

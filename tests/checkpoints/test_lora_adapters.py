@@ -14,6 +14,7 @@ import transformers
 
 from tests.checkpoints.command import succeeded
 from tests.checkpoints.making import made
+from tests.interrupted.compared import differences
 from tests.model_defs.causal_lm import tiny
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -75,12 +76,8 @@ def test_an_adapter_is_what_peft_writes_and_merged_it_is_what_peft_merges(
 
     model.save_pretrained(tmp_path / "by_peft", save_embedding_layers=False)
     by_peft = safetensors.torch.load_file(tmp_path / "by_peft/adapter_model.safetensors")
-    assert_same(exported(tmp_path / "adapter"), by_peft)
+    assert differences(exported(tmp_path / "adapter"), by_peft) == []
     config = peft.PeftConfig.from_pretrained(str(tmp_path / "adapter"))
     assert (config.peft_type, config.r) == ("LORA", 4)
-    assert_same(exported(tmp_path / "merged", "--merge-lora"), model.merge_and_unload().state_dict())
-
-
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    merged = dict(model.merge_and_unload().state_dict())
+    assert differences(exported(tmp_path / "merged", "--merge-lora"), merged) == []

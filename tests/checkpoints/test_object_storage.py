@@ -18,13 +18,16 @@ from tests.harness.ranks import Ranks
 from tests.interrupted.stored import fetched, objects_of, train
 
 
-def test_the_limit_of_checkpoints_holds_there_too(
+def test_the_limit_of_checkpoints_holds_there_too_and_one_that_is_gone_is_named(
     storage_of: Callable[[str], dict[str, Any]], one_rank: Ranks, tmp_path: Path
 ) -> None:
     storage = storage_of("gcs")
     [(uuids, _)] = one_rank.run(train, str(tmp_path / "run"), storage, 9, save_total_limit=2)
     left = {uuid for uuid in uuids for file in objects_of(tmp_path).iterdir() if uuid in file.name}
     assert (len(uuids), len(left), uuids[-1] in left) == (3, 2, True)
+    [gone] = {*uuids} - left
+    [(_, said)] = one_rank.run(train, str(tmp_path / "run"), storage, 12, gone)
+    assert f"checkpoint {gone} is not in checkpoint_storage" in said
 
 
 # What is done to an object of a checkpoint -> what is then said of it; "" where it loads all the same.
@@ -87,11 +90,3 @@ def test_what_is_damaged_or_missing_is_found_by_all_ranks(
             assert expected in said[0]
             assert ("is damaged" in said[0]) == bool(expected) == bool(said[0]), (name, damage, said)
             manager.upload(whole, uuid, {name})
-
-
-def test_one_that_is_gone_is_named(
-    storage_of: Callable[[str], dict[str, Any]], one_rank: Ranks, tmp_path: Path
-) -> None:
-    uuid = "0b5e6c1e-0000-4000-8000-000000000000"
-    [(_, said)] = one_rank.run(train, str(tmp_path / "run"), storage_of("s3"), 6, uuid)
-    assert f"checkpoint {uuid} is not in checkpoint_storage" in said

@@ -9,32 +9,26 @@ import numpy as np
 import pytest
 import safetensors.torch
 
+from tests.checkpoints import strategies
 from tests.checkpoints.command import checkpoint, succeeded
+from tests.checkpoints.strategies import ZERO, trial_class
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints
+from tests.train import small
+from tests.train.small import fit, linear_trial
 
 
-def train(
-    run_dir: Path,
-    stage: int,
-    *,
-    kind: str = "Victim",
-    resume: Path | None = None,
-    more: str = "",
-    resets_optimizer: bool = False,
-) -> Any:
+def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more: str = "") -> Any:
     """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights.
 
-    With ``more``, the model has another parameter of this name.
+    Without a stage it is a pipeline; with ``more``, the model has another parameter of this name.
     """
     import deepspeed
     import torch
-    from determined.pytorch import Batch
 
-    from determined_ds import Trainer, open_context
-    from tests.interrupted import trials
+    base = trial_class(ZERO["pipe2"]) if stage is None else linear_trial()
 
-    class Own(getattr(trials, kind)):  # type: ignore[misc]
+    class Own(base):  # type: ignore[misc,valid-type]
         def save(self, context: Any, path: Path) -> None:
             self.engine.save_checkpoint(str(path), tag="model0")
 
@@ -44,18 +38,12 @@ def train(
                 model.register_parameter(more, torch.nn.Parameter(torch.zeros(3)))
             return model
 
-    optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
-    ds_config = {"zero_optimization": {"stage": stage}, "optimizer": optimizer}
-    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    hparams |= {"pipe_parallel_size": 2} if kind == "PipelineVictim" else {}
-    with open_context(hparams=hparams, run_dir=str(run_dir), accelerator="cpu") as context:
-        context.resets_optimizer = resets_optimizer
-        trial = Own(context)
-        latest = None if resume is None else str(resume)
-        Trainer(trial, context).fit(max_length=Batch(2), latest_checkpoint=latest)
-        parameters = dict(trial.engine.module.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
-            return {name: value.detach().numpy().copy() for name, value in parameters.items()}
+    hparams = strategies.hyperparameters(ZERO["pipe2"]) if stage is None else small.hyperparameters(stage)
+    latest = resume and str(resume)
+    trial = fit(run_dir, Own, hparams=hparams, max_length=("batches", 2), latest_checkpoint=latest)
+    parameters = dict(trial.engine.module.named_parameters())
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
+        return {name: value.detach().numpy().copy() for name, value in parameters.items()}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
@@ -77,18 +65,8 @@ def test_its_weights_are_exported_and_another_models_are_refused_by_name(
             two_ranks.run(train, tmp_path / "other", stage, resume=path, more="added")
 
 
-def test_its_optimizer_is_not_loaded_where_it_is_to_begin_anew(two_ranks: Ranks, tmp_path: Path) -> None:
-    """DeepSpeed loads it whole: what cannot be left out is refused, as the launcher refuses it."""
-    two_ranks.run(train, tmp_path / "run", 1)
-    [path] = checkpoints(tmp_path / "run")
-    with pytest.raises(
-        AssertionError, match=r"--reset-optimizer: the optimizer's state .* cannot be left out"
-    ):
-        two_ranks.run(train, tmp_path / "again", 1, resume=path, resets_optimizer=True)
-
-
 def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(train, tmp_path / "run", 0, kind="PipelineVictim")
+    two_ranks.run(train, tmp_path / "run", None)
     [path] = checkpoints(tmp_path / "run")
     done = checkpoint("export", path, "--to", "safetensors", "--output", tmp_path / "out")
     assert done.exit_code == 1

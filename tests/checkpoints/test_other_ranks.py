@@ -13,26 +13,15 @@ from determined import pytorch
 
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints, records
+from tests.train.small import fit, hyperparameters, linear_trial
 
 GLOBAL = 8
 SAMPLES = 24  # three batches an epoch
 
 
-class Seen(pytorch.MetricReducer):
-    """The samples of all ranks since the last report."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.samples: list[int] = []
-
-    def per_slot_reduce(self) -> list[int]:
-        return self.samples
-
-    def cross_slot_reduce(self, per_slot_metrics: list[list[int]]) -> dict[str, Any]:
-        seen = [sample for slot in per_slot_metrics for sample in slot]
-        return {"count": len(seen), "distinct": len(set(seen)), "sum": sum(seen)}
+def counted(samples: list[int]) -> dict[str, int]:
+    """Of the samples of all ranks since the last report."""
+    return {"count": len(samples), "distinct": len(set(samples)), "sum": sum(samples)}
 
 
 class Summing(pytorch.PyTorchCallback):
@@ -60,26 +49,22 @@ class Stream(torch.utils.data.IterableDataset):
 def train(
     run_dir: Path,
     steps: int,
-    resume: str | None = None,
+    resume: Path | str | None = None,
     *,
-    micro: int | None = None,
+    micro: int | str = "auto",
     stage: int = 1,
     data: str = "indexed",
-) -> dict[str, Any]:
-    """Train in this rank on data that is indexed, a stream, or a shard of one; report and save every two batches.
+) -> tuple[int, list[float]]:
+    """In a rank: train on data that is indexed, a stream, or a shard of one; report and save every two batches.
 
-    Returns the sum of its callback, what it drew in each step, and what was raised.
+    Returns the sum of its callback, and what it drew in each step.
     """
-    from determined.pytorch import Batch
+    summing, drawn = Summing(), list[float]()
 
-    from determined_ds import DataParallelTrial, DeterminedDSError, Trainer, open_context
-
-    numbers = torch.arange(SAMPLES, dtype=torch.float32)[:, None]
-    summing, drawn = Summing(), []
-
-    class Counted(DataParallelTrial):
+    class Counted(linear_trial()):  # type: ignore[misc]
         def prepare(self) -> None:
-            self.seen = self.context.wrap_reducer(Seen(), for_validation=False)
+            self.data = torch.utils.data.TensorDataset(torch.arange(float(SAMPLES))[:, None])
+            self.seen = self.context.wrap_reducer(counted, for_validation=False)
 
         def build_model(self) -> torch.nn.Module:
             return torch.nn.Linear(1, 1)
@@ -88,7 +73,8 @@ def train(
             inputs = batch if isinstance(batch, torch.Tensor) else batch[0]
             if model.module.training:
                 samples = [int(number) for number in inputs.flatten()]
-                self.seen.samples += samples
+                for sample in samples:
+                    self.seen.update(sample)
                 summing.sum += sum(samples)
                 drawn.append(float(torch.rand(())))
             return (model(inputs) ** 2).mean() + inputs.mean()
@@ -99,39 +85,20 @@ def train(
         def build_training_data_loader(self) -> Any:
             if data != "indexed":
                 return self.training_loader(Stream(), sharded=data == "shard")
-            return self.training_loader(torch.utils.data.TensorDataset(numbers))
+            return super().build_training_data_loader()
 
-        def build_validation_data_loader(self) -> Any:
-            return self.validation_loader(torch.utils.data.TensorDataset(numbers[:8]))
-
-    ds_config = {
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "zero_optimization": {"stage": stage},
-    }
-    hparams = {
-        "global_batch_size": GLOBAL,
-        "deepspeed_config": ds_config,
-        "micro_batch_size": micro or "auto",
-    }
-    error = ""
-    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
-        try:
-            Trainer(Counted(context), context).fit(
-                max_length=Batch(steps),
-                checkpoint_period=Batch(2),
-                reporting_period=Batch(2),
-                checkpoint_policy="none",
-                latest_checkpoint=resume,
-            )
-        except DeterminedDSError as raised:
-            error = str(raised)
-    return {"sum": summing.sum, "drawn": drawn, "error": error}
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-4}}
+    hparams = {**hyperparameters(stage, optimizer=optimizer), "micro_batch_size": micro}
+    periods: dict[str, Any] = dict.fromkeys(("checkpoint_period", "reporting_period"), ("batches", 2))
+    how = {**periods, "checkpoint_policy": "none", "latest_checkpoint": resume and str(resume)}
+    fit(run_dir, Counted, hparams=hparams, max_length=("batches", steps), **how)
+    return summing.sum, drawn
 
 
-def at(run_dir: Path, batch: int) -> str:
+def at(run_dir: Path, batch: int) -> Path:
     """The newest checkpoint of a batch."""
     written = f'"steps_completed": {batch},'
-    return next(path.name for path in checkpoints(run_dir) if written in (path / "metadata.json").read_text())
+    return next(path for path in checkpoints(run_dir) if written in (path / "metadata.json").read_text())
 
 
 LONG = pytest.mark.long("2-4-1 has more ranks and fewer")
@@ -142,12 +109,12 @@ LONG = pytest.mark.long("2-4-1 has more ranks and fewer")
     [
         pytest.param((2, 4, 1), 1, "indexed", id="2-4-1"),
         pytest.param((2, 1, 2), 2, "stream", id="2-1-2 on a stream", marks=LONG),
-        pytest.param((4, 2, 4), None, "indexed", id="4-2-4", marks=LONG),
+        pytest.param((4, 2, 4), "auto", "indexed", id="4-2-4", marks=LONG),
     ],
 )
 def test_reports_are_those_of_all_samples_whichever_ranks_saw_them(
     sizes: tuple[int, ...],
-    micro: int | None,
+    micro: int | str,
     data: str,
     one_rank: Ranks,
     two_ranks: Ranks,
@@ -155,12 +122,12 @@ def test_reports_are_those_of_all_samples_whichever_ranks_saw_them(
     tmp_path: Path,
 ) -> None:
     """Resumed from the checkpoints at two and four batches by other ranks under another stage."""
-    ranks = {1: one_rank, 2: two_ranks, 4: four_ranks}
+    ranks, run_dir = {1: one_rank, 2: two_ranks, 4: four_ranks}, tmp_path / "run"
     two_ranks.run(train, tmp_path / "whole", 6, data=data)
-    ranks[sizes[0]].run(train, tmp_path / "run", 3, data=data)
     how: dict[str, Any] = {"micro": micro, "data": data}
-    ranks[sizes[1]].run(train, tmp_path / "run", 5, at(tmp_path / "run", 2), stage=2, **how)
-    ranks[sizes[2]].run(train, tmp_path / "run", 6, at(tmp_path / "run", 4), **how)
+    ranks[sizes[0]].run(train, run_dir, 3, data=data)
+    ranks[sizes[1]].run(train, run_dir, 5, at(run_dir, 2).name, stage=2, **how)
+    ranks[sizes[2]].run(train, run_dir, 6, at(run_dir, 4).name, **how)
     found, expected = (dict(records(tmp_path / name, "training")) for name in ("run", "whole"))
     assert expected.keys() == {2, 4, 6}
     for batch, report in expected.items():
@@ -169,39 +136,27 @@ def test_reports_are_those_of_all_samples_whichever_ranks_saw_them(
             assert found[batch][name] == pytest.approx(report[name], rel=1e-5), (batch, name)
 
 
-def test_of_a_callbacks_states_one_is_kept_and_it_is_said(
-    one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
-) -> None:
-    first, _ = two_ranks.run(train, tmp_path / "run", 4)
-    before = len(one_rank.said(0))
-    [found] = one_rank.run(train, tmp_path / "run", 4, at(tmp_path / "run", 4))
-    assert found["sum"] == first["sum"]
-    assert (
-        "callbacks go on with the state of the rank that held the same replica" in one_rank.said(0)[before:]
-    )
-
-
 def test_a_stream_of_each_replica_is_refused_by_another_number_of_them(
     one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
 ) -> None:
     """Its position is that of its own samples."""
     two_ranks.run(train, tmp_path / "run", 2, data="shard")
-    [found] = one_rank.run(train, tmp_path / "run", 4, at(tmp_path / "run", 2), data="shard")
-    assert "Stream gives each replica its own samples" in found["error"]
-    assert "fix: " in found["error"]
-    again = two_ranks.run(train, tmp_path / "run", 4, at(tmp_path / "run", 2), data="shard")
-    assert [each["error"] for each in again] == ["", ""]
+    with pytest.raises(AssertionError, match=r"Stream gives each replica its own samples[^$]*fix: "):
+        one_rank.run(train, tmp_path / "other", 4, at(tmp_path / "run", 2), data="shard")
+    two_ranks.run(train, tmp_path / "same", 4, at(tmp_path / "run", 2), data="shard")
 
 
-def test_the_first_replica_draws_on_and_a_second_one_draws_its_own(
+def test_a_callback_keeps_the_state_of_rank_0_and_a_new_replica_draws_its_own(
     one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    whole = two_ranks.run(train, tmp_path / "whole", 6)
-    two_ranks.run(train, tmp_path / "run", 4)
-    [alone] = one_rank.run(train, tmp_path / "run", 4, at(tmp_path / "run", 2))
-    assert alone["drawn"][:2] == whole[0]["drawn"][2:4]
-    uuid = at(tmp_path / "run", 4)
-    first, second = two_ranks.run(train, tmp_path / "run", 6, uuid)
-    again = two_ranks.run(train, tmp_path / "run", 6, uuid)
-    assert set(first["drawn"]).isdisjoint(second["drawn"])
-    assert [each["drawn"] for each in again] == [first["drawn"], second["drawn"]]
+    """The first replica draws on; what a second one draws is the same each time."""
+    (the_sum, drawn), _ = two_ranks.run(train, tmp_path / "whole", 6)
+    before = len(one_rank.said(0))
+    assert one_rank.run(train, tmp_path / "still", 6, at(tmp_path / "whole", 6)) == [(the_sum, [])]
+    note = "callbacks go on with the state of the rank that held the same replica"
+    assert note in one_rank.said(0)[before:]
+    [(_, alone)] = one_rank.run(train, tmp_path / "alone", 4, at(tmp_path / "whole", 2))
+    assert alone[:2] == drawn[2:4]
+    first, again = (two_ranks.run(train, tmp_path / name, 6, at(tmp_path / "alone", 4)) for name in "ab")
+    assert first == again
+    assert set(first[0][1]).isdisjoint(first[1][1])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints.making import sealed
 from tests.harness.ranks import Ranks
-from tests.package import checkpoints
+from tests.package import checkpoints, reseal
+from tests.train.small import fit, hyperparameters, linear_trial
 
 
 class Harmful:
@@ -42,7 +42,7 @@ def piece(position: int, value: Any) -> Callable[[Path], None]:
 
     def change(file: Path) -> None:
         index = json.loads(file.read_text())
-        index["tensors"]["2.weight"]["states"]["weight"]["pieces"][0][position] = value
+        index["tensors"]["weight"]["states"]["weight"]["pieces"][0][position] = value
         file.write_text(json.dumps(index))
 
     return change
@@ -71,23 +71,24 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "an index of a later version": (INDEX, of_a_later_version, "index.json cannot be read: version: "),
     "slices outside": (INDEX, piece(0, "../det_state_dict_rank0.pth"), OUTSIDE),
     "slices in a folder": (INDEX, piece(0, ".."), OUTSIDE),
-    "slices with a gap": (INDEX, piece(2, 1), "lacks elements 0 to 1 of 2.weight (weight)"),
+    "slices with a gap": (INDEX, piece(2, 1), "lacks elements 0 to 1 of weight (weight)"),
     "a negative offset": (INDEX, piece(1, -4), "index.json cannot be read: "),
     "slices behind the end": (INDEX, piece(1, 10**9), "ends before elements 0 to "),
     "no slices": ("model0/rank0.safetensors", Path.unlink, "rank0.safetensors is missing"),
 }
 
 
-def train(run_dir: Path, kind: str = "Victim", resume: Path | None = None, batches: int = 2) -> str:
-    """In a rank: train two batches, or from a checkpoint. Returns what was raised, or what the trial noted.
+def train(
+    run_dir: Path, kind: str = "", resume: list[Path | None] | None = None, batches: int = 2
+) -> list[str]:
+    """In a rank: train two batches from each of these checkpoints. Returns what was raised, or what the trial noted.
 
-    The kind is ``Victim``; ``Reads`` and ``ReadsByDeepSpeed``, whose own ``load`` and callback read an object of their
-    own, and whose engine is saved by us or by DeepSpeed; or a type, of a buffer that each step adds to.
+    A trial that ``reads`` has a ``load`` and a callback which read an object of their own; one that ``reads, by
+    DeepSpeed`` has its engine saved by DeepSpeed alone. Any other kind is the type of a buffer that each step adds to.
     """
-    from determined.pytorch import Batch, PyTorchCallback
+    from determined.pytorch import PyTorchCallback
 
-    from determined_ds import DeterminedDSError, Trainer, open_context
-    from tests.interrupted.trials import Victim
+    from determined_ds import DeterminedDSError
 
     noted: list[str] = []
 
@@ -98,7 +99,7 @@ def train(run_dir: Path, kind: str = "Victim", resume: Path | None = None, batch
         def on_checkpoint_load_start(self, checkpoint: Any) -> None:
             read_own()
 
-    class Reads(Victim):
+    class Reads(linear_trial()):  # type: ignore[misc]
         def build_callbacks(self) -> dict[str, Any]:
             return {"reads": Reading()}
 
@@ -114,7 +115,7 @@ def train(run_dir: Path, kind: str = "Victim", resume: Path | None = None, batch
             read_own()
             self.engine.load_checkpoint(str(path), tag="own")
 
-    class WithBuffer(Victim):
+    class WithBuffer(linear_trial()):  # type: ignore[misc]
         def build_model(self) -> torch.nn.Module:
             model = super().build_model()
             model.register_buffer("counted", torch.zeros(3, dtype=torch.uint8).to(getattr(torch, kind)))
@@ -127,41 +128,41 @@ def train(run_dir: Path, kind: str = "Victim", resume: Path | None = None, batch
                 noted[:] = [str(counted.to(torch.complex64).sum().item())]
             return super().loss(model, batch)
 
-    trial = {"Victim": Victim, "Reads": Reads, "ReadsByDeepSpeed": ReadsByDeepSpeed}.get(kind, WithBuffer)
-    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    latest = None if resume is None else str(resume)
+    kinds = {"": linear_trial(), "reads": Reads, "reads, by DeepSpeed": ReadsByDeepSpeed}
     run_dir.mkdir(exist_ok=True)
     torch.save(Path("anything"), run_dir / "own.pt")
-    try:
-        with open_context(hparams=hparams, run_dir=str(run_dir), accelerator="cpu") as context:
-            Trainer(trial(context), context).fit(max_length=Batch(batches), latest_checkpoint=latest)
-    except DeterminedDSError as error:
-        return str(error)
-    return ", ".join(noted)
-
-
-def train_from_each(run_dir: Path, resume: list[Path]) -> list[str]:
-    return [train(run_dir, resume=each) for each in resume]
+    said = []
+    for path in resume or [None]:
+        noted.clear()
+        try:
+            how: dict[str, Any] = {
+                "max_length": ("batches", batches),
+                "latest_checkpoint": path and str(path),
+            }
+            fit(run_dir, kinds.get(kind, WithBuffer), hparams=hyperparameters(1), **how)
+            said.append(", ".join(noted))
+        except DeterminedDSError as error:
+            said.append(str(error))
+    return said
 
 
 @pytest.fixture(scope="module")
 def said(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a resume from each of these says; the manifest of each is that of its files as they are."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    assert one_rank.run(train, folder / "run") == [""]
-    whole = checkpoints(folder / "run")[0]
+    assert one_rank.run(train, folder / "run") == [[""]]
+    [whole] = checkpoints(folder / "run")
     paths = [folder / str(number) for number in range(len(CASES))]
     for path, (name, change, _) in zip(paths, CASES.values(), strict=True):
         shutil.copytree(whole, path)
         file = path / name
         file.write_bytes(change) if isinstance(change, bytes) else change(file)
-        sealed(path, 2)
+        reseal(path)
     before = len(one_rank.said(0))
-    [found] = one_rank.run(train_from_each, folder / "run", [*paths, whole])
+    [[*found, at_last]] = one_rank.run(train, folder / "run", "", [*paths, whole])
     assert "must not be printed" not in one_rank.said(0)[before:]
-    assert found[-1] == "", "the same checkpoint as it was written"
-    return dict(zip(CASES, found, strict=False))
+    assert at_last == "", "the same checkpoint as it was written"
+    return dict(zip(CASES, found, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -170,29 +171,27 @@ def test_a_resume_names_it(case: str, said: dict[str, str]) -> None:
     assert "\n  fix: " in said[case]
 
 
-@pytest.mark.parametrize("kind", ["Reads", "ReadsByDeepSpeed"])
+@pytest.mark.parametrize("kind", ["reads", "reads, by DeepSpeed"])
 def test_a_trial_may_load_objects_of_its_own(kind: str, one_rank: Ranks, tmp_path: Path) -> None:
     """Only files of the checkpoint are held to be data, also those that DeepSpeed reads."""
-    assert one_rank.run(train, tmp_path / "run", kind) == [""]
+    assert one_rank.run(train, tmp_path / "run", kind) == [[""]]
     [whole] = checkpoints(tmp_path / "run")
-    assert one_rank.run(train, tmp_path / "again", kind, whole) == ["anything, anything"]
-    if kind == "ReadsByDeepSpeed":
-        torch.save(Harmful(), next((whole / "own").glob("*model_states.pt")))
-        sealed(whole, 2)
-        [words] = one_rank.run(train, tmp_path / "again", kind, whole)
-        assert "could run code, and is not loaded" in words
+    harmful = shutil.copytree(whole, tmp_path / "harmful")
+    if kind != "reads":
+        torch.save(Harmful(), next((harmful / "own").glob("*model_states.pt")))
+        reseal(harmful)
+    [[own, of_harmful]] = one_rank.run(train, tmp_path / "again", kind, [whole, harmful])
+    assert own == "anything, anything"
+    assert ("could run code, and is not loaded" in of_harmful) == (kind != "reads")
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "uint16"])
-def test_a_buffer_of_an_unusual_type_is_kept(dtype: str, one_rank: Ranks, tmp_path: Path) -> None:
-    [before] = one_rank.run(train, tmp_path, dtype)
-    [after] = one_rank.run(train, tmp_path, dtype, checkpoints(tmp_path)[0], 4)
-    assert complex(after) == 2 * complex(before) != 0
-
-
-def test_a_buffer_of_a_type_that_no_file_holds_is_refused_before_training(
+def test_a_buffer_of_an_unusual_type_is_kept_or_refused_before_training(
     one_rank: Ranks, tmp_path: Path
 ) -> None:
-    [said] = one_rank.run(train, tmp_path, "float8_e8m0fnu")
+    for dtype in ("complex64", "uint16"):
+        [[before]] = one_rank.run(train, tmp_path / dtype, dtype)
+        [[after]] = one_rank.run(train, tmp_path / dtype, dtype, checkpoints(tmp_path / dtype), 4)
+        assert complex(after) == 2 * complex(before) != 0
+    [[said]] = one_rank.run(train, tmp_path / "eight bits", "float8_e8m0fnu")
     assert "buffer counted is of torch.float8_e8m0fnu" in said
     assert "persistent=False" in said

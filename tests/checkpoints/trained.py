@@ -39,16 +39,9 @@ def train(
     batches: int = BATCHES,
     start: str | None = None,
 ) -> None:
-    """In a rank: train, and save what the engine computes of :func:`inputs`.
+    """In a rank: train, from the weights of a checkpoint, and save what the engine computes of :func:`inputs`.
 
-    Args:
-        kind: Of model.
-        run_dir: Its run directory.
-        hparams: Its hyperparameters.
-        data: The section of its experiment.
-        averaged: Whether an ``EMA`` named ``ema`` averages the weights.
-        batches: How long.
-        start: Folder of a checkpoint with whose weights it begins.
+    The model is of a ``kind``, ``data`` the section of its experiment; ``averaged``, it has an ``EMA`` named ``ema``.
     """
     import torch
     from determined.pytorch import Batch

@@ -102,9 +102,12 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     assert f"damaged    {damaged.name}" in done.stdout
     assert f"model0/{file.name} has 5 bytes" in done.stdout
     assert invoke("verify", "last", "--run-dir", there).exit_code == 0
-    found = answer("verify", damaged)["checkpoints"]
-    assert [each["state"] for each in found] == ["damaged"]
-    assert found[0]["damages"][0].startswith(f"model0/{file.name}")
+    (damaged / "trial_state.json").unlink()
+    (at(there, 2) / "manifest.json").unlink()
+    newest, found, oldest = answer("verify", there)["checkpoints"]
+    assert [each["state"] for each in (newest, found, oldest)] == ["intact", "damaged", "unverified"]
+    assert [each.split()[0] for each in found["damages"]] == [f"model0/{file.name}", "trial_state.json"]
+    assert (newest["damages"], newest["files"] > 5) == ([], True)
     missing = invoke("verify", there / "nowhere")
     assert missing.exit_code == EXIT_CONFIG
     assert "there is no such checkpoint" in missing.stderr
