@@ -120,30 +120,32 @@ class Whole(torch.nn.Module):
         return head(self.tokens, x)
 
 
+def whole_name(name: str) -> str:
+    """The name in :class:`Whole` of a parameter or buffer, of either form."""
+    first, rest = name.split(".", 1)
+    if first in ("tied_modules", "0", str(BLOCKS + 1)):
+        return f"whole.tokens.{rest.removeprefix('tokens.')}"
+    return f"whole.blocks.{int(first) - 1}.{rest}" if first.isdigit() else f"whole.{name}"
+
+
 def names_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The name in :class:`Whole` -> parameter or buffer, of either form."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        first, rest = name.split(".", 1)
-        if first == "tied_modules":
-            found[f"whole.{rest}"] = tensor
-        else:
-            found[f"whole.blocks.{int(first) - 1}.{rest}" if first.isdigit() else f"whole.{name}"] = tensor
-    return found
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {whole_name(name): tensor for name, tensor in named}
 
 
 def fill(module: torch.nn.Module, hparams: Mapping[str, Any], engine: int = 0) -> None:
     """The same first weights in either form: of a checkpoint ``begin_with``, or drawn, others for another ``draw``."""
     from determined_ds import load_state_dict_from_checkpoint_path
 
-    given = hparams.get("begin_with")
-    weights = load_state_dict_from_checkpoint_path(given, engine=engine) if given else {}
+    path = hparams.get("begin_with")
+    given = load_state_dict_from_checkpoint_path(path, engine=engine) if path else {}
+    weights = {whole_name(name): tensor for name, tensor in given.items()}
     with torch.no_grad():
         for name, tensor in names_of(module).items():
             seed = sum(ord(letter) * (at + 1) for at, letter in enumerate(name))
             generator = torch.Generator().manual_seed(seed + engine + hparams.get("draw", 0))
             drawn = 0.3 * torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(weights[name] if given else drawn)
+            tensor.copy_(weights[name] if path else drawn)
 
 
 def trial_class(strategy: Strategy) -> Any:

@@ -5,6 +5,7 @@ On real engines, two ranks, under every ZeRO stage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,12 @@ def rates(run_dir: Path) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def trained(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``trained(stage, schedule)``: the checkpoint after four batches."""
-    known: dict[Any, Path] = {}
 
-    def checkpoint(stage: int, schedule: str = "") -> Path:
-        if (stage, schedule) not in known:
-            run_dir = tmp_path_factory.mktemp("trained")
-            two_ranks.run(train, run_dir, config(stage, schedule), BEFORE)
-            [known[stage, schedule]] = checkpoints(run_dir)
-        return known[stage, schedule]
+    @functools.cache
+    def checkpoint(stage: int, schedule: str) -> Path:
+        run_dir = tmp_path_factory.mktemp("trained")
+        two_ranks.run(train, run_dir, config(stage, schedule), BEFORE)
+        return checkpoints(run_dir)[0]
 
     return checkpoint
 
@@ -150,7 +149,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_message(
     tmp_path: Path,
 ) -> None:
     """Before anything is loaded, on all ranks alike; under ZeRO 3, DeepSpeed itself might load it without a word."""
-    first = trained(stage)
+    first = trained(stage, "")
     with pytest.raises(AssertionError) as error:
         two_ranks.run(train, tmp_path, config(stage), AFTER, first, **model)
     refused(error, f"{first.name}': does not fit this model", reason)

@@ -5,6 +5,7 @@ On real engines: one, two and four ranks.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -43,14 +44,12 @@ def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ran
 @pytest.fixture(scope="module")
 def at_home(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> AtHome:
     """``at_home(group)``: what two ranks wrote after three steps, and the losses of these and of two more."""
-    known: dict[str, tuple[Path, list[float]]] = {}
 
+    @functools.cache
     def trained(group: str) -> tuple[Path, list[float]]:
-        if group not in known:
-            path = tmp_path_factory.mktemp("home") / "first"
-            losses, *_ = two_ranks.run(run, HOMES[group], path.parent, write=path, steps=STEPS, then=2)
-            known[group] = path, losses
-        return known[group]
+        path = tmp_path_factory.mktemp("home") / "first"
+        losses, *_ = two_ranks.run(run, HOMES[group], path.parent, write=path, steps=STEPS, then=2)
+        return path, losses
 
     return trained
 

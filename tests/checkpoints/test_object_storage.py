@@ -22,11 +22,11 @@ def test_the_limit_of_checkpoints_holds_there_too_and_one_that_is_gone_is_named(
     storage_of: Callable[[str], dict[str, Any]], one_rank: Ranks, tmp_path: Path
 ) -> None:
     storage = storage_of("gcs")
-    [(uuids, _)] = one_rank.run(train, str(tmp_path / "run"), storage, 9, save_total_limit=2)
+    [(uuids, _)] = one_rank.run(train, tmp_path / "run", storage, 9, save_total_limit=2)
     left = {uuid for uuid in uuids for file in objects_of(tmp_path).iterdir() if uuid in file.name}
     assert (len(uuids), len(left), uuids[-1] in left) == (3, 2, True)
     [gone] = {*uuids} - left
-    [(_, said)] = one_rank.run(train, str(tmp_path / "run"), storage, 12, gone)
+    [(_, said)] = one_rank.run(train, tmp_path / "run", storage, 12, gone)
     assert f"checkpoint {gone} is not in checkpoint_storage" in said
 
 
@@ -72,7 +72,7 @@ def test_what_is_damaged_or_missing_is_found_by_all_ranks(
 ) -> None:
     """As on a disk; ``metadata.json`` alone may be missing, or be the one that the master gives."""
     storage, run_dir = storage_of(kind), tmp_path / "run"
-    [([uuid], _), _] = two_ranks.run(train, str(run_dir), storage, 3)
+    [([uuid], _), _] = two_ranks.run(train, run_dir, storage, 3)
     whole = fetched(storage, uuid, tmp_path / "copy")
     for name, damage in cases:
         with clients_of(storage, objects_of(tmp_path)):
@@ -84,7 +84,7 @@ def test_what_is_damaged_or_missing_is_found_by_all_ranks(
                 changed.write_bytes(damaged((whole / name).read_bytes(), damage))
                 manager.upload(tmp_path / "changed", uuid, {name})
                 shutil.rmtree(tmp_path / "changed")
-            said = [found for _, found in two_ranks.run(train, str(run_dir), storage, 6, uuid)]
+            said = [found for _, found in two_ranks.run(train, run_dir, storage, 6, uuid)]
             assert said[0] == said[1], (name, damage)
             expected = DAMAGES[name, damage]
             assert expected in said[0]

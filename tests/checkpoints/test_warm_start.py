@@ -29,6 +29,9 @@ SOURCE = {"draw": 1}  # other weights and buffers than those with which a fork i
 def train(run_dir: Path, strategy: Strategy, more: dict[str, Any], **how: Any) -> None:
     """In a rank: train two batches; ``more`` is of the hyperparameters."""
     hparams = hyperparameters(strategy)
+    hparams["deepspeed_config"]["scheduler"]["params"]["warmup_min_lr"] = (
+        0.001  # the first step moves them, too
+    )
     hparams["deepspeed_config"] |= more.pop("ds_config", {})
     length: dict[str, Any] = {"max_length": ("batches", 2), "reporting_period": ("batches", 1)}
     fit(run_dir, trial_class(strategy), hparams={**hparams, **more}, **length, **how)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.package import checkpoints, contents
+from tests.package import checkpoints, contents, records
 
 
 def last_words(run_dir: Path) -> dict[str, Any]:
@@ -23,6 +23,16 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         for line in lines
     ]
     return {"metrics": metrics, "states": contents(checkpoints(run_dir)[0])}
+
+
+def losses_of(run_dir: Path) -> dict[tuple[str, int], float]:
+    """The losses of both kinds at each report, of which there is one each."""
+    found: dict[tuple[str, int], float] = {}
+    for group, loss in {"training": "loss", "validation": "validation_loss"}.items():
+        reports = records(run_dir, group)
+        found |= {(group, steps): metrics[loss] for steps, metrics in reports}
+        assert len(reports) == len({steps for steps, _ in reports})
+    return found
 
 
 def hf_words(run_dir: Path) -> dict[str, Any]:
@@ -63,23 +73,13 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     """Where two nested states differ, tensors to the last bit."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return [] if left.dtype == right.dtype and torch.equal(left, right) else [f"{path}: tensors differ"]
-    if isinstance(left, dict) and isinstance(right, dict):
-        found = (
-            [] if left.keys() == right.keys() else [f"{path}: {sorted(map(str, left.keys() ^ right.keys()))}"]
-        )
-        return found + [
-            d
-            for key in left.keys() & right.keys()
-            for d in differences(left[key], right[key], f"{path}/{key}")
-        ]
+    if hasattr(left, "__dict__") and hasattr(right, "__dict__") and not isinstance(left, dict):
+        left, right = vars(left), vars(right)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        if len(left) != len(right):
-            return [f"{path}: {len(left)} and {len(right)} items"]
-        return [
-            d
-            for i, (a, b) in enumerate(zip(left, right, strict=True))
-            for d in differences(a, b, f"{path}[{i}]")
-        ]
-    if hasattr(left, "__dict__") and hasattr(right, "__dict__"):
-        return differences(vars(left), vars(right), path)
-    return [] if left == right else [f"{path}: {left!r} and {right!r}"]
+        left, right = dict(enumerate(left)), dict(enumerate(right))
+    if not (isinstance(left, dict) and isinstance(right, dict)):
+        return [] if left == right else [f"{path}: {left!r} and {right!r}"]
+    found = [f"{path}/{key}: in one alone" for key in left.keys() ^ right.keys()]
+    for key in left.keys() & right.keys():
+        found += differences(left[key], right[key], f"{path}/{key}")
+    return found

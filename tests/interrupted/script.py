@@ -141,22 +141,17 @@ def main(s: Any) -> None:
     held = s.validation_loader(Data(13))
     average = Average(model)
     s.checkpoint(engine, average=average)
-    if FORM == "range":
-        for _ in range(EPOCHS):
-            for batch in loader:
-                step(s, engine, average, batch)
-            validate(s, engine, held)
-    elif FORM == "epochs":
-        for _ in s.epochs(EPOCHS):
-            for batch in loader:
-                step(s, engine, average, batch)
-            validate(s, engine, held)
-    elif FORM == "steps":
+    if FORM == "steps":
         for batches in s.steps(5 * EPOCHS):
             for batch in batches:
                 step(s, engine, average, batch)
             if engine.global_steps % 5 == 0:
                 validate(s, engine, held)
+    else:
+        for _ in range(EPOCHS) if FORM == "range" else s.epochs(EPOCHS):
+            for batch in loader:
+                step(s, engine, average, batch)
+            validate(s, engine, held)
     if s.stop_requested:
         return
     words = {
