@@ -91,6 +91,9 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "layers-1",
         "layers-0",
     ),
+    "checkpoints/test_object_storage.py::test_what_is_damaged_or_missing_is_found_by_all_ranks": (
+        "s3-cases0",
+    ),
     "checkpoints/test_warm_start.py::test_it_is_a_new_training_that_begins_with_the_weights": (
         "pipeline",
         "zero1",

@@ -11,11 +11,9 @@ import safetensors.torch
 
 from tests.checkpoints import strategies
 from tests.checkpoints.command import checkpoint, succeeded
-from tests.checkpoints.strategies import ZERO, trial_class
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints
 from tests.train import small
-from tests.train.small import fit, linear_trial
 
 
 def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more: str = "") -> Any:
@@ -26,7 +24,8 @@ def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more:
     import deepspeed
     import torch
 
-    base = trial_class(ZERO["pipe2"]) if stage is None else linear_trial()
+    pipeline = strategies.ZERO["pipe2"]
+    base = strategies.trial_class(pipeline) if stage is None else small.linear_trial()
 
     class Own(base):  # type: ignore[misc,valid-type]
         def save(self, context: Any, path: Path) -> None:
@@ -38,9 +37,9 @@ def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more:
                 model.register_parameter(more, torch.nn.Parameter(torch.zeros(3)))
             return model
 
-    hparams = strategies.hyperparameters(ZERO["pipe2"]) if stage is None else small.hyperparameters(stage)
-    latest = resume and str(resume)
-    trial = fit(run_dir, Own, hparams=hparams, max_length=("batches", 2), latest_checkpoint=latest)
+    hparams = strategies.hyperparameters(pipeline) if stage is None else small.hyperparameters(stage)
+    how: dict[str, Any] = {"max_length": ("batches", 2), "latest_checkpoint": resume and str(resume)}
+    trial = small.fit(run_dir, Own, hparams=hparams, **how)
     parameters = dict(trial.engine.module.named_parameters())
     with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
         return {name: value.detach().numpy().copy() for name, value in parameters.items()}
