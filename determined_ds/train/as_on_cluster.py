@@ -101,7 +101,8 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
         if REPORT in os.environ and is_chief:
             from determined_ds.cluster.unmanaged import MasterReport
 
-            run.report = ending.enter_context(MasterReport(run.run_dir, run.experiment.config, run.hparams))
+            point = run.experiment.hyperparameters.data
+            run.report = ending.enter_context(MasterReport(run.run_dir, run.experiment.config, point))
         yield
 
 
@@ -113,11 +114,11 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
     name = f"{run.run_dir.parent.name}/{run.run_dir.name}"
     resumed = (run.resume_from or run.there.checkpoints / run.resume) if run.resume else None
     trial_id = run.there.trial_id()
-    given = run.experiment.config
+    given, hparams = run.experiment.config, run.experiment.hyperparameters.data
     config = {
         "data": {},
         **given,
-        "hyperparameters": dict(run.hparams),
+        "hyperparameters": dict(hparams),
         "searcher": {
             "name": "single",
             "metric": "",
@@ -142,7 +143,7 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
             trial_id=trial_id,
             experiment_id=trial_id,
             trial_seed=run.experiment.trial_seed,
-            hparams=dict(run.hparams),
+            hparams=dict(hparams),
             config=config,
             steps_completed=max(0, checkpoint_at(resumed).steps_completed) if resumed else 0,
             trial_run_id=1,

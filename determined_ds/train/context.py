@@ -26,7 +26,7 @@ from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
 from determined_ds.train.data.moving import Mover
-from determined_ds.train.here import cluster_info, script_run
+from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
@@ -149,7 +149,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         found = None
         if self.distributed.rank == 0:
             info = cluster_info()
-            trial_id = info.trial.trial_id if info is not None and script_run() is None else None
+            trial_id = info.trial.trial_id if info is not None else None
             found = stored_partition(self, self._run_dir, trial_id)
         return self.distributed.broadcast(found)  # type: ignore[no-any-return]
 

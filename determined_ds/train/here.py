@@ -126,11 +126,6 @@ class ScriptRun:
         if self.watched:  # how long a script may take between two reports, only its user knows
             HEART.step(steps)
 
-    @property
-    def hparams(self) -> dict[str, Any]:
-        """The trial's hyperparameters."""
-        return self.experiment.hyperparameters.data
-
 
 _run: ScriptRun | None = None
 
@@ -153,23 +148,41 @@ def cluster_info() -> det.ClusterInfo | None:
     return None if _run is not None else det.get_cluster_info()
 
 
-def cluster_trial() -> Task | None:
-    """The trial that a cluster runs in this process; None elsewhere.
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """The trial that this process trains.
+
+    Args:
+        task: What is to be trained.
+        latest_checkpoint: The one to resume from: a uuid, or the folder of another run's; None to start anew.
+        run: The run that it is a rank of; None on a cluster.
+    """
+
+    task: Task
+    latest_checkpoint: str | None
+    run: ScriptRun | None
+
+
+def here() -> Here | None:
+    """The trial of this process: of a run, or of a cluster; None under a plain launcher.
 
     Raises:
         ConfigError: a secret of its configuration was not filled in.
     """
+    if _run is not None:
+        return Here(task=task_of(_run.experiment), latest_checkpoint=_run.latest_checkpoint, run=_run)
     info = cluster_info()
     if info is None or info.task_type != "TRIAL":
         return None
     trial = info.trial
-    return Task(
+    task = Task(
         hyperparameters=hyperparameters_of(trial.hparams),
         exp_conf=trial._config,
         seed=stated_seed(trial.hparams, trial.trial_seed),
         steps_completed=trial._steps_completed,
         on_cluster=True,
     )
+    return Here(task=task, latest_checkpoint=info.latest_checkpoint or None, run=None)
 
 
 def task_of(experiment: Experiment) -> Task:
@@ -200,8 +213,8 @@ def report_to_tools(core_context: core.Context) -> Iterator[None]:
     from determined_ds.logs.reporting import reported_to_tools
     from determined_ds.logs.tensorboard import upload_files, upload_last
 
-    task, train = cluster_trial(), core_context.train
-    if task is None:
+    trial, train = here(), core_context.train
+    if trial is None or not trial.task.on_cluster:
         yield
         return
     is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
@@ -209,6 +222,6 @@ def report_to_tools(core_context: core.Context) -> Iterator[None]:
         if is_manual and core_context.distributed.rank == 0:  # else Determined does, closing the context
             stack.callback(upload_last, train, partial(upload_files, train, 0))
         stack.enter_context(
-            reported_to_tools(core_context, task, detect_accelerator(None), info=cluster_info())
+            reported_to_tools(core_context, trial.task, detect_accelerator(None), info=cluster_info())
         )
         yield

@@ -31,7 +31,7 @@ from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import TorchDistributedContext, join_process_group
 from determined_ds.train.group.watch import leave_watch
-from determined_ds.train.here import cluster_info, cluster_trial, script_run, task_of
+from determined_ds.train.here import cluster_info, here, script_run, task_of
 from determined_ds.train.local_core import local_core_context
 from determined_ds.train.rank_process import show_own_errors
 
@@ -78,13 +78,14 @@ def open_context(
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
             process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
     """
-    run = script_run()
+    trial = here()
+    run = trial.run if trial is not None else None
     if run is not None:  # the script's experiment, as on a cluster
         run.listens = True
-        experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
+        run_dir, checkpoint_dir = run_dir or run.run_dir, None
         accelerator = accelerator or run.accelerator
         trains = trains and run.measurement is None
-    task = cluster_trial() or (task_of(experiment) if experiment else None)
+    task = trial.task if trial is not None else task_of(experiment) if experiment is not None else None
     has_hyperparameters = task is not None or hparams is not None
     if task is None:
         reproducibility = (exp_conf or {}).get("reproducibility") or {}
@@ -134,17 +135,17 @@ def open_context(
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
         context.engine = engine
+        if trial is not None:
+            context.resumed_from = trial.latest_checkpoint
         if run is not None:
-            context.resumed_from, context.resets_optimizer = run.latest_checkpoint, run.resets_optimizer
-        elif task.on_cluster:
-            info = cluster_info()
-            context.resumed_from = (info and info.latest_checkpoint) or None
+            context.resets_optimizer = run.resets_optimizer
+        if task.on_cluster:
             # Once the tools have ended, whose files are beside those for TensorBoard.
             stack.callback(upload_last, core_context.train, partial(upload, context))
         if trains:
-            here = {"info": cluster_info()} if task.on_cluster else {"run_dir": there}
+            where = {"info": cluster_info()} if task.on_cluster else {"run_dir": there}
             stack.enter_context(
-                reported_to_tools(core_context, task, devices, resolved=lambda: context.resolved, **here)
+                reported_to_tools(core_context, task, devices, resolved=lambda: context.resolved, **where)
             )
         yield context
         leave_watch()  # a rank that fails shows signs of life to its end

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,19 +23,16 @@ from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.here import script_run
-from determined_ds.train.loop.display import Progress, make_progress, shows_panel
+from determined_ds.train.here import Here, script_run
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
-from determined_ds.transformers.arguments import ARGUMENTS, ReconciledArguments, plain_arguments_problems
-from determined_ds.transformers.checkpoints import TrainerCheckpoints
-from determined_ds.transformers.here import TrialHere, is_chief, num_ranks, placed, trial_here
+from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
+from determined_ds.transformers.here import is_chief, num_ranks, placed, trial_here
 from determined_ds.trial.printing import correct_comms_logger, print_communication
 
 logger = logging.getLogger("determined_ds")
 
-TRAINING, VALIDATION, TEST = "training", "validation", "test"
-PREFIXES = {"eval_": VALIDATION, "test_": TEST}
+EVALUATED, TESTED = "eval_", "test_"  # how names of metrics begin
 # Left out, as Determined's callback does: rounded, or of the speed of one evaluation.
 SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 WITH_CALLBACK = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
@@ -79,7 +76,14 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.filter_metrics = filter_metrics
         if filter_metrics is not None:
             self.filter_metrics = [*filter_metrics, *filter(None, (self.searcher_metric, self.time_metric))]
-        self._fit = FitOptions() if self._trial is None else self._checked(self._trial, args)
+        self._fit = FitOptions()
+        if self._trial is not None:
+            self._check(self._trial, args)
+            stated = self._trial.task.hyperparameters.get(("fit",)) is not None
+            fit = parse_hyperparameters(self._trial.task.hyperparameters).fit
+            self._fit = fit if stated else FitOptions(checkpoint_policy="none")
+        if self._fit.profiling_enabled:
+            core_context.profiler.on()
         args.output_dir = placed(args.output_dir)
         trial_id = None if self._trial is None or self.info is None else self.info.trial.trial_id
         self._checkpoints = TrainerCheckpoints(
@@ -96,77 +100,47 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._percent = 0
         # Seconds and number of the steps since the last report, without evaluations, checkpoints and reports.
         self._step_s, self._steps, self._since = 0.0, 0, time.perf_counter()
-        self._memory: list[int] = []
-        self._progress = self._display()
         if self._trial is not None and self._trial.latest_checkpoint is not None:
-            self._resume(self._trial.latest_checkpoint, args)
+            self._resume(Path(self._trial.latest_checkpoint).name, args)
 
-    def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
+    def _check(self, trial: Here, args: Any) -> None:
         """Refuse what the experiment requests and the Trainer would not do."""
-        problems = []
-
-        def refuse(key: str, value: Any, message: str, fix: str, code: str) -> None:
-            problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
-
-        if trial.run is not None and trial.run.measurement is not None:
+        problems, run, metric = [], trial.run, self.searcher_metric
+        if run is not None and run.measurement is not None:
             message = "compare and autotune do not measure the steps of transformers' Trainer"
-            refuse("--measure", None, message, "measure a trial, or a script with a session", "measure")
-        if trial.run is not None and trial.run.fork is not None:
+            fix = "measure a trial, or a script with a session"
+            problems.append(Problem(key="--measure", message=message, fix=fix, code="measure"))
+        if run is not None and run.fork is not None:
             message = "a run of transformers does not start from another's checkpoint by itself"
             fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
-            refuse("searcher.source_checkpoint_uuid", str(trial.run.fork), message, fix, "hf-fork")
+            key, value = "searcher.source_checkpoint_uuid", str(run.fork)
+            problems.append(Problem(key=key, value=value, message=message, fix=fix, code="hf-fork"))
         if args.world_size != num_ranks():
             # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
             message = (
                 f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
             )
             fix = "on CPUs, write TrainingArguments(use_cpu=True), or --use_cpu"
-            refuse("ranks", args.world_size, message, fix, "ranks")
-        metric = self.searcher_metric
-        if metric and not metric.startswith("eval_"):
-            message = "transformers reports metrics of evaluations as eval_NAME"
-            fix = f"write eval_{metric.removeprefix('validation_')}"
-            refuse("searcher.metric", metric, message, fix, "searcher-metric")
-        elif metric and not _evaluates(args):
-            message = f"nothing is evaluated, so searcher.metric = {metric} is never reported"
-            fix = 'eval_strategy="steps" and eval_steps=N, or hyperparameters.fit.validation_period: {batches: N}'
-            refuse(f"{ARGUMENTS}.eval_strategy", "no", message, fix, "searcher-metric")
-        if not isinstance(args, ReconciledArguments):
-            problems += plain_arguments_problems(args, trial.hyperparameters)
+            problems.append(
+                Problem(key="ranks", value=args.world_size, message=message, fix=fix, code="ranks")
+            )
+        if metric and not (metric.startswith(EVALUATED) and _evaluates(args)):
+            message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
+            fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
+            key, code = "searcher.metric", "searcher-metric"
+            problems.append(Problem(key=key, value=metric, message=message, fix=fix, code=code))
         if problems:
             raise ConfigError(problems)
-        if trial.hyperparameters.get(("fit",)) is None:
-            return FitOptions(checkpoint_policy="none")
-        fit = parse_hyperparameters(trial.hyperparameters).fit
-        if fit.profiling_enabled:
-            self.core_context.profiler.on()
-        return fit
 
-    def _display(self) -> Progress:
-        """The panel in place of transformers' bars on a terminal, else what transformers shows itself."""
-        run = script_run()
-        if run is None or not (self._is_chief and shows_panel()):
-            return Progress(shows=False)
-        # What Trainer adds where bars are not disabled; read by name when it is made (transformers 4.40 and 5).
-        transformers.trainer.DEFAULT_PROGRESS_CALLBACK = transformers.TrainerCallback
-        transformers.utils.logging.disable_progress_bar()  # of the files of a checkpoint
-        return make_progress(self._is_chief, run.there.metrics)
-
-    def _resume(self, latest_checkpoint: str, args: Any) -> None:
-        folder = self._checkpoints.fetch(latest_checkpoint)
+    def _resume(self, uuid: str, args: Any) -> None:
+        folder = self._checkpoints.fetch(uuid)
         args.resume_from_checkpoint = str(folder)
-        state = transformers.TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        state = transformers.TrainerState.load_from_json(str(folder / STATE))
         self._resumed_steps = self._saved_step = state.global_step
         self._trained_step = self._validated_step = state.global_step
         for each in state.log_history:
             self._note_best(each, each.get("step"))
-        logger.info("resuming from checkpoint %s, step %d", latest_checkpoint, state.global_step)
-
-    @contextlib.contextmanager
-    def stored(self) -> Iterator[Path]:
-        """The newest checkpoint as it is stored: its ``checkpoint-N``; a collective."""
-        with self._checkpoints.newest() as folder:
-            yield folder
+        logger.info("resuming from checkpoint %s, step %d", uuid, state.global_step)
 
     # ------------------------------------------------------------------------------- of transformers' Trainer
 
@@ -186,12 +160,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             if self._is_chief and self._trial is not None and self._trial.run is not None:
                 path = self._trial.run.there.deepspeed_config
                 write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
-        self._progress.start(
-            total=state.max_steps,
-            done=state.global_step,
-            metric=self.searcher_metric or "",
-            smaller_is_better=self._smaller_is_better,
-        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
@@ -210,7 +178,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Progress, and whether to stop; asked at every step."""
         now = time.perf_counter()
         self._step_s, self._steps, self._since = self._step_s + now - self._since, self._steps + 1, now
-        self._progress.step(state.global_step)
         HEART.step(state.global_step)
         percent = int(100 * state.global_step / max(1, state.max_steps))
         if self._is_chief and percent > self._percent:
@@ -221,8 +188,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self._is_stopping = control.should_training_stop = True
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
-        if control.should_log:
-            self._memory = self.core_context.distributed.allgather(peak_bytes(args.device))
         if control.should_evaluate or control.should_save:
             self._be_patient()
 
@@ -246,27 +211,27 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Report metrics of training; keep those of evaluations until all of them are there."""
         logs = logs or {}
-        groups = (
-            group for prefix, group in PREFIXES.items() if any(name.startswith(prefix) for name in logs)
-        )
-        group = next(groups, TRAINING)
         metrics = {"batches": state.global_step, "epochs": state.epoch, **self._kept(logs)}
-        if group == VALIDATION:
+        if any(name.startswith(EVALUATED) for name in logs):
             self._validation.update(metrics)
             if not self._is_training:
                 self._report_validation()
-        elif group == TRAINING and logs and state.global_step > self._trained_step:
+        elif (
+            logs
+            and not any(name.startswith(TESTED) for name in logs)
+            and state.global_step > self._trained_step
+        ):
             self._trained_step = state.global_step
             self._check_finite("loss", logs.get("loss"), state)
+            peaks = self.core_context.distributed.allgather(peak_bytes(args.device))
             if self._is_chief:
                 if self._steps and self._step_s:
                     samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
                     metrics["samples_per_second"] = samples * self._steps / self._step_s
-                metrics |= memory_metrics(self._memory) if self._memory else {}
+                metrics |= memory_metrics(peaks)
                 self.core_context.train.report_training_metrics(
                     steps_completed=state.global_step, metrics=metrics
                 )
-                self._progress.report(TRAINING, state.global_step, metrics)
             self._step_s, self._steps = 0.0, 0
         self._since = time.perf_counter()
 
@@ -292,13 +257,11 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._checkpoints.store(state.global_step)
         self._checkpoints.prune(args.save_total_limit, self._best_steps)
         self._since = time.perf_counter()
-        self._progress.checkpoints(state.global_step, None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
         print_communication()
         self._report_validation()
-        self._progress.stop()
         self._is_training = False
 
     # --------------------------------------------------------------------------------------------- its own
@@ -353,7 +316,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._validated |= set(metrics)
         if self._is_chief and metrics:
             self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
-            self._progress.report(VALIDATION, step, metrics)
 
     def _note_best(self, metrics: Mapping[str, Any], steps: int | None) -> bool:
         value = finite(metrics.get(self.searcher_metric)) if self.searcher_metric else None
@@ -373,9 +335,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _evaluates(args: Any) -> bool:
-    """Whether anything is evaluated; by the older name of the argument in transformers 4.40."""
-    strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", "no")
-    return str(getattr(strategy, "value", strategy)) != "no"
+    return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
 
 
 class ResumingTrainer:
@@ -415,7 +375,7 @@ class ResumingTrainer:
         engine = trainer.model_wrapped
 
         def load() -> None:
-            with callback.stored() as folder:
+            with callback._checkpoints.newest() as folder:
                 deepspeed_load_checkpoint(engine, str(folder))
 
         context = SimpleNamespace(models=[engine], device=trainer.args.device)

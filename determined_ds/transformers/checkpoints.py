@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from determined import core
 
 from determined_ds.checkpoints.retention import over_limit
 from determined_ds.errors import CheckpointError
+from determined_ds.train.group.process_group import as_chief
 
 PREFIX = "checkpoint-"
+STATE = "trainer_state.json"
 USER_DATA = "my_data.json"  # as Determined's callback names it
 KEPT = "determined_ds.json"  # in a checkpoint: the trial's checkpoints before it
 
@@ -50,7 +49,7 @@ class TrainerCheckpoints:
     def fetch(self, uuid: str) -> Path:
         """Bring a checkpoint into the Trainer's folder, as ``checkpoint-N``; a collective.
 
-        What is there of later steps was written by a run that ended before it was stored, and is removed.
+        What is there of N and of later steps was written by a run that ended before it was stored, and is removed.
 
         Returns:
             Its folder.
@@ -58,42 +57,29 @@ class TrainerCheckpoints:
         Raises:
             CheckpointError: it holds no ``checkpoint-N``.
         """
-        machine, is_local_chief = self._distributed.cross_rank, self._distributed.local_rank == 0
-        fetched = self._folder / f".{uuid}-{machine}"
-        self._core.checkpoint.download(uuid, str(fetched))
-        self._distributed.allgather(None)
-        steps = max((_steps_of(each.name) for each in fetched.glob(f"{PREFIX}*")), default=-1)
-        # All ranks have looked before the first one moves it.
-        if min(self._distributed.allgather(steps)) < 0:
-            message = f"checkpoint {uuid} holds no {PREFIX}N: it was not written by transformers' Trainer"
+
+        def make_room() -> int:
+            steps = int(self._core.checkpoint.get_metadata(uuid).get("steps_completed", -1))
+            for there in self._folder.glob(f"{PREFIX}*"):
+                number = there.name.removeprefix(PREFIX)
+                if number.isdigit() and int(number) >= steps:
+                    shutil.rmtree(there)
+            return steps
+
+        steps = as_chief(self._distributed, make_room)
+        folder = self._folder / f"{PREFIX}{steps}"
+        self._core.checkpoint.download(uuid, str(self._folder))
+        self._distributed.allgather(None)  # machines may share the folder
+        if not (folder / STATE).is_file():
+            message = f"checkpoint {uuid} holds no {folder.name}: it was not written by transformers' Trainer"
             raise CheckpointError(message)
-        name = f"{PREFIX}{steps}"
-        target = self._folder / name
-        if self._distributed.rank == 0:
-            self._remove_later(steps)
-            os.replace(fetched / name, target)
-        self._distributed.allgather(None)
-        if is_local_chief and not target.exists():  # a folder that machines do not share
-            os.replace(fetched / name, target)
-        self._distributed.allgather(None)
-        if is_local_chief:
-            shutil.rmtree(fetched, ignore_errors=True)
-        self._remember(target, uuid)
-        _allow_generators()
-        return target
-
-    def _remove_later(self, steps: int) -> None:
-        for there in self._folder.glob(f"{PREFIX}*"):
-            if _steps_of(there.name) >= steps:
-                shutil.rmtree(there)
-
-    def _remember(self, folder: Path, uuid: str) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # of Determined's callback there is none
             self._kept = json.loads((folder / KEPT).read_bytes())["checkpoints"]
-        self._kept.append({"uuid": uuid, "steps_completed": _steps_of(folder.name)})
+        self._kept.append({"uuid": uuid, "steps_completed": steps})
+        return folder
 
-    def store(self, steps: int) -> str:
-        """Store ``checkpoint-N``, which all ranks have written; a collective. Returns its uuid."""
+    def store(self, steps: int) -> None:
+        """Store ``checkpoint-N``, which all ranks have written; a collective."""
         folder = self._folder / f"{PREFIX}{steps}"
         if self._distributed.rank == 0:
             if self._user_data is not None:
@@ -104,10 +90,12 @@ class TrainerCheckpoints:
         if self._trial_id is not None:
             metadata["trial_id"] = self._trial_id
         uuid = self._core.checkpoint.upload(
-            str(self._folder), metadata=metadata, shard=True, selector=_in(folder.name)
+            str(self._folder),
+            metadata=metadata,
+            shard=True,
+            selector=lambda name: name.startswith(f"{folder.name}/"),
         )
         self._kept.append({"uuid": uuid, "steps_completed": steps})
-        return uuid
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[Path]:
@@ -128,24 +116,3 @@ class TrainerCheckpoints:
             self._kept.remove(each)
             if self._distributed.rank == 0:
                 self._core.checkpoint.delete(each["uuid"])
-
-
-def _allow_generators() -> None:
-    """Let torch load the state of numpy's generator, which transformers 4.40 does not declare to be plain data.
-
-    Source: ``Trainer._load_rng_state`` of 4.40; torch 2.6 and later refuse it otherwise.
-    """
-    state: Any = np.random.get_state(legacy=True)
-    numbers = state[1]
-    plain = [numbers.__reduce__()[0], np.ndarray, np.dtype, type(numbers.dtype)]
-    torch.serialization.add_safe_globals(plain)
-
-
-def _in(folder: str) -> Callable[[str], bool]:
-    return lambda name: name.startswith(f"{folder}/")
-
-
-def _steps_of(name: str) -> int:
-    """N of ``checkpoint-N``; -1 for any other name."""
-    number = name.removeprefix(PREFIX)
-    return int(number) if number.isdigit() else -1

@@ -5,64 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import determined as det
 from determined import core
 
 from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Task
-from determined_ds.logs.reporting import reported_to_tools
-from determined_ds.logs.tensorboard import upload_files, upload_last
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import join_process_group
 from determined_ds.train.group.watch import leave_watch
-from determined_ds.train.here import ScriptRun, cluster_trial, script_run, task_of
+from determined_ds.train.here import Here, here, report_to_tools, script_run
 from determined_ds.train.upstream import load_deepspeed
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialHere:
-    """A trial, and how this process came to train it.
-
-    Args:
-        task: What is to be trained.
-        latest_checkpoint: Uuid of the checkpoint to resume from, or None.
-        run: The run of ``det-ds run``; None on a cluster.
-    """
-
-    task: Task
-    latest_checkpoint: str | None
-    run: ScriptRun | None
-
-    @property
-    def hyperparameters(self) -> Document:
-        """Of the trial; off-cluster with their places in the YAML."""
-        return self.task.hyperparameters if self.run is None else self.run.experiment.hyperparameters
-
-
-def trial_here() -> TrialHere | None:
+def trial_here() -> Here | None:
     """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it.
 
     Raises:
         ConfigError: on a cluster, the ranks are not those that the experiment requests.
     """
-    run, info = script_run(), det.get_cluster_info()
-    task = cluster_trial() if run is None else task_of(run.experiment)
-    if task is None or info is None:
-        return None
-    if run is None and task.slots not in (None, num_ranks()):
+    trial = here()
+    if trial is not None and trial.run is None and trial.task.slots not in (None, num_ranks()):
         message = f"{num_ranks()} rank{'s' if num_ranks() > 1 else ''} started for them"
         fix = "start the script with python3 -m determined.launch.torch_distributed"
-        key = "resources.slots_per_trial"
-        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
-    return TrialHere(task=task, latest_checkpoint=info.latest_checkpoint or None, run=run)
+        key, slots = "resources.slots_per_trial", trial.task.slots
+        raise ConfigError(Problem(key=key, value=slots, message=message, fix=fix, code="ranks"))
+    return trial
 
 
 def accelerator_here(*, use_cpu: bool) -> Accelerator:
@@ -119,9 +89,7 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
     with contextlib.ExitStack() as stack:
         if trial is not None and trial.run is None:
             context = stack.enter_context(cluster_core_context(distributed))
-            # Also what DetCallback records; once the tools have ended, whose files are beside it.
-            stack.callback(upload_last, context.train, partial(upload_files, context.train, distributed.rank))
-            stack.enter_context(reported_to_tools(context, trial.task, devices, info=det.get_cluster_info()))
+            stack.enter_context(report_to_tools(context))
         else:
             context = stack.enter_context(core.init(distributed=distributed))
         yield context

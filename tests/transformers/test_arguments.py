@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import determined as det
 import pytest
 import transformers
 from hypothesis import given
@@ -24,20 +23,6 @@ DS = {
     "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
 }
 Trial = Callable[..., None]
-
-
-@pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """Says that this process is the one rank of a trial with these hyperparameters."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-
-    def of(hparams: dict[str, Any], *, slots: int = 1, **searcher: Any) -> None:
-        config = {"searcher": {"name": "single", **searcher}, "resources": {"slots_per_trial": slots}}
-        found = SimpleNamespace(hparams=hparams, _config=config, trial_seed=11, _steps_completed=0)
-        info = SimpleNamespace(task_type="TRIAL", latest_checkpoint=None, trial=found)
-        monkeypatch.setattr(det, "get_cluster_info", lambda: info)
-
-    return of
 
 
 def codes(error: ConfigError) -> dict[str, str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import determined as det
 import pytest
 import torch
 import transformers
@@ -55,26 +53,6 @@ class Reports:
         self.deleted.append(uuid)
 
 
-@pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Says that this process trains a trial of an experiment."""
-
-    def of(
-        searcher: dict[str, Any], hparams: dict[str, Any] | None = None, latest: str | None = None
-    ) -> None:
-        config = {"searcher": {"name": "single", **searcher}, "resources": {"slots_per_trial": 1}}
-        info = SimpleNamespace(
-            task_type="TRIAL",
-            latest_checkpoint=latest,
-            trial=SimpleNamespace(
-                hparams=hparams or {}, _config=config, trial_seed=1, _steps_completed=0, trial_id=5
-            ),
-        )
-        monkeypatch.setattr(det, "get_cluster_info", lambda: info)
-
-    return of
-
-
 def arguments(folder: Path, **fields: Any) -> transformers.TrainingArguments:
     options = {"eval_strategy": "steps", "eval_steps": 2, "logging_steps": 2, "save_steps": 2, "max_steps": 4}
     return transformers.TrainingArguments(
@@ -92,7 +70,7 @@ class Data(torch.utils.data.Dataset):
 
 
 def train(
-    reports: Reports, args: Any, *more: Any, eval_dataset: Any = None, user_data: Any = None
+    reports: Reports, args: Any, *more: Any, eval_dataset: Any = None, **options: Any
 ) -> transformers.Trainer:
     config = transformers.LlamaConfig(
         vocab_size=8,
@@ -107,7 +85,7 @@ def train(
         args=args,
         train_dataset=Data(),
         eval_dataset=eval_dataset or Data(),
-        callbacks=[DetCallback(reports, args, user_data=user_data), *more],
+        callbacks=[DetCallback(reports, args, **options), *more],
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     return trainer
@@ -121,8 +99,10 @@ def codes(error: ConfigError) -> dict[str, str]:
 
 
 def test_metrics_have_the_names_of_determined_s_callback(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"})
+    trial(metric="eval_loss")
     reports = Reports()
+    # An acknowledged stop at the last step would make a master start the finished trial again.
+    reports.preempt.should_preempt = lambda: pytest.fail("asked") if len(reports.progress) == 4 else False
     trainer = train(reports, arguments(tmp_path))
     trainer.evaluate()  # as example scripts do: of a step that was reported
     assert sorted(reports.training) == [2, 4]
@@ -137,24 +117,18 @@ def test_metrics_have_the_names_of_determined_s_callback(trial: Any, tmp_path: P
     assert all(name.startswith("checkpoint-4/") for name in reports.stored["uuid-4"])
 
 
-def test_several_data_sets_are_one_validation(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_first_loss"})
-    reports = Reports()
-    train(reports, arguments(tmp_path, eval_steps=4), eval_dataset={"first": Data(), "second": Data()})
-    assert [step for step, _ in reports.validation] == [4]
-    assert reports.validation[0][1].keys() >= {"eval_first_loss", "eval_second_loss"}
-
-
-def test_filtered_metrics_keep_the_searcher_s(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"})
-    callback = DetCallback(Reports(), arguments(tmp_path), filter_metrics=["accuracy"])
-    assert callback.filter_metrics == ["accuracy", "eval_loss"]
-
-
-def test_without_a_trial_it_reports_all_the_same(tmp_path: Path) -> None:
-    reports = Reports()
-    train(reports, arguments(tmp_path))
-    assert sorted(reports.training) == [2, 4]
+@pytest.mark.parametrize("has_trial", [True, False])
+def test_several_data_sets_are_one_validation_and_a_filter_keeps_the_searcher_s(
+    has_trial: bool, trial: Any, tmp_path: Path
+) -> None:
+    if has_trial:
+        trial(metric="eval_first_loss")
+    reports, sets = Reports(), {"first": Data(), "second": Data(), "third": Data()}
+    train(reports, arguments(tmp_path, eval_steps=4), eval_dataset=sets, filter_metrics=["second_loss"])
+    [(step, metrics)] = reports.validation
+    assert step == 4
+    kept = {"eval_second_loss"} | ({"eval_first_loss"} if has_trial else set())
+    assert metrics.keys() == {"batches", "epochs", *kept}
 
 
 # --------------------------------------------------------------------------------------------- stops
@@ -168,39 +142,30 @@ class Stopping(transformers.TrainerCallback):
         self.reports.stops = state.global_step + 1 == self.step
 
 
-def test_a_stop_is_asked_at_every_step_and_saves_without_an_evaluation(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"})
-    reports = Reports()
-    args = arguments(tmp_path, eval_strategy="epoch", max_steps=20, per_device_train_batch_size=2)
-    train(reports, args, Stopping(reports, 3))
-    assert list(reports.stored) == ["uuid-2", "uuid-3"]
-    assert reports.validation == []
-    assert sorted(reports.training) == [2, 3]
-
-
-def test_a_stop_at_the_end_of_a_pass_evaluates_it_before_it_saves(trial: Any, tmp_path: Path) -> None:
-    """A run that resumes begins with the next pass."""
-    trial({"metric": "eval_loss"})
-    reports = Reports()
-    args = arguments(
-        tmp_path, eval_strategy="epoch", save_strategy="epoch", max_steps=20, per_device_train_batch_size=2
-    )
-    train(reports, args, Stopping(reports, 4))
-    assert [step for step, _ in reports.validation] == [4]
-    assert list(reports.stored) == ["uuid-4"]
-
-
-def test_the_last_step_asks_no_more(trial: Any, tmp_path: Path) -> None:
-    """An acknowledged stop would make a master start the finished trial again."""
-    trial({"metric": "eval_loss"})
-    reports = Reports()
-    reports.preempt.should_preempt = lambda: pytest.fail("asked") if len(reports.progress) == 4 else False
-    train(reports, arguments(tmp_path))
-    assert list(reports.stored) == ["uuid-2", "uuid-4"]
+@pytest.mark.parametrize(
+    ("stop", "period", "validated"),
+    [
+        (3, {"save_steps": 2}, []),
+        (
+            4,
+            {"save_strategy": "epoch"},
+            [4],
+        ),  # at the end of a pass: a run that resumes begins with the next one
+    ],
+)
+def test_a_stop_is_asked_at_every_step_and_evaluates_only_a_whole_pass(
+    stop: int, period: dict[str, Any], validated: list[int], trial: Any, tmp_path: Path
+) -> None:
+    trial(metric="eval_loss")
+    reports, how = Reports(), {"max_steps": 20, "per_device_train_batch_size": 2, **period}
+    train(reports, arguments(tmp_path, eval_strategy="epoch", **how), Stopping(reports, stop))
+    assert list(reports.stored)[-1] == f"uuid-{stop}"
+    assert [step for step, _ in reports.validation] == validated
+    assert max(reports.training) == stop
 
 
 def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"})
+    trial(metric="eval_loss")
     reports = Reports()
     callback = DetCallback(reports, arguments(tmp_path))
     state = transformers.TrainerState(global_step=2, epoch=0.1)
@@ -212,16 +177,8 @@ def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------- refused
 
 
-def test_hyperparameters_that_plain_arguments_did_not_take_are_refused(trial: Any, tmp_path: Path) -> None:
-    fit = {"max_length": {"batches": 9}}
-    trial({"metric": "eval_loss"}, {"global_batch_size": 64, "fit": fit})
-    with pytest.raises(ConfigError) as caught:
-        DetCallback(Reports(), arguments(tmp_path))
-    assert codes(caught.value).keys() == {"hyperparameters.global_batch_size", "hyperparameters.fit"}
-
-
 def test_a_metric_that_no_evaluation_has_ends_the_run_at_the_first(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_accuracy"})
+    trial(metric="eval_accuracy")
     with pytest.raises(ConfigError) as caught:
         train(Reports(), arguments(tmp_path))
     assert codes(caught.value) == {"searcher.metric": "searcher-metric"}
@@ -236,6 +193,9 @@ class Stored(Reports):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+
+    def get_metadata(self, uuid: str) -> dict[str, Any]:
+        return {"steps_completed": 2}
 
     def download(self, uuid: str, destination: str) -> None:
         target = Path(destination) / self.folder.name
@@ -252,7 +212,7 @@ def written(folder: Path, steps: int) -> Path:
 
 
 def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"}, latest="uuid-2")
+    trial(latest="uuid-2", metric="eval_loss")
     written(tmp_path / "out", 4)  # never stored: its run was killed
     args = arguments(tmp_path / "out")
     callback = DetCallback(Stored(written(tmp_path / "stored", 2)), args)
@@ -263,7 +223,7 @@ def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any,
 
 
 def test_a_checkpoint_of_something_else_is_refused(trial: Any, tmp_path: Path) -> None:
-    trial({"metric": "eval_loss"}, latest="uuid-2")
+    trial(latest="uuid-2", metric="eval_loss")
     other = tmp_path / "stored" / "model"
     other.mkdir(parents=True)
     with pytest.raises(CheckpointError):
@@ -272,7 +232,7 @@ def test_a_checkpoint_of_something_else_is_refused(trial: Any, tmp_path: Path) -
 
 def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(trial: Any, tmp_path: Path) -> None:
     """The loss of this model falls: the newest is the best, so that only a limit of 1 can show who stays."""
-    trial({"metric": "eval_loss"})
+    trial(metric="eval_loss")
     reports = Reports()
     args = arguments(
         tmp_path, max_steps=8, save_total_limit=2, learning_rate=0.0, load_best_model_at_end=True
