@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         measurement=measurement,
     )
     if measurement is not None:  # what is measured is trained from fresh weights
-        run.resume = run.resume_from = None
+        run.resume = run.resume_from = run.fork = None
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
     script = Entrypoint(words=tuple(options.script), is_script=True)

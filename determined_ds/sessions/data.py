@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from determined import pytorch
 from torch.utils import data as torch_data
 
-from determined_ds.config.layout import Batch
-from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.errors import DataError, Problem
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
 from determined_ds.train.data.shares import Share
@@ -27,15 +27,12 @@ class TrainingBatches:
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
         self._session = session
         self._make = make
-        self._made: Any = None
         self.dataset = dataset
 
-    @property
+    @functools.cached_property
     def loader(self) -> Any:
         """The loader that is read."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        return self._make()
 
     @property
     def batch_size(self) -> int:
@@ -57,7 +54,7 @@ class TrainingBatches:
         return steps * batch.accumulation
 
     def __iter__(self) -> Iterator[Any]:
-        return self._session._drive_of("iterating the loader").new_pass()
+        return self._session._drive_of("iterating the loader").one_pass()
 
 
 class ValidationData:
@@ -70,12 +67,11 @@ class ValidationData:
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
         self._session = session
         self._make = make
-        self._shared: tuple[Any, list[int] | None] | None = None
         self.dataset = dataset
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        _, sizes = self._share()
+        _, sizes = self._share
         if sizes is None:
             raise TypeError("the validation data has no length, and so has its loader")
         return len(sizes)
@@ -83,7 +79,7 @@ class ValidationData:
     def __iter__(self) -> Iterator[Any]:
         session = self._session
         session._drive_of("iterating the validation loader").pause()
-        batches, sizes = self._share()
+        batches, sizes = self._share
         pipelines = [engine for engine in session.context.models if session.context.use_pipeline_parallel]
         loads = session.context._mpu.should_build_data_loader
         with evaluating(pipelines) if pipelines else contextlib.nullcontext():
@@ -94,25 +90,22 @@ class ValidationData:
                 session._validated += sizes[number] if sizes is not None else 0
                 yield (iter([batch]) if loads else None) if pipelines else batch
 
+    @functools.cached_property
     def _share(self) -> tuple[Any, list[int] | None]:
         """The batches of this replica, and the samples in each, None where that is not known."""
-        if self._shared is None:
-            mpu, seed = self._session.context._mpu, self._session.context.get_trial_seed()
-            loader = self._make()
-            is_determineds = isinstance(loader, pytorch.DataLoader)
-            if is_determineds and type(loader.batch_sampler) is torch_data.BatchSampler:
-                with drawn_for(loader.batch_sampler, seed, 0):
-                    order = [sample for batch in loader.batch_sampler for sample in batch]
-                size = loader.batch_sampler.batch_size
-                own = even_share(order, mpu.data_parallel_rank, mpu.data_parallel_world_size, size)
-                self._shared = with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
-            else:
-                whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
-                self._shared = whole, whole.sizes
-        return self._shared
+        mpu, seed, loader = self._session.context._mpu, self._session.context.get_trial_seed(), self._make()
+        is_determineds = isinstance(loader, pytorch.DataLoader)
+        if not (is_determineds and type(loader.batch_sampler) is torch_data.BatchSampler):
+            whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
+            return whole, whole.sizes
+        with drawn_for(loader.batch_sampler, seed, 0):
+            order = [sample for batch in loader.batch_sampler for sample in batch]
+        size = loader.batch_sampler.batch_size
+        own = _even_share(order, mpu.data_parallel_rank, mpu.data_parallel_world_size, size)
+        return with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
 
 
-def even_share(order: list[int], replica: int, replicas: int, size: int) -> list[list[int]]:
+def _even_share(order: list[int], replica: int, replicas: int, size: int) -> list[list[int]]:
     """A replica's batches of data with an index: every sample is in one share, and each has as many batches.
 
     Under ZeRO 3 a forward pass is a collective, so replicas must make the same number of them.
@@ -125,24 +118,3 @@ def even_share(order: list[int], replica: int, replicas: int, size: int) -> list
     largest = -(-len(order) // replicas) if fewest else len(order)
     count = min(-(-largest // size), fewest or len(order))
     return [own[len(own) * index // count : len(own) * (index + 1) // count] for index in range(count)]
-
-
-def given_loader(loader: Any, batch: Batch) -> Any:
-    """A loader that the script has made itself, checked.
-
-    Raises:
-        ConfigError: it yields batches of another size than the micro-batch size.
-        DataError: it reads a stream.
-    """
-    if isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
-        message = "is a loader over a stream, which decides by itself what a replica sees"
-        fix = "give the dataset: s.loader(dataset, num_workers=...)"
-        kind = type(loader).__name__
-        raise DataError(Problem(key="s.loader", value=kind, message=message, fix=fix, code="loader-kind"))
-    size = getattr(loader.batch_sampler, "batch_size", batch.micro_batch_size)
-    if size != batch.micro_batch_size:
-        message = f"the loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
-        fix = f"give the dataset: s.loader(dataset), or make the loader with batch_size={batch.micro_batch_size}"
-        code = "loader-batch-size"
-        raise ConfigError(Problem(key="s.loader", value=size, message=message, fix=fix, code=code))
-    return loader

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,21 @@ from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.outcome import Failure, Outcome
-from determined_ds.launch.resume import keeping_seed, start_in
+from determined_ds.launch.resume import SLOTS, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP
-from determined_ds.sessions.session import in_words
+from determined_ds.sessions.session import Config, say_in_words
 from determined_ds.train.ending import cause_of, exit_code_of, reason_of
 from determined_ds.train.group.process_group import as_chief, join_process_group
-from determined_ds.train.opening import open_context
+from determined_ds.train.here import ScriptRun, begin
+from determined_ds.train.rank_process import show_own_errors
 from determined_ds.train.warning_keeper import KEEPER
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
-SLOTS = ("resources", "slots_per_trial")
 # What a problem of a run directory says of options of det-ds run -> of arguments of session.
 WORDS = {
     "add --resume to continue it": "write session(..., resume=True) to continue it",
@@ -53,30 +53,48 @@ WORDS = {
 }
 
 
+class OwnLocalRun(LocalRun):
+    """A run that a script makes."""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes it: the same, with the run directory in the environment."""
+        return f"{RESUME}={shlex.quote(short(self.run_dir))} {shlex.join([*sys.orig_argv])}"
+
+
 @contextlib.contextmanager
 def own_run(
-    config: str | os.PathLike[str] | Mapping[str, Any] | None,
+    config: Config,
     run_dir: Path | None,
     *,
     resume: bool,
     accelerator: str | None,
     stopped: Callable[[], bool],
-) -> Iterator[tuple[Any, Path, str | None, Path | None]]:
-    """Open a run for a script; a collective. Its arguments are those of ``session``.
+) -> Iterator[core.DistributedContext]:
+    """Within, this process is a rank of a run, as under ``det-ds run``. The arguments are those of ``session``.
 
     Args:
         stopped: Returns whether training has stopped as requested, once it has ended.
 
     Yields:
-        The context, the run directory, the uuid of the checkpoint to resume, and the folder of one to fork.
+        The ranks.
 
     Raises:
         ConfigError: it cannot run; every reason.
     """
+    show_own_errors()
     devices = detect_accelerator(accelerator)
     distributed = join_process_group(devices)
+    run = as_chief(distributed, lambda: _decided(config, run_dir, resume, distributed, devices))
+    checkpoint, fork = run.start.checkpoint, run.start.fork
+    here = ScriptRun(
+        run_dir=run.run_dir,
+        experiment=run.experiment,
+        accelerator=devices.name,
+        resume=checkpoint.uuid if checkpoint else None,
+        fork=fork.path if fork else None,
+    )
     with contextlib.ExitStack() as stack:
-        run = as_chief(distributed, lambda: _decided(config, run_dir, resume, distributed, devices))
         if distributed.rank == 0:
             stack.enter_context(_recorded(run, stopped))
             print(*run.header(), sep="\n", flush=True)
@@ -86,22 +104,20 @@ def own_run(
         KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
         stack.callback(KEEPER.end)
         stack.enter_context(_stopping())
-        opened = open_context(
-            experiment=run.experiment,
-            run_dir=run.run_dir,
-            accelerator=devices.name,
-            distributed=distributed,
-        )
-        checkpoint, fork = run.start.checkpoint, run.start.fork
-        latest = checkpoint.uuid if checkpoint else None
-        yield stack.enter_context(opened), run.run_dir, latest, fork.path if fork else None
+        begin(here)
+        stack.callback(begin, None)
+        yield distributed
 
 
 def _decided(
-    config: Any, stated: Path | None, resume: bool, distributed: core.DistributedContext, devices: Accelerator
+    config: Config,
+    stated: Path | None,
+    resume: bool,
+    distributed: core.DistributedContext,
+    devices: Accelerator,
 ) -> LocalRun:
     """What runs, and where; as under every launcher, the first launch of a job may say that it resumes."""
-    experiment = parse_experiment(document_of(config, distributed.size))
+    experiment = parse_experiment(_document_of(config, distributed.size))
     where = Where(
         context_dir=Path.cwd(),
         accelerator=devices,
@@ -110,23 +126,18 @@ def _decided(
         machines=distributed.cross_size,
     )
     resolved = decide_stated(experiment, experiment.hyperparameters, where)
-    resumed = os.environ.get(RESUME)
-    stated = Path(resumed) if resumed else stated
-    resume = resume or resumed is not None or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if stated is not None and resumed is None and RunDir(stated).is_empty():
-        resume = False
+    if resumed := os.environ.get(RESUME):
+        stated, resume = Path(resumed), True
+    else:
+        resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        resume = resume and not (stated is not None and RunDir(stated).is_empty())
     run_dir = stated or new_run_dir(RUNS / slug(experiment.name), datetime.now())
+    last = LAST if resume else None
     try:
-        start = start_in(
-            run_dir,
-            experiment,
-            resolved,
-            resume=LAST if resume else None,
-            stated=stated is not None,
-            forks=True,
-        )
+        start = start_in(run_dir, experiment, resolved, resume=last, stated=stated is not None, forks=True)
     except ConfigError as error:
-        raise ConfigError([in_words(problem, WORDS) for problem in error.problems]) from None
+        say_in_words(error, WORDS)
+        raise
     if start.checkpoint is not None:
         experiment = keeping_seed(start.checkpoint, experiment)
     return OwnLocalRun(
@@ -141,7 +152,7 @@ def _decided(
     )
 
 
-def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks: int) -> Document:
+def _document_of(config: Config, ranks: int) -> Document:
     """The experiment that a script is given, on the ranks that were launched.
 
     Raises:
@@ -155,16 +166,11 @@ def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks
             raise ConfigError(
                 Problem(key="session", value=str(config), message=message, fix=fix, code="session")
             )
-    elif config is None or isinstance(config, Mapping):
+    else:
         given = as_plain(dict(config or {}))
         if not OF_EXPERIMENTS & given.keys():
             given = {"hyperparameters": as_constants(given)}
         document = Document(name="session", data=given)
-    else:
-        message = "expected the path of an experiment's YAML, a mapping, or nothing"
-        fix = 'write session("experiment.yaml"), or session({"global_batch_size": 32, ...})'
-        kind = type(config).__name__
-        raise ConfigError(Problem(key="session", value=kind, message=message, fix=fix, code="session"))
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
@@ -172,46 +178,32 @@ def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks
     return document.overwritten((SLOTS, ranks, "the launched ranks"))
 
 
-class OwnLocalRun(LocalRun):
-    """A run that a script makes."""
-
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes it: the same, with the run directory in the environment."""
-        return f"{RESUME}={shlex.quote(short(self.run_dir))} {shlex.join([*sys.orig_argv])}"
-
-
 @contextlib.contextmanager
 def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
     """Write what ranks read, and how the run has ended; on rank 0."""
+    there, outcome = RunDir(run.run_dir), Outcome()
     with RunLock(run.run_dir):
         run.write()
-        outcome = Outcome()
         try:
             yield
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):
-                outcome = _failed(error, run)
+                code, reason = exit_code_of(error), shortened(reason_of(error))
+                failure = Failure(
+                    rank=0, code=code, exit_code=code, time=time.time(), cause=cause_of(error), reason=reason
+                )
+                outcome = Outcome(failures=(failure,))
+                remove_partial(there.checkpoints)
             raise
         finally:
             if stopped() and not outcome.failures:
                 outcome = Outcome(signals=(signal.SIGTERM,))
-            RunDir(run.run_dir).remove_next()
+            there.remove_next()
             run.conclude(outcome)
             closing = run.closing()
             if stopped() and not closing:
                 print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
             print(*closing, sep="\n", end="\n" if closing else "", flush=True)
-
-
-def _failed(error: BaseException, run: LocalRun) -> Outcome:
-    remove_partial(RunDir(run.run_dir).checkpoints)
-    code = exit_code_of(error)
-    reason = shortened(reason_of(error))
-    failure = Failure(
-        rank=0, code=code, exit_code=code, time=time.time(), cause=cause_of(error), reason=reason
-    )
-    return Outcome(failures=(failure,))
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.sessions.data import TrainingBatches, ValidationData, given_loader
-from determined_ds.sessions.drive import Drive, ReportedValidation, ScriptState, ScriptTrial
+from determined_ds.sessions.data import TrainingBatches, ValidationData
+from determined_ds.sessions.drive import Drive, ReportedValidation, ScriptTrial
 from determined_ds.train.adoption import MADE
 from determined_ds.train.data.loaders import has_state
-from determined_ds.train.here import ScriptRun, cluster_info, script_run
+from determined_ds.train.here import Here, here
 from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.fit import completed, of_hyperparameters
 from determined_ds.train.loop.trainer import Training
@@ -30,6 +30,19 @@ from determined_ds.train.opening import open_context
 from determined_ds.trial.author import described
 
 logger = logging.getLogger("determined_ds")
+# What a trial writes -> what a script does.
+WORDS = {
+    MADE: "the engine of s.checkpoint",
+    "ScriptTrial.": "",
+    "build_training_data_loader": "s.loader",
+    "self.training_loader": "s.loader",
+    "self.validation_loader": "s.validation_loader",
+    "context.get_train_micro_batch_size_per_gpu()": "s.resolved.batch.micro_batch_size",
+    "context.overwrite(...)": "config=s.ds_config",
+    "context.resolved": "s.resolved",
+    "state what is missing": "state hyperparameters.global_batch_size",
+    "context.wrap_model_engine(engine)": "s.checkpoint(engine)",
+}
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
 
 
@@ -76,57 +89,44 @@ class Session:
         self._resume = resume
         self._accelerator = accelerator
         self._stack = contextlib.ExitStack()
+        self._here: Here
         self._context: Any = None
         self._trial: Any = None
         self._loader: TrainingBatches | None = None
         self._drive: Drive | None = None
-        self._latest: str | None = None
-        self._fork: Path | None = None
-        self._run_dir: Path | None = None
-        self._test = False
         self._validated = 0  # samples of the validation data since the last report
 
     # ------------------------------------------------------------------------------------ start and end
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as stack:
-            self._context = stack.enter_context(self._opened())
+            stack.push(lambda _kind, error, _traceback: say_in_words(error, WORDS))
+            ranks, found = None, here()
+            if found is None:
+                # What makes a run is not sent to a cluster.
+                from determined_ds.sessions.own_run import own_run
+
+                run = own_run(
+                    self._config,
+                    self._wanted_dir,
+                    resume=self._resume,
+                    accelerator=self._accelerator,
+                    stopped=lambda: self.stop_requested,
+                )
+                ranks, found = stack.enter_context(run), here()
+            assert found is not None
+            self._here = found
+            if found.run is not None:
+                found.run.trained = True
+            self._context = stack.enter_context(
+                open_context(distributed=ranks, accelerator=self._accelerator)
+            )
             self._trial = ScriptTrial(self._context)
             self._stack = stack.pop_all()
         return self
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Any]:
-        run, info = script_run(), cluster_info()
-        if run is not None:
-            run.trained = True
-            if run.measurement is None:  # else it trains from fresh weights
-                self._latest, self._fork, self._test = run.latest_checkpoint, run.fork, run.test
-            self._run_dir = run.run_dir
-            with open_context() as context:
-                yield context
-        elif info is not None and info.task_type == "TRIAL":
-            self._latest = info.latest_checkpoint or None
-            with open_context(accelerator=self._accelerator) as context:
-                yield context
-        else:
-            # What makes a run is not sent to a cluster.
-            from determined_ds.sessions.own_run import own_run
-            from determined_ds.train.rank_process import show_own_errors
-
-            show_own_errors()
-            opened = own_run(
-                self._config,
-                self._wanted_dir,
-                resume=self._resume,
-                accelerator=self._accelerator,
-                stopped=lambda: self.stop_requested,
-            )
-            with opened as found:
-                context, self._run_dir, self._latest, self._fork = found
-                yield context
-
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
+        say_in_words(error, WORDS)  # before the run records it
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             return self._stack.__exit__(kind, error, traceback)
         with self._stack:
@@ -149,7 +149,7 @@ class Session:
             ConfigError: the session was not entered.
         """
         if self._context is None:
-            raise refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
+            raise _refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
         return self._context
 
     @property
@@ -170,7 +170,8 @@ class Session:
     @property
     def run_dir(self) -> Path | None:
         """The run directory; None on a cluster."""
-        return self.context and self._run_dir
+        run = self.context and self._here.run
+        return run.run_dir if run is not None else None
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -184,7 +185,7 @@ class Session:
         Raises:
             ConfigError: the batch is not known before ``s.checkpoint(engine)``.
         """
-        return self._decided("s.resolved")
+        return self.context.resolved  # type: ignore[no-any-return]
 
     @property
     def ds_config(self) -> dict[str, Any]:
@@ -193,27 +194,17 @@ class Session:
         Raises:
             ConfigError: as for :attr:`resolved`.
         """
-        return self._decided("s.ds_config").ds_config
-
-    def _decided(self, key: str) -> ResolvedConfig:
-        try:
-            return self.context.resolved  # type: ignore[no-any-return]
-        except ConfigError as error:
-            missing = [problem for problem in error.problems if problem.code != "undecided"]
-            message = "is not known before the first engine, since the configuration leaves the batch open"
-            fix = "state hyperparameters.global_batch_size, or call s.checkpoint(engine) first"
-            own = Problem(key=key, message=message, fix=fix, code="undecided")
-            raise ConfigError([*missing, own]) from None
+        return self.resolved.ds_config
 
     @property
     def batches_trained(self) -> int:
         """Optimizer steps that have ended since the start of training, in this process or before."""
-        return 0 if self._drive is None else self._drive.batches_trained
+        return 0 if self._drive is None else self._drive.training.state.batches_trained
 
     @property
     def stop_requested(self) -> bool:
         """Whether a stop was requested and its checkpoint is written: end the script soon."""
-        return self._drive is not None and self._drive.is_stopped
+        return self._drive is not None and self._drive.training.is_stopped
 
     # ------------------------------------------------------------------------------------ data
 
@@ -234,7 +225,7 @@ class Session:
         """
         if self._loader is not None:
             fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
-            raise refused("s.loader", "was called before: a session has one training loader", fix)
+            raise _refused("s.loader", "was called before: a session has one training loader", fix)
         self._loader = TrainingBatches(self, self._maker("training_loader", dataset, options), dataset)
         self._trial.loader = self._loader
         return self._loader
@@ -258,14 +249,14 @@ class Session:
         return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
 
     def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
-        """A function that makes a loader, once the batch is known; what can be checked now is."""
+        """A function that makes a loader, once the batch is known."""
         trial = self.context and self._trial
-        if isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
-            if options:
-                fix = f"give the dataset: {trial.loader_names[method]}(loader.dataset, ...)"
-                raise refused(trial.loader_names[method], "got a loader, and options for another", fix)
-            return lambda: given_loader(dataset, self.resolved.batch)
-        return lambda: getattr(trial, method)(dataset, **options)
+        if not isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
+            return lambda: getattr(trial, method)(dataset, **options)
+        if options:
+            fix = f"give the dataset: self.{method}(loader.dataset, ...)"
+            raise _refused(f"self.{method}", "got a loader, and options for another", fix)
+        return lambda: dataset
 
     def epochs(self, num: int) -> Iterator[int]:
         """The numbers of the epochs that are left: those done before a resume are skipped.
@@ -279,9 +270,8 @@ class Session:
             0 .. num - 1.
 
         Raises:
-            ConfigError: there is no engine or no data yet, or ``num`` is not a number of epochs.
+            ConfigError: there is no engine or no data yet.
         """
-        check_count("s.epochs", num)
         return self._drive_of("s.epochs").epochs(num)
 
     def steps(self, num: int | None = None) -> Iterator[Any]:
@@ -291,7 +281,7 @@ class Session:
                 loss = engine.train_batch(data_iter=batches)
 
         Args:
-            num: Steps in all; None: to ``fit.max_length``.
+            num: Steps in all, >= 1; None: to ``fit.max_length``.
 
         Yields:
             Iterators; None on ranks that load nothing, such as a pipeline's middle stages.
@@ -299,12 +289,10 @@ class Session:
         Raises:
             ConfigError: there is no engine, no data or no length yet.
         """
-        if num is not None:
-            check_count("s.steps", num)
         drive = self._drive_of("s.steps")
-        if num is None and not drive.states_length:
+        if num is None and drive.training.fit.max_length is None:
             fix = "write s.steps(1000), or state fit.max_length"
-            raise refused("s.steps", "nothing says how long to train", fix)
+            raise _refused("s.steps", "nothing says how long to train", fix)
         return drive.steps(num)
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
@@ -331,55 +319,57 @@ class Session:
         known = [id(engine) for engine in self.context.models]
         if any(id(engine) not in known for engine in engines):
             fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
-            raise refused("s.checkpoint", "got an engine that its first call was not given", fix)
+            raise _refused("s.checkpoint", "got an engine that its first call was not given", fix)
         caller = sys._getframe(1)
-        place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-        self._drive_of("s.checkpoint").request_checkpoint(place)
+        self._drive.request_checkpoint(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
 
     def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
         context, key = self.context, "s.checkpoint"
         fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
         if not engines:
-            raise refused(key, "its first call was given no engine", fix)
+            raise _refused(key, "its first call was given no engine", fix)
         for engine in engines:
             if not isinstance(engine, deepspeed.DeepSpeedEngine):
-                raise refused(key, f"got {described(engine)}; expected an engine of DeepSpeed", fix)
+                raise _refused(key, f"got {described(engine)}; expected an engine of DeepSpeed", fix)
         for name, each in state.items():
             if not has_state(each):
                 message = f"{name} is {described(each)}, which has no state_dict and load_state_dict"
-                raise refused(key, message, "give it both, or leave it out")
-        try:
-            for engine in engines:
-                context.wrap_model_engine(engine)
-        except ConfigError as error:
-            words = {MADE: "the engine of s.checkpoint", "context.overwrite(...)": "config=s.ds_config"}
-            raise ConfigError([in_words(each, words) for each in error.problems]) from None
-        training, run = self._training(script_run())
+                raise _refused(key, message, "give it both, or leave it out")
+        for engine in engines:
+            context.wrap_model_engine(engine)
+        training, run = self._training(), self._here.run
         self._stack.enter_context(training)
-        script = ScriptState(context.models, state)
-        self._drive = Drive(training, script, run, (self._latest, self._fork))
+        fork = run.fork if run is not None else None
+        self._drive = Drive(training, state, run, self._here.latest_checkpoint, fork)
 
-    def _training(self, run: ScriptRun | None) -> tuple[Training, ScriptRun | None]:
-        """What the script drives, and its run where that is measured."""
-        context, is_chief = self.context, self.rank == 0
-        given: dict[str, Any] = {"validator": ReportedValidation(context), "source": "s.report"}
+    def _training(self) -> Training:
+        """What the script drives: as the hyperparameters say, or the steps that are measured."""
+        context, run, measure = self.context, self._here.run, None
+        tests = run is not None and run.test
         if run is not None and run.measurement is not None:
             from determined_ds.train.loop.measure import Measuring, check_strategy, measured_fit
 
-            fix = "initialize the engine with config=s.ds_config"
-            check_strategy(context, made_by="the script", fix=fix)
+            check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
             measure = Measuring(self._trial, context, run.measurement)
             fit, progress = measured_fit(run.measurement), Progress(shows=False)
-            return Training(self._trial, context, fit, progress, measure=measure, **given), run
-        fit = of_hyperparameters(context.resolved.fit)
-        idle = [name for name in ("validation_period", "step_zero_validation") if getattr(fit, name)]
-        if idle and is_chief:
-            names = ", fit.".join(idle)
-            logger.warning("warning: fit.%s: no effect in a session, whose script validates", names)
-        fit = replace(fit, step_zero_validation=False)
-        fit = completed(fit, context, test_mode=self._test, states_length=False)
-        progress = make_progress(is_chief, context._run_dir.metrics)
-        return Training(self._trial, context, fit, progress, test_mode=self._test, **given), None
+        else:
+            fit = of_hyperparameters(context.resolved.fit)
+            for name in ("validation_period", "step_zero_validation"):
+                if getattr(fit, name) and self.rank == 0:
+                    logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
+            fit = replace(fit, step_zero_validation=False)
+            fit = completed(fit, context, test_mode=tests, states_length=False)
+            progress = make_progress(self.rank == 0, context._run_dir.metrics)
+        return Training(
+            self._trial,
+            context,
+            fit,
+            progress,
+            test_mode=tests,
+            measure=measure,
+            validator=ReportedValidation(context),
+            source="s.report",
+        )
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.
@@ -395,7 +385,7 @@ class Session:
         Raises:
             TrainingError: a value is not a number.
         """
-        if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        if not isinstance(metrics, Mapping):
             raise TrainingError(
                 f"s.report: got {described(metrics)}; expected metrics by name\n"
                 '  fix: write s.report({"loss": loss})'
@@ -408,33 +398,30 @@ class Session:
         drive, is_pipeline = self._drive, self.context.use_pipeline_parallel
         if drive is None:
             fix = "call s.checkpoint(engine) after deepspeed.initialize"
-            raise refused(what, "no engine was handed over yet", fix)
+            raise _refused(what, "no engine was handed over yet", fix)
         if what in ("s.steps", "s.epochs") and self._loader is None:
-            raise refused(what, "there is no training data", "call loader = s.loader(dataset) before")
+            raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
         if what == "iterating the loader" and is_pipeline:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
-            raise refused(what, "a pipeline takes its batches itself", fix)
+            raise _refused(what, "a pipeline takes its batches itself", fix)
         return drive
 
 
-def refused(key: str, message: str, fix: str) -> ConfigError:
+def _refused(key: str, message: str, fix: str) -> ConfigError:
     """The error of a call; ``key`` names it as the script writes it."""
     return ConfigError(Problem(key=key, message=message, fix=fix, code="session"))
 
 
-def check_count(key: str, num: Any) -> None:
-    """Refuse what is not a number of epochs or steps."""
-    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-        raise refused(key, f"got {described(num)}; expected an integer of at least 1", f"write {key}(10)")
-
-
-def in_words(problem: Problem, words: Mapping[str, str]) -> Problem:
-    """A problem in other words, such as those of a script in place of those of a trial or of ``det-ds run``."""
+def say_in_words(error: BaseException | None, words: Mapping[str, str]) -> None:
+    """Put an error of the configuration into other words, where it is one: those of its reader."""
 
     def said(text: str) -> str:
         for before, after in words.items():
             text = text.replace(before, after)
         return text
 
-    key, message = said(problem.key), said(problem.message)
-    return replace(problem, key=key, message=message, fix=problem.fix and said(problem.fix))
+    if isinstance(error, ConfigError):
+        error.problems = tuple(
+            replace(each, key=said(each.key), message=said(each.message), fix=said(each.fix))
+            for each in error.problems
+        )

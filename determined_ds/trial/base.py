@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from determined import pytorch
@@ -53,11 +53,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     is_whole = True
     sequence_parallel = False
     sequence = SequenceGroup()
-    # How messages name the methods that make loaders.
-    loader_names: ClassVar[dict[str, str]] = {
-        "training_loader": "self.training_loader",
-        "validation_loader": "self.validation_loader",
-    }
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context

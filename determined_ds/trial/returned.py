@@ -156,7 +156,7 @@ def loader(trial: Any, name: str, value: Any) -> Any:
 def loader_arguments(trial: Any, method: str, options: Mapping[str, Any]) -> None:
     """Refuse a ``batch_size`` of ``self.training_loader`` or ``self.validation_loader``, which have one."""
     if "batch_size" in options:
-        name = trial.loader_names[method]
+        name = f"self.{method}"
         message = (
             f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {trial.micro_batch_size}"
         )

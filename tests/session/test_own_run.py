@@ -106,7 +106,7 @@ def test_metrics_are_means_over_ranks_micro_batches_and_samples(two_ranks: Ranks
 
 
 def several(run_dir: str, stop_at: int, resume: bool) -> Any:
-    """In a rank: two engines and a counter; a stop is requested after a batch of the first pass."""
+    """In a rank: two engines, a counter, and a rate that is halved after each pass; a stop is requested in a pass."""
     import deepspeed
     import torch
 
@@ -130,7 +130,7 @@ def several(run_dir: str, stop_at: int, resume: bool) -> Any:
         loader, counter = s.loader(data()), Counter()
         s.checkpoint(first, second, counter=counter)
         at_start = (s.batches_trained, counter.count)
-        for _ in range(2):
+        for _ in range(3):
             counter.count += 100  # before a pass: belongs to the step before it
             for inputs, targets in loader:
                 middle = first(inputs)
@@ -145,88 +145,53 @@ def several(run_dir: str, stop_at: int, resume: bool) -> Any:
                     os.kill(os.getpid(), signal.SIGTERM)
             if s.stop_requested:
                 break
+            for group in first.optimizer.param_groups:
+                group["lr"] /= 2
         weights = [p.detach().tolist() for engine in (first, second) for p in engine.module.parameters()]
-        return at_start, counter.count, weights
+        return at_start, counter.count, first.get_lr(), weights
 
 
-def test_engines_and_objects_are_restored_and_a_stop_ends_the_pass(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Engines and objects are restored; what the script does to them again, in passes that are done, is undone."""
     whole = two_ranks.run(several, str(tmp_path / "whole"), -1, False)
-    stopped = two_ranks.run(several, str(tmp_path / "run"), 2, False)
-    assert [count for _, count, _ in stopped] == [104, 104]
+    assert whole[0][2] == [0.01 / 8]
+    stopped = two_ranks.run(several, str(tmp_path / "run"), 2 * STEPS_A_PASS + 1, False)
+    assert [count for _, count, *_ in stopped] == [314, 314]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["steps_completed"]) == ("stopped", 2)
+    assert (result["status"], result["steps_completed"]) == ("stopped", 7)
     assert result["resume"].startswith("DETERMINED_DS_RESUME=")
     resumed = two_ranks.run(several, str(tmp_path / "run"), -1, True)
-    assert [start for start, _, _ in resumed] == [(2, 104)] * 2
+    assert [start for start, *_ in resumed] == [(7, 314)] * 2
     assert [each[1:] for each in resumed] == [each[1:] for each in whole]
 
 
-def halving(run_dir: str, stop_at: int, resume: bool) -> Any:
-    """In a rank: the script halves the learning rate after each pass."""
+def failing(run_dir: str) -> Any:
+    """In a rank: a script that states nothing but its own DeepSpeed configuration, and has a mistake of its own."""
     import determined_ds
 
-    hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}
-    with determined_ds.session(hparams, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
-        engine, loader = linear(s), s.loader(data())
-        s.checkpoint(engine)
-        for _ in range(3):
-            for batch in loader:
-                s.report({"loss": step(engine, batch)})
-                if engine.global_steps == stop_at and s.rank == 0:
-                    os.kill(os.getpid(), signal.SIGTERM)
-            if s.stop_requested:
-                break
-            for group in engine.optimizer.param_groups:
-                group["lr"] /= 2
-        return engine.get_lr(), [p.detach().tolist() for p in engine.module.parameters()]
-
-
-def test_what_the_script_does_to_the_engine_again_is_undone(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Going through two passes that are done, it halves the rate twice more."""
-    whole = two_ranks.run(halving, str(tmp_path / "whole"), -1, False)
-    assert whole[0][0] == [0.01 / 8]
-    two_ranks.run(halving, str(tmp_path / "run"), 2 * STEPS_A_PASS + 1, False)
-    assert two_ranks.run(halving, str(tmp_path / "run"), -1, True) == whole
-
-
-def adopting(run_dir: str) -> Any:
-    """In a rank: a script that states nothing but its own DeepSpeed configuration."""
-    import determined_ds
-
-    with determined_ds.session(run_dir=run_dir, accelerator="cpu") as s:
-        engine = linear(s, {"train_batch_size": 12, "gradient_accumulation_steps": 3, "optimizer": ADAM})
-        loader = s.loader(data())
-        s.checkpoint(engine)
-        for batch in loader:
-            s.report({"loss": step(engine, batch)})
-        return s.ds_config["train_micro_batch_size_per_gpu"], len(loader), engine.global_steps
-
-
-def test_without_a_configuration_the_engine_says_the_batch(two_ranks: Ranks, tmp_path: Path) -> None:
-    assert two_ranks.run(adopting, str(tmp_path / "run")) == [(2, 6, 2)] * 2
-    assert (tmp_path / "run" / "deepspeed_config.json").is_file()
-
-
-def failing(run_dir: str) -> str:
-    """In a rank: a script with a mistake of its own, after two steps."""
-    import determined_ds
-
+    found = []
     try:
-        hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}
-        with determined_ds.session(hparams, run_dir=run_dir, accelerator="cpu") as s:
-            engine, loader = linear(s), s.loader(data())
+        with determined_ds.session(run_dir=run_dir, accelerator="cpu") as s:
+            engine = linear(s, {"train_batch_size": 12, "gradient_accumulation_steps": 3, "optimizer": ADAM})
+            loader = s.loader(data())
             s.checkpoint(engine)
+            found = [s.ds_config["train_micro_batch_size_per_gpu"], len(loader)]
             for number, batch in enumerate(loader):
                 step(engine, batch)
-                if number == 3:
+                if number == 2:
+                    s.checkpoint()
+                if number == 5:
                     raise KeyError("mine")
     except KeyError as error:
-        return repr(error)
-    return ""
+        found.append(repr(error))
+    return found
 
 
-def test_an_exception_leaves_the_last_checkpoint_and_is_reported(two_ranks: Ranks, tmp_path: Path) -> None:
-    assert two_ranks.run(failing, str(tmp_path / "run")) == ["KeyError('mine')"] * 2
+def test_the_engine_says_the_batch_and_a_failure_leaves_the_last_checkpoint(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    assert two_ranks.run(failing, str(tmp_path / "run")) == [[2, 6, "KeyError('mine')"]] * 2
+    assert (tmp_path / "run" / "deepspeed_config.json").is_file()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["cause"]) == ("failed", "crash")
     assert "mine" in result["reason"]
