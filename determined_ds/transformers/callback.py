@@ -129,6 +129,22 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
             key, code = "searcher.metric", "searcher-metric"
             problems.append(Problem(key=key, value=metric, message=message, fix=fix, code=code))
+        if (
+            getattr(args, "resolved", None) is None
+        ):  # transformers' own arguments, which read no hyperparameter
+            stated = trial.task.hyperparameters
+            own, fix = parse_hyperparameters(stated), "use determined_ds.transformers.TrainingArguments"
+            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+            length = own.fit.max_length
+            made = args.max_steps if length and length.unit == "batches" else args.num_train_epochs
+            asked: dict[tuple[str, ...], tuple[Any, Any]] = {
+                ("global_batch_size",): (own.global_batch_size, batch),
+                ("fit", "max_length"): (length and length.value, made),
+            }
+            for path, (wanted, found) in asked.items():
+                if wanted not in (None, found):
+                    message = f"is not read by transformers' own arguments, which have {found}"
+                    problems.append(stated.problem(path, message, fix, "stated-twice"))
         if problems:
             raise ConfigError(problems)
 

@@ -177,6 +177,16 @@ def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------- refused
 
 
+def test_hyperparameters_that_plain_arguments_did_not_take_are_refused(trial: Any, tmp_path: Path) -> None:
+    trial({"global_batch_size": 64, "fit": {"max_length": {"batches": 9}}}, metric="eval_loss")
+    with pytest.raises(ConfigError) as caught:
+        DetCallback(Reports(), arguments(tmp_path))
+    assert codes(caught.value).keys() == {
+        "hyperparameters.global_batch_size",
+        "hyperparameters.fit.max_length",
+    }
+
+
 def test_a_metric_that_no_evaluation_has_ends_the_run_at_the_first(trial: Any, tmp_path: Path) -> None:
     trial(metric="eval_accuracy")
     with pytest.raises(ConfigError) as caught:
