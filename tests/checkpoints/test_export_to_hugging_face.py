@@ -1,4 +1,4 @@
-"""What from_pretrained loads from an export computes what the trained engine computes, to the last bit."""
+"""What from_pretrained loads from an export computes what the trained engine computes, to the last bit; its index."""
 
 from __future__ import annotations
 
@@ -136,3 +136,14 @@ def test_a_checkpoint_of_transformers_trainer(zero_stage: int, tmp_path: Path) -
         (written,) = path.glob("checkpoint-*/model.safetensors")
         theirs = safetensors.torch.load_file(written)
         assert all(torch.equal(found[name], theirs[name]) for name in found)
+
+
+def test_twice_the_ranks_have_an_index_as_long(two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path) -> None:
+    """ZeRO 3 cuts every parameter into as many equal slices as there are ranks."""
+    data = {"path": tiny.text_file(tmp_path), "tokenizer": "bytes", "validation_fraction": 0.15}
+    lengths = []
+    for ranks, run_dir in ((two_ranks, tmp_path / "two"), (four_ranks, tmp_path / "four")):
+        ranks.run(trained.train, "gpt2", str(run_dir), trained.hyperparameters("gpt2", 3), data)
+        [index] = run_dir.glob("checkpoints/*/model0/index.json")
+        lengths.append(index.stat().st_size)
+    assert lengths[1] < 1.1 * lengths[0]
