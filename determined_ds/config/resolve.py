@@ -306,6 +306,9 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
         for section, package in PACKAGES.items():
             if ds.get((section, "enabled")) is True:
                 need(ds, (section, "enabled"), package, package, True)
+        kind = ds.get(("optimizer", "type"))
+        if str(kind).lower() in ("muadam", "muadamw", "musgd"):
+            need(ds, ("optimizer", "type"), "mup", "mup", kind)
     if hyperparameters is not None:
         for name in read_loggers(hyperparameters):
             need(hyperparameters, (LOGGING, name), name, TOOLS[name].package, NOT_GIVEN)

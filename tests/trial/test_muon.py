@@ -103,7 +103,7 @@ def test_one_rank_without_zero_continues_with_what_two_under_zero_3_wrote(
     """Weights, momenta and Adam's states are the same, bit for bit, and so are the steps to rounding."""
     layout, other = LAYOUTS["ZeRO 3"], LAYOUTS["ZeRO 0"]
     (whole, _) = two_ranks.run(run, layout, str(tmp_path), steps=5, **DS)
-    saved, again = str(tmp_path / "a"), str(tmp_path / "b")
+    saved, again = tmp_path / "a", tmp_path / "b"
     two_ranks.run(run, layout, str(tmp_path), write=saved, steps=3, **DS)
     rest = one_rank.run(run, other, str(tmp_path), read=saved, first=3, steps=2, **DS)[0]
     assert rest == pytest.approx(whole[3:], rel=1e-6)
@@ -118,7 +118,7 @@ def test_what_is_not_cut_along_the_parameters_fits_only_the_ranks_that_wrote_it(
     two_ranks: Ranks, one_rank: Ranks, tmp_path: Path
 ) -> None:
     """Under ZeRO 1 and 2 Muon keeps the momentum of whole matrices."""
-    saved = str(tmp_path / "a")
+    saved = tmp_path / "a"
     two_ranks.run(run, LAYOUTS["ZeRO 3"], str(tmp_path), write=saved, steps=1, **DS)
     with pytest.raises(RanksFailed, match="only the ranks and the strategy that wrote them"):
         one_rank.run(run, LAYOUTS["ZeRO 2"], str(tmp_path), read=saved, **DS)

@@ -182,10 +182,6 @@ WRONG = {
         "metric 'note' is the str 'fine'",
         loss=loss_of(lambda errors: {"loss": errors.mean(), "note": "fine"}),
     ),
-    "outputs as a metric": Case(
-        "metric 'logits' is 400,000 numbers of shape (8, 50000)",
-        loss=loss_of(lambda errors: {"loss": errors.mean(), "logits": torch.zeros(8, 50_000)}),
-    ),
     "a searched list": Case(
         "name a metric that is a number", evaluate_full_dataset=returning({"validation_loss": [1.0, 2.0]})
     ),

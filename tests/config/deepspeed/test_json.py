@@ -108,7 +108,13 @@ def test_what_deepspeed_accepts_is_accepted(data: Json, key: str, given: Any) ->
     assert repr(value_at(decide(ds=data, accelerator=CUDA).ds_config, key)) == repr(given)
 
 
-@pytest.mark.parametrize(("ds", "module", "key"), [({"wandb": {"enabled": True}}, "wandb", "wandb.enabled")])
+@pytest.mark.parametrize(
+    ("ds", "module", "key"),
+    [
+        ({"wandb": {"enabled": True}}, "wandb", "wandb.enabled"),
+        (optimizer("MuAdamW", lr=0.1), "mup", "optimizer.type"),
+    ],
+)
 def test_a_package_that_a_json_needs_and_this_machine_lacks_is_a_warning(
     ds: Json, module: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
