@@ -84,7 +84,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ZeRO 2": {"zero": {"stage": 2}},
     "ZeRO 3": {"zero": {"stage": 3, "reduce_scatter": False}},
 }
-DS: dict[str, Any] = {"optimizer": MUON, "scheduler": {}, "gradient_clipping": 0.0}
+DS: dict[str, Any] = {"optimizer": MUON, "scheduler": None, "gradient_clipping": 0.0}
 
 
 def held_in(checkpoint: str) -> dict[tuple[str, str], torch.Tensor]:
@@ -102,12 +102,14 @@ def test_one_rank_without_zero_continues_with_what_two_under_zero_3_wrote(
 ) -> None:
     """Weights, momenta and Adam's states are the same, bit for bit, and so are the steps to rounding."""
     layout, other = LAYOUTS["ZeRO 3"], LAYOUTS["ZeRO 0"]
-    (whole, _) = two_ranks.run(run, layout, str(tmp_path), steps=5, **DS)
+    (whole, _) = two_ranks.run(run, layout, str(tmp_path), steps=5, overwrite_deepspeed_args=DS)
     saved, again = tmp_path / "a", tmp_path / "b"
-    two_ranks.run(run, layout, str(tmp_path), write=saved, steps=3, **DS)
-    rest = one_rank.run(run, other, str(tmp_path), read=saved, first=3, steps=2, **DS)[0]
+    two_ranks.run(run, layout, str(tmp_path), write=saved, steps=3, overwrite_deepspeed_args=DS)
+    rest = one_rank.run(run, other, str(tmp_path), read=saved, first=3, steps=2, overwrite_deepspeed_args=DS)[
+        0
+    ]
     assert rest == pytest.approx(whole[3:], rel=1e-6)
-    one_rank.run(run, other, str(tmp_path), read=saved, write=again, **DS)
+    one_rank.run(run, other, str(tmp_path), read=saved, write=again, overwrite_deepspeed_args=DS)
     was, now = held_in(saved), held_in(again)
     assert was.keys() == now.keys()
     assert any(state == "momentum_buffer" for _, state in was)
@@ -119,9 +121,9 @@ def test_what_is_not_cut_along_the_parameters_fits_only_the_ranks_that_wrote_it(
 ) -> None:
     """Under ZeRO 1 and 2 Muon keeps the momentum of whole matrices."""
     saved = tmp_path / "a"
-    two_ranks.run(run, LAYOUTS["ZeRO 3"], str(tmp_path), write=saved, steps=1, **DS)
+    two_ranks.run(run, LAYOUTS["ZeRO 3"], str(tmp_path), write=saved, steps=1, overwrite_deepspeed_args=DS)
     with pytest.raises(RanksFailed, match="only the ranks and the strategy that wrote them"):
-        one_rank.run(run, LAYOUTS["ZeRO 2"], str(tmp_path), read=saved, **DS)
+        one_rank.run(run, LAYOUTS["ZeRO 2"], str(tmp_path), read=saved, overwrite_deepspeed_args=DS)
 
 
 def left_to_adam(run_dir: Path, kind: str) -> set[str]:
