@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints.strategies import ZERO, config_of, trial_class
+from tests.checkpoints.strategies import ZERO, hyperparameters, trial_class
 from tests.harness.ranks import Ranks
 
 
@@ -16,12 +16,7 @@ def place(run_dir: Path, within: bool) -> dict[str, Any]:
     from determined_ds import open_context
 
     strategy = ZERO["pipe2_zero1"]
-    hparams = {
-        "global_batch_size": 8,
-        "pipe_parallel_size": 2,
-        "pipe_within_machine": within,
-        "deepspeed_config": config_of(strategy),
-    }
+    hparams = hyperparameters(strategy, pipe_within_machine=within)
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         grid = trial_class(strategy)(context).engine.grid
         return {
