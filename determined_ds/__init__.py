@@ -30,11 +30,9 @@ _HOMES = {
     "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.train.loop.fit",
     "TrainingError": "determined_ds.errors",
-    "TrainingResult": "determined_ds.tune.whole_run",
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
-    "create_performance_visualizations": "determined_ds.report.comparison",
     "get_gpu_memory_stats": "determined_ds.train.memory",
     "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
@@ -46,7 +44,6 @@ _HOMES = {
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
     "report_to_tools": "determined_ds.train.here",
-    "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
 }
@@ -87,7 +84,6 @@ if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
-    from determined_ds.report.comparison import create_performance_visualizations
     from determined_ds.report.results import Results, load_results
     from determined_ds.sessions.session import Session, session
     from determined_ds.train.context import DeepSpeedTrialContext
@@ -108,4 +104,3 @@ if TYPE_CHECKING:
     from determined_ds.trial.stream_loader import StreamLoader
     from determined_ds.trial.ulysses import SequenceGroup
     from determined_ds.tune.compare import compare
-    from determined_ds.tune.whole_run import TrainingResult, run_training_experiment

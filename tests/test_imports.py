@@ -31,7 +31,6 @@ def python(code: str, *words: str | Path) -> list[str]:
         "import determined_ds.cli.main",
         "import determined_ds as d; d.reconcile, d.ConfigError, d.load_experiment, d.ResolvedConfig, d.Results",
         "import determined_ds as d; d.load_deepspeed_config, d.create_deepspeed_config, d.load_results",
-        "import determined_ds as d; d.create_performance_visualizations",
     ],
 )
 def test_a_name_that_decides_or_shows_loads_nothing_heavy(code: str) -> None:
@@ -74,10 +73,9 @@ def test_an_answer_without_a_run_loads_nothing_heavy(command: str, code: int) ->
 def test_what_draws_loads_no_torch_and_never_pyplot(tmp_path: Path) -> None:
     code = """
 import sys
-import determined_ds
-one = {"method": "zero1", "slots": 1, "run_dir": ".", "samples_per_second": 1.0, "peak_memory_bytes": 1}
-one |= {"losses_per_epoch": [1.0], "seconds_per_epoch": [1.0]}
-assert determined_ds.create_performance_visualizations([one], sys.argv[1])
+from tests.package import write_report
+from tests.report.making import results, row
+assert write_report(results(row()), sys.argv[1])
 print("drawn", *sys.modules)
 """
     assert not (HEAVY | {"matplotlib.pyplot"}) & set(python(code, tmp_path))

@@ -19,7 +19,7 @@ from determined_ds.config.params import MOST_ACTIVE
 
 EPILOG = """\b
 Strategies: zero0 zero1 zero2 zero3 zero1_offload zero2_offload zero3_offload_optimizer zero3_offload zeropp
-pipeline pipeline_zero1 ddp single_gpu_simple single_gpu_offload
+pipeline pipeline_zero1 ddp
 Schedules of a pipeline: gpipe 1f1b interleaved zb-h1 dualpipev
 
 \b

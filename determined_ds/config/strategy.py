@@ -236,8 +236,8 @@ def _num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int) -> int:
 # ------------------------------------------------------------------------------------------- by name
 
 # What a named strategy sets; all else stays as the experiment has it. Those that set pipe_schedule are pipelines, None
-# leaving the order as it is. Beside the fields of Strategy there are `engine`, which is DeepSpeed's or torch's own
-# DistributedDataParallel (ddp), and `slots`, where it is measured on so many whatever the experiment has.
+# leaving the order as it is. Beside the fields of Strategy there is `engine`, which is DeepSpeed's or torch's own
+# DistributedDataParallel (ddp).
 Named = Mapping[str, Any]
 _OFFLOAD = {"offload_optimizer": "cpu"}
 # What fits almost any model, the fastest first, which is the one that needs most memory.
@@ -256,8 +256,6 @@ FORMS: dict[str, Named] = {
     **{schedule: {"pipe_schedule": schedule} for schedule in SCHEDULES},
     "zeropp": {"zero_stage": 3, "zeropp": True},
     "ddp": {"engine": "ddp"},
-    "single_gpu_simple": {"slots": 1},
-    "single_gpu_offload": {"zero_stage": 2, **_OFFLOAD, "slots": 1},
 }
 
 

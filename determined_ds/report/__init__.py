@@ -1,8 +1,7 @@
-"""Measurements as a table for the terminal, CSV, pictures and a page. Pure: loads no torch.
+"""Measurements as a table for the terminal, CSV and a page. Pure: loads no torch.
 
 The way of a number::
 
     measured.json of each run -> Results -> results.json, results.csv, report.html
                                          -> results_table (terminal)
-                                         -> create_performance_visualizations (PNG)
 """

@@ -1,28 +1,17 @@
-"""The report of a comparison: results.json, results.csv and report.html; and its pictures by themselves."""
+"""The report of a comparison: results.json, results.csv and report.html."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import statistics
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.documents.files import write_files, write_whole
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.documents.files import write_files
 from determined_ds.report.columns import COLUMNS, Column, rows_csv
 from determined_ds.report.numbers import UNKNOWN, loss_text, printable, shortened
-from determined_ds.report.results import (
-    MEASURED,
-    WINDOW,
-    Repetition,
-    Results,
-    Row,
-    load_results,
-    results_text,
-)
+from determined_ds.report.results import WINDOW, Results, Row, results_text
 from determined_ds.report.verdict import (
     label,
     layout,
@@ -85,100 +74,6 @@ def _drawn(results: Results) -> list[tuple[str, Figure, str]]:
     charts = {**CHARTS, "schedules": (schedules, CAPTION)}
     drawn = ((name, draw(results), caption) for name, (draw, caption) in charts.items())
     return [(name, figure, caption) for name, figure, caption in drawn if figure is not None]
-
-
-def create_performance_visualizations(
-    results: Results | str | Path | Sequence[Any], output_dir: str | Path
-) -> list[Path]:
-    """Draw results as PNG files, those that make sense for them.
-
-    ==================  ==============================================================  ====================
-    ``throughput.png``  samples per second, with the spread of the repetitions          always
-    ``memory.png``      peak memory of a rank; model states measured and estimated      where it is known
-    ``parts.png``       a median step divided into data, forward, backward, ...         where steps were
-                                                                                        taken apart
-    ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
-                        reach
-    ``schedules.png``   what each rank of a pipeline computes when, planned and         of pipelines that were
-                        measured                                                        recorded
-    ==================  ==============================================================  ====================
-
-    A strategy has the same colour in all of them, and those that were not measured are named below.
-
-    Args:
-        results: From :func:`determined_ds.compare`, the path of a ``results.json``, or a list of what
-            :func:`determined_ds.run_training_experiment` returned (or their ``to_dict()``).
-        output_dir: Made where it is missing. Pictures of these names in it are replaced.
-
-    Returns:
-        The files that were written, in the order above.
-
-    Raises:
-        ConfigError: ``results.json`` cannot be read, something else was given, nothing was measured, or the folder
-            cannot be written to.
-    """
-    from determined_ds.report.style import png_of
-
-    if isinstance(results, str | Path):
-        results = load_results(results)
-    elif not isinstance(results, Results):
-        results = _of_trainings(results)
-    if not results.measured:
-        message = "nothing in them was measured, so there is nothing to draw"
-        fix = "see each row's reason in them; measure something first"
-        raise ConfigError(Problem(key="results", message=message, fix=fix, code="nothing-measured"))
-    written = []
-    for name, figure, _ in _drawn(results):
-        path = Path(output_dir) / f"{name}.png"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, png_of(figure))
-        except (OSError, ValueError) as error:
-            message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-            fix = "name a folder that can be written to"
-            raise ConfigError(
-                Problem(key="", origin=str(path), message=message, fix=fix, code="output")
-            ) from None
-        written.append(path)
-    return written
-
-
-def _of_trainings(trainings: object) -> Results:
-    """Whole trainings as results: a row for each, a step of which is an epoch."""
-    rows = []
-    try:
-        for each in trainings:  # type: ignore[attr-defined]
-            of = each if isinstance(each, Mapping) else each.to_dict()
-            epoch_s = statistics.fmean(of["seconds_per_epoch"])
-            epochs = Repetition(
-                run_dir=str(of["run_dir"]),
-                step_seconds=(epoch_s,),
-                losses=tuple(of["losses_per_epoch"]),
-                warmup=0,
-                start_seconds=0.0,
-                peak_memory_bytes_by_rank=(of["peak_memory_bytes"],),
-                model_state_bytes_by_rank=(),
-            )
-            row = Row(
-                name=of["method"],
-                slots=of["slots"],
-                status=MEASURED,
-                samples_per_step=max(1, round(of["samples_per_second"] * epoch_s)),
-                window=1,
-                repetitions=(epochs,),
-            )
-            rows.append(row)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        message = "holds no results"
-        fix = (
-            "give what compare() returns, a results.json, or a list of what run_training_experiment() returns"
-        )
-        value = type(trainings).__name__
-        raise ConfigError(
-            Problem(key="results", value=value, message=message, fix=fix, code="results")
-        ) from None
-    about = dict.fromkeys(("title", "command", "created", "machine"), "")
-    return Results(**about, accelerator="cuda", steps=0, rows=tuple(rows))
 
 
 def _page(results: Results) -> str:

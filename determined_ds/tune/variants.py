@@ -532,18 +532,14 @@ def same_micro_batch(base: Base, slots: int) -> int | None:
 
 
 def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> list[Variant]:
-    """Every strategy on every number of slots; those of one slot once.
+    """Every strategy on every number of slots.
 
     Args:
         base: The experiment.
         names: Of :data:`determined_ds.config.strategy.FORMS`.
         slots: Numbers of ranks, >= 1.
     """
-    return [
-        _named(base, name, count)
-        for name in dict.fromkeys(names)
-        for count in ((FORMS[name]["slots"],) if "slots" in FORMS[name] else dict.fromkeys(slots))
-    ]
+    return [_named(base, name, count) for name in dict.fromkeys(names) for count in dict.fromkeys(slots)]
 
 
 def _named(base: Base, name: str, slots: int) -> Variant:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from determined_ds import load_results
+from determined_ds import ConfigError, compare, load_results
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.harness.command import det_ds
@@ -145,3 +145,10 @@ def test_all_that_is_wrong_is_told_at_once(own_model: Path, tmp_path: Path) -> N
     assert code == EXIT_CONFIG
     assert output.count("error: ") == 3
     assert "missing.yaml" in output
+
+
+def test_numbers_that_make_no_sense_are_all_reported(own_model: Path) -> None:
+    config = own_model / "experiment.yaml"
+    with pytest.raises(ConfigError) as caught:
+        compare(config, own_model, strategies=["zero0"], steps=0, repeat=0, slots=[2, -1])
+    assert [problem.key for problem in caught.value.problems] == ["steps", "repeat", "slots -1"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
-from determined_ds import ConfigError, Results, create_performance_visualizations, load_results
+from determined_ds import Results, load_results
 from tests.package import refusal, results_table, write_report
 from tests.report.making import (
     CANNOT_RUN,
@@ -260,57 +258,3 @@ def test_what_came_from_outside_is_text(tmp_path: Path) -> None:
     assert loads(page) == []
     assert page.texts["h1"] == page.texts["title"] == [EVIL]
     assert any(EVIL in item for item in page.texts["li"])
-
-
-# ------------------------------------------------------------------------------------------- pictures
-
-
-def names(paths: list[Path]) -> list[str]:
-    assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in paths)
-    return [path.stem for path in paths]
-
-
-def test_pictures_are_those_that_make_sense_and_leave_the_callers_settings(tmp_path: Path) -> None:
-    (tmp_path / "any").write_text("")
-    with mpl.rc_context({"font.size": 31}):
-        drawn = create_performance_visualizations(results(*comparison(), row("$x^2$ 戦略")), tmp_path / "new")
-        assert mpl.rcParams["font.size"] == 31
-    assert names(drawn) == ["throughput", "memory", "loss", "schedules"]
-    assert stat.S_IMODE(drawn[0].stat().st_mode) == stat.S_IMODE((tmp_path / "any").stat().st_mode)
-    path = write_report(results(row("zero1", repetition(losses=[], parts=PARTS))), tmp_path, page=False)[0]
-    assert names(create_performance_visualizations(str(path), tmp_path)) == ["throughput", "memory", "parts"]
-
-
-def test_whole_trainings_are_drawn(tmp_path: Path) -> None:
-    """As ``run_training_experiment`` returns them; their ``to_dict()`` here."""
-    training = {
-        "method": "zero1",
-        "slots": 2,
-        "run_dir": "runs/one",
-        "samples_per_second": 100.0,
-        "losses_per_epoch": (3.0, 2.5),
-        "seconds_per_epoch": (10.0, 12.0),
-        "peak_memory_bytes": 12 * MIB,
-    }
-    drawn = create_performance_visualizations([training, {**training, "method": "zero2"}], tmp_path)
-    assert names(drawn) == ["throughput", "memory", "loss"]
-
-
-@pytest.mark.parametrize(
-    ("given", "folder", "says"),
-    [
-        ([{"strategy": "a", "throughput": 3}], "new", "run_training_experiment()"),
-        (results(failed("zero3")), "new", "nothing in them was measured"),
-        (Path("none/results.json"), "new", "no such file"),
-        (results(row()), "file", "cannot be written"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_and_leaves_nothing(
-    given: Any, folder: str, says: str, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError) as caught:
-        create_performance_visualizations(given, tmp_path / folder)
-    assert says in str(caught.value)
-    assert not (tmp_path / "new").exists()
-    assert (tmp_path / "file").read_text() == "mine"

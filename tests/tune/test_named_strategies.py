@@ -32,8 +32,6 @@ MEANING = {
     "pipeline": (0, False, False, 2),
     "pipeline_zero1": (1, False, False, 2),
     **dict.fromkeys(SCHEDULES, (0, False, False, 2)),
-    "single_gpu_simple": (0, False, False, 1),
-    "single_gpu_offload": (2, True, False, 1),
 }
 
 
@@ -47,8 +45,7 @@ def settings(**values: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", MEANING)
 def test_a_name_means_what_it_says(name: str) -> None:
     """By what DeepSpeed would be given."""
-    slots = 1 if name.startswith("single") else 2
-    _, resolved = under_strategy(CONST, name, slots=slots)
+    _, resolved = under_strategy(CONST, name, slots=2)
     stage, optimizer, param, stages = MEANING[name]
     zero = resolved.ds_config["zero_optimization"]
     assert resolved.zero_stage == stage
@@ -56,12 +53,12 @@ def test_a_name_means_what_it_says(name: str) -> None:
     assert resolved.topology.pipe_parallel_size == stages
     assert ("zero_quantized_weights" in zero) == (name == "zeropp")
     assert resolved.strategy.pipe_schedule == (name if name in SCHEDULES else "1f1b")
-    assert resolved.topology.slots == slots
+    assert resolved.topology.slots == 2
 
 
 @given(
     st.sampled_from([path for path in EXPERIMENTS if "hf_trainer" not in str(path)]),
-    st.sampled_from([name for name in MEANING if not name.startswith("single")]),
+    st.sampled_from(list(MEANING)),
     st.sampled_from([1, 2, 4, 8]),
 )
 def test_everything_else_of_the_experiment_stays_and_the_result_passes_check(
@@ -97,7 +94,7 @@ def without_strategy(experiment: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_optimizer_and_what_steps_with_it_stay_to_the_letter() -> None:
     before = under_strategy(CONST, "zero1")[1].ds_config
-    for name in MEANING.keys() - {"single_gpu_simple", "single_gpu_offload"}:
+    for name in MEANING:
         after = under_strategy(CONST, name)[1].ds_config
         for key in ("scheduler", "gradient_clipping", "train_batch_size"):
             assert after.get(key) == before.get(key)
