@@ -50,7 +50,7 @@ from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.records import CRASH
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir, short
 from determined_ds.rundir.run_lock import RunLock
-from determined_ds.rundir.signals import STOP, stop_on_signal, survived_by_parent
+from determined_ds.rundir.signals import STOP, die_with_parent, stop_on_signal, survived_by_parent
 
 TOKEN = ".shared-"  # a file that no other folder has
 # NFS caches attributes up to 60 s (acregmax, acdirmax); a name that was never looked up is seen at once.
@@ -71,6 +71,7 @@ def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks
     if os.environ.get(LAUNCHED_BY) != f"{os.getpid()} {placed.launcher}":
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment(placed, options))
+    die_with_parent()  # a launcher that is killed leaves no rank behind
     survived_by_parent()
     stop_on_signal()
     allow_open_files()
