@@ -19,21 +19,16 @@ from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.seeds import start_worker
+from determined_ds.rundir.signals import die_with_parent
+from determined_ds.train.data.seeds import seed_everything
 from determined_ds.trial import returned
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 OPT_IN = "context.disable_dataset_reproducibility_checks()"
-# Samplers for trials that shard, repeat and skip by themselves, whose loader Determined uses as it is.
-SHARDING_SAMPLERS = (
-    *(samplers.DistributedSampler, samplers.DistributedBatchSampler),
-    *(samplers.RepeatSampler, samplers.RepeatBatchSampler),
-    *(samplers.SkipSampler, samplers.SkipBatchSampler),
-)
 # What torch's loader and Determined's have alike.
 OPTIONS = (
-    *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
-    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
 )
 
 
@@ -55,28 +50,20 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
             "and resumes it"
         )
         return loader
-    if (
-        isinstance(loader, own)
-        and type(loader).__iter__ is own.__iter__
-        and type(loader)._get_iterator is own._get_iterator
-        and not isinstance(loader.dataset, torch_data.IterableDataset)
-        and loader.batch_sampler is not None
-    ):
-        options = {name: getattr(loader, name) for name in OPTIONS}
+    is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
+    if is_own and loader.batch_sampler is not None and not is_stream(loader.dataset):
+        options = {name: getattr(loader, name) for name in ("batch_sampler", *OPTIONS)}
         return _unsplit(pytorch.DataLoader(loader.dataset, **options), where)
     if hasattr(trial, "training_loader"):
         fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
     else:
-        is_one = is_stream(getattr(loader, "dataset", loader))
-        kind = "determined_ds.StreamLoader" if is_one else "determined.pytorch.DataLoader"
+        kind = "determined_ds.StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
         fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
-    message = f"returned {_described(loader)}, which is not a data loader"
-    if hasattr(loader, "__iter__"):
-        message = (
-            f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
-            "same samples, and it would not resume where it stopped"
-        )
-        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
+    message = (
+        f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
+        "same samples, and it would not resume where it stopped"
+    )
+    fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
     raise ConfigError(Problem(key=where, message=message, fix=fix, code="loader-kind"))
 
 
@@ -86,12 +73,17 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
     inner = getattr(batches, "sampler", None)
     if type(batches) is torch_data.BatchSampler and type(inner) is torch_data.DistributedSampler:
         whole: Any = torch_data.RandomSampler if inner.shuffle else torch_data.SequentialSampler
-        loader, rest = copy.copy(loader), (batches.batch_size, batches.drop_last)
-        loader.batch_sampler = torch_data.BatchSampler(whole(inner.dataset), *rest)
+        loader = copy.copy(loader)
+        loader.batch_sampler = torch_data.BatchSampler(
+            whole(inner.dataset), batches.batch_size, batches.drop_last
+        )
         return loader
     for sampler in (batches, inner):
-        replicas = getattr(sampler, "num_replicas", 1)
-        if isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1):
+        # Determined's samplers are for trials that shard, repeat and skip by themselves.
+        if type(sampler).__module__ == samplers.__name__ or getattr(sampler, "num_replicas", 1) not in (
+            1,
+            None,
+        ):
             message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
             fix = (
                 f"use a sampler over all samples; or return torch's DataLoader, and call {OPT_IN} in __init__"
@@ -107,21 +99,6 @@ def _described(loader: Any) -> str:
     return name if dataset is None else f"{name} over {type(dataset).__name__}"
 
 
-def check_apart(loader: Any, validation_dataset: Any) -> None:
-    """Refuse one dataset for training and for validation that keeps a position.
-
-    Raises:
-        ConfigError: the training loader's dataset is the same object, and has a state.
-    """
-    dataset = getattr(loader, "dataset", None)
-    if isinstance(loader, StreamLoader) and dataset is validation_dataset and hasattr(dataset, "state_dict"):
-        message = (
-            "is read for training and for validation, and keeps one position: a validation would move it"
-        )
-        fix = "build the dataset twice, once for each"
-        raise ConfigError(Problem(key=loader.name, message=message, fix=fix, code="stream-shared"))
-
-
 # ------------------------------------------------------------------------------------ reading
 
 
@@ -130,37 +107,57 @@ def has_state(part: Any) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
-def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of an epoch's order."""
-    return (seed * 1_000_003 + epoch) % 2**63
-
-
 @contextlib.contextmanager
 def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
     """What a sampler draws in here is the same on every rank, and again on every resume.
 
     Seeds torch's global generator, and the generator of the sampler or of one that it batches, as torch's have.
     """
+    epoch_seed = (seed * 1_000_003 + epoch) % 2**63
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(epoch_seed(seed, epoch))
+        torch.random.default_generator.manual_seed(epoch_seed)
         inner: Any = getattr(sampler, "sampler", None)
         for each in (sampler, inner):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
             if isinstance(own := getattr(each, "generator", None), torch.Generator):
-                own.manual_seed(epoch_seed(seed, epoch))
+                own.manual_seed(epoch_seed)
         yield
 
 
-def with_batch_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_data.DataLoader[Any]:
-    """torch's loader with the options of a Determined loader, another batch sampler, and seeded workers."""
-    clone = copy.copy(loader)
-    clone.batch_sampler = sampler
-    clone.generator = loader.generator or torch.Generator().manual_seed(seed)
+def with_batch_sampler(
+    loader: pytorch.DataLoader, sampler: Any, seed: int, dataset: Any = None
+) -> torch_data.DataLoader[Any]:
+    """torch's loader with the options of a Determined loader, another batch sampler or dataset, and seeded workers."""
+    options = {name: getattr(loader, name) for name in OPTIONS}
+    options["generator"] = loader.generator or torch.Generator().manual_seed(seed)
     if loader.num_workers > 0:
-        clone.worker_init_fn = functools.partial(start_worker, loader.worker_init_fn)
-    made: torch_data.DataLoader[Any] = clone.get_data_loader()
-    return made
+        options["worker_init_fn"] = functools.partial(start_worker, loader.worker_init_fn)
+    chosen = loader.dataset if dataset is None else dataset
+    return torch_data.DataLoader(chosen, batch_sampler=sampler, **options)
+
+
+def start_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    """Start a worker process: it ends with its rank, and calls the author's ``worker_init_fn``."""
+    die_with_parent()
+    if init is not None:
+        init(worker)
+
+
+class SeededDataset(torch_data.Dataset[Any]):
+    """A map-style dataset whose micro-batches are each made under a seed, which comes with their indices."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
+        seed, indices = batch
+        seed_everything(seed)
+        at_once = getattr(self._dataset, "__getitems__", None)
+        return list(at_once(indices)) if at_once else [self._dataset[index] for index in indices]
 
 
 class GivenBatches:
@@ -171,10 +168,9 @@ class GivenBatches:
     """
 
     def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
-        self._loader = loader
-        self._batches = self._forever()
+        self._loader, self._batches = loader, self._forever()
         self.apart = (_described(loader), True) if has_state(loader) else None
-        if "loader" in place and hasattr(loader, "load_state_dict"):
+        if self.apart and "loader" in place:
             loader.load_state_dict(place["loader"])
             return
         for _ in range(skip):

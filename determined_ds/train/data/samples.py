@@ -7,20 +7,18 @@ is one number. Determined 0.38.1 shards and skips by micro-batches instead, whic
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.loaders import GivenBatches, drawn_for, epoch_seed, with_batch_sampler
-from determined_ds.train.data.seeds import SeededDataset, mixed_seed
+from determined_ds.train.data.loaders import GivenBatches, SeededDataset, drawn_for, with_batch_sampler
+from determined_ds.train.data.seeds import mixed_seed
 from determined_ds.train.data.streams import FirstRow, TrainingStream
 from determined_ds.trial.stream_loader import StreamLoader
 
@@ -47,14 +45,9 @@ class TrainingData:
         self._found: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position; empty where the number of batches says all."""
+        """The position; empty where the number of batches says all. On each replica its own: with what it is of."""
         state = dict(self.of.state_dict()) if self.of is not None else {}
-        return {**state, APART: self.apart} if state and self.apart else state
-
-    @property
-    def apart(self) -> tuple[str, bool] | None:
-        """Of data that has another position on each replica: its name, and whether that counts in micro-batches."""
-        return getattr(self.of, "apart", None)
+        return {**state, APART: self.of.apart} if state and self.of.apart else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Have :meth:`open` continue from a position."""
@@ -87,21 +80,19 @@ class TrainingData:
             ConfigError: the loader's batch size is not the micro-batch size.
             DataError: the data is smaller than one global batch.
         """
-        place = self._found
         if isinstance(loader, pytorch.DataLoader):
             self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch, manual)
         elif isinstance(loader, StreamLoader):
             batch = _split(loader.batch_size, batch, manual)
             per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
-            if start_batch and not place:  # of a checkpoint that was written before streams were supported
-                place = {"samples": start_batch * per_batch}
-            stream = TrainingStream(
+            place = self._found or {"samples": start_batch * per_batch}
+            self.of = self.batches = TrainingStream(
                 loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place, note=note
             )
-            self.batches, self.of, self.first = stream, stream, stream.first
+            self.first = self.of.first
         else:
-            self.of = GivenBatches(loader, skip=start_batch * batch.accumulation, place=place)
+            self.of = GivenBatches(loader, skip=start_batch * batch.accumulation, place=self._found)
             self.batches = iter(self.of)
             try:
                 length = len(loader)
@@ -142,46 +133,31 @@ def _indexed(
     if is_cut:
         batch, sampler, what = _split(batches.batch_size, batch, manual), batches.sampler, "samples"
         size = batch.micro_batch_size
-
-    def refused(kind: type[ConfigError], message: str, fix: str) -> ConfigError:
-        key, value = METHOD, type(sampler).__name__
-        return kind(Problem(key=key, value=value, message=message, fix=fix, code="loader-sampler"))
-
-    try:
-        length = len(sampler)
-    except TypeError:
+    problem = {"key": METHOD, "value": type(sampler).__name__, "code": "loader-sampler"}
+    if not hasattr(sampler, "__len__"):
         message = "the sampler has no len(): how many samples an epoch has is not known"
-        raise refused(ConfigError, message, "give it a __len__") from None
+        raise ConfigError(Problem(message=message, fix="give it a __len__", **problem))
     per_step = batch.accumulation * batch.replicas
-    per_epoch = _whole_batches(length, what, per_step * size) or 0
-    is_random = isinstance(sampler, torch_data.RandomSampler) and not sampler.replacement
-    is_shuffle = is_random and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-
-    def order_of(epoch: int) -> list[Any]:
-        if is_shuffle:  # a function of the seed and the epoch alone
-            generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
-            return torch.randperm(length, generator=generator).tolist()
-        count = per_epoch * per_step * size
-        with drawn_for(sampler, seed, epoch):
-            found = list(itertools.islice(sampler, count))
-        if len(found) < count:
-            message = f"the sampler yielded {len(found)}, and its len() is {length}"
-            raise refused(DataError, message, "have __len__ return what it yields in an epoch")
-        return found
+    per_epoch = _whole_batches(len(sampler), what, per_step * size) or 0
 
     def micro_batches() -> Iterator[Any]:
         epoch, first = divmod(start_batch, per_epoch)
         while True:
-            order = order_of(epoch)
+            with drawn_for(sampler, seed, epoch):
+                order = list(itertools.islice(sampler, per_epoch * per_step * size))
+            if len(order) < per_epoch * per_step * size:
+                message = f"the sampler yielded {len(order)}, and its len() is {len(sampler)}"
+                fix = "have __len__ return what it yields in an epoch"
+                raise DataError(Problem(message=message, fix=fix, **problem))
             for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
                 yield order[index * size : (index + 1) * size] if is_cut else order[index]
             epoch, first = epoch + 1, 0
 
-    indices: Iterator[Any] = micro_batches()
+    indices, dataset = micro_batches(), None
     if loader.num_workers > 0:
-        loader = copy.copy(loader)
-        loader.dataset = SeededDataset(loader.dataset)
-        numbered = enumerate(indices, start=start_batch * batch.accumulation)
+        dataset, numbered = (
+            SeededDataset(loader.dataset),
+            enumerate(indices, start_batch * batch.accumulation),
+        )
         indices = ((mixed_seed(seed, replica, number), list(each)) for number, each in numbered)
-    read = with_batch_sampler(loader, indices, seed + start_batch)
-    return iter(read), per_epoch
+    return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset)), per_epoch

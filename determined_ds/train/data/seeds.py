@@ -8,14 +8,10 @@ samples are drawn from the rank's own generators, which a checkpoint holds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import data as torch_data
-
-from determined_ds.rundir.signals import die_with_parent
 
 SEED = "seed"  # in the state of generators: they begin anew with it
 
@@ -34,11 +30,10 @@ def seed_everything(seed: int, *, cpu_only: bool = False) -> None:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The state of every generator, in types that can be read back without executing anything."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    assert isinstance(keys, np.ndarray)
+    name, keys, *rest = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "cpu_rng_state": torch.random.get_rng_state(),
-        "np_rng_state": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "np_rng_state": (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
         "random_rng_state": random.getstate(),
     }
     if device.type == "cuda":
@@ -53,35 +48,9 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     if "cpu_rng_state" in state:
         torch.random.set_rng_state(state["cpu_rng_state"])
     if "np_rng_state" in state:
-        name, keys, position, has_gauss, cached = state["np_rng_state"]
-        np.random.set_state((name, np.asarray(keys).astype(np.uint32), position, has_gauss, cached))
+        name, keys, *rest = state["np_rng_state"]
+        np.random.set_state((name, np.asarray(keys).astype(np.uint32), *rest))
     if "random_rng_state" in state:
         random.setstate(state["random_rng_state"])
     if device.type == "cuda" and "gpu_rng_state" in state:
         torch.cuda.set_rng_state(state["gpu_rng_state"], device)
-
-
-# ------------------------------------------------------------------------------------------- in workers
-
-
-class SeededDataset(torch_data.Dataset[Any]):
-    """A map-style dataset whose micro-batches are each made under a seed, which comes with their indices."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
-        seed, indices = batch
-        seed_everything(seed)
-        at_once = getattr(self._dataset, "__getitems__", None)
-        return list(at_once(indices)) if at_once else [self._dataset[index] for index in indices]
-
-
-def start_worker(init: Callable[[int], None] | None, worker: int) -> None:
-    """Start a worker process: it ends with its rank, and calls the author's ``worker_init_fn``."""
-    die_with_parent()
-    if init is not None:
-        init(worker)

@@ -55,8 +55,7 @@ class Share:
             row = Batch(
                 global_batch_size=size * replicas, replicas=replicas, accumulation=1, micro_batch_size=size
             )
-            stream = ReplicaStream(loader, row, replica=replica, seed=seed)
-            self._loader = reader_of(loader, stream, seed)
+            self._loader = reader_of(loader, ReplicaStream(loader, row, replica=replica, seed=seed), seed)
 
     def made(self) -> Iterator[Made]:
         """The batches of a pass, with their samples; a replica that has none gets one of another, with 0 samples."""
@@ -76,8 +75,7 @@ class Share:
 
 
 def _no_validation() -> DataError:
-    message = "the validation data has no batch"
-    fix = "use more validation data, or a loader without drop_last"
+    message, fix = "the validation data has no batch", "use more data, or a loader without drop_last"
     key = "build_validation_data_loader"
     return DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
 
@@ -98,7 +96,7 @@ class Calls:
 
     Attributes:
         taken: Batches so far, padding included; the same on all ranks.
-        weights: Samples in each batch taken since :meth:`start_call`; 0 for padding.
+        weights: Samples in each batch taken in this call; 0 for padding.
         firsts: What each rank has read first of a stream, as the last exchange says.
     """
 
@@ -108,42 +106,33 @@ class Calls:
         self.taken = 0
         self.weights: list[int] = []
         self.firsts: list[FirstRow | None] = []
-        self._share = share
+        self._share, self._distributed, self._at_most = share, distributed, at_most
         self._made = iter(()) if share is None else share.made()
-        self._sizes = sizes
-        self._distributed = distributed
-        self._at_most = at_most
         self._ahead: deque[Made] = deque()
         self._padding: Any = None
-        self._rows: deque[tuple[int, ...]] = (
-            deque()
-        )  # of the next batches that are known: samples on each rank
-        self._is_over = False
+        self._rows: deque[tuple[int, ...]] = deque()  # of the next known batches: samples on each rank
+        self._coming = self._exchanged() if sizes is None else iter([_rows_of(sizes)])
 
     def next_call(self) -> int:
         """Micro-batches that the next call takes; 0 at the end. May be a collective."""
-        if not self._rows and not self._is_over:
-            sizes = self._sizes or self._read_ahead()
-            count = max(len(own) for own in sizes)
-            self._rows.extend(zip(*(own + [0] * (count - len(own)) for own in sizes), strict=True))
-            self._is_over = self._sizes is not None or not count
+        if not self._rows:
+            self._rows.extend(next(self._coming, ()))
         alike = itertools.islice(self._rows, self._at_most)
         return sum(1 for _ in itertools.takewhile(lambda row: row == self._rows[0], alike))
 
-    def _read_ahead(self) -> list[list[int]]:
-        """Samples in the batches that each rank has read ahead; a collective."""
-        for made in itertools.islice(self._made, max(AHEAD, self._at_most)):
-            self._padding = made.batch if self._padding is None else self._padding
-            if made.samples:
-                self._ahead.append(made)
-        first = None if self._share is None else self._share.first
-        ranks = self._distributed.allgather(([made.samples for made in self._ahead], first))
-        self.firsts = [first for _, first in ranks]
-        return [sizes for sizes, _ in ranks]
-
-    def start_call(self) -> None:
-        """Forget the weights of the batches before."""
-        self.weights = []
+    def _exchanged(self) -> Iterator[list[tuple[int, ...]]]:
+        """The rows that the ranks have read ahead, until none has any; each a collective."""
+        while True:
+            for made in itertools.islice(self._made, max(AHEAD, self._at_most)):
+                self._padding = made.batch if self._padding is None else self._padding
+                if made.samples:
+                    self._ahead.append(made)
+            first = None if self._share is None else self._share.first
+            ranks = self._distributed.allgather(([made.samples for made in self._ahead], first))
+            self.firsts = [first for _, first in ranks]
+            if not (rows := _rows_of([sizes for sizes, _ in ranks])):
+                return
+            yield rows
 
     @property
     def exhausted(self) -> bool:
@@ -172,3 +161,7 @@ class Calls:
         self.taken += count
         for _ in range(count):
             self._rows.popleft()
+
+
+def _rows_of(sizes: list[list[int]]) -> list[tuple[int, ...]]:
+    return list(itertools.zip_longest(*sizes, fillvalue=0))

@@ -25,14 +25,30 @@ from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
-from determined_ds.train.data.loaders import has_state
-from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state, start_worker
+from determined_ds.train.data.loaders import has_state, start_worker
+from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
 from determined_ds.train.warning_keeper import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
 CPU = torch.device("cpu")
-# Readers of a whole stream, from which on a warning says how many there are.
-MANY_READERS = 8
+MANY_READERS = 8  # of a whole stream, from which on a warning says how many there are
+
+
+class FirstRow(NamedTuple):
+    """What a rank has read first, to compare with the other ranks."""
+
+    name: str
+    replica: int
+    sharded: bool
+    digest: str
+
+
+class Made(NamedTuple):
+    """A micro-batch from a reader, and what it reports beside it."""
+
+    batch: Any
+    samples: int  # of this replica; 0 for padding
+    place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
 class Passes:
@@ -50,19 +66,12 @@ class Passes:
         self._stream = self._read()
 
     def take(self, count: int, keep: range) -> tuple[list[Any], int]:
-        """Read the next ``count`` samples.
-
-        Returns:
-            Those with an index in ``keep``, and how many were read: fewer than ``count`` only at the end of a stream
-            that is not endless.
-        """
-        kept: list[Any] = []
-        taken = 0
+        """Of the next ``count`` samples those with an index in ``keep``, and how many there were before the end."""
+        taken, kept = 0, []
         with self._reading():
-            for sample in itertools.islice(self._stream, count):
-                if taken in keep:
+            for taken, sample in enumerate(itertools.islice(self._stream, count), start=1):
+                if taken - 1 in keep:
                     kept.append(sample)
-                taken += 1
         self._samples += taken
         return kept, taken
 
@@ -76,12 +85,9 @@ class Passes:
                 yield sample
             have, need = self._of_pass, self._at_least
             if have < need:
-                message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
-                fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
-                if not have:
-                    message, fix = "is a stream that yields no samples", "check its files and its filter"
-                if self._pass and not have:
-                    message = f"yielded nothing when it was iterated again (pass {self._pass + 1})"
+                message = f"yielded {have} samples in pass {self._pass + 1}, and one batch needs {need}"
+                fix = "use more data, or a smaller global batch"
+                if self._pass:
                     fix = "make iter() begin anew each time, or give a function that returns a new iterator"
                 key, code = self._loader.name, "too-little-data"
                 raise DataError(Problem(key=key, message=message, fix=fix, code=code))
@@ -107,14 +113,24 @@ class Passes:
             self._generators = rng_state(CPU)
             set_rng_state(outer, CPU)
 
-    def place(self) -> dict[str, Any]:
-        """The position, for :meth:`go_to`; with the dataset's own state where it has one."""
+    def place(self) -> bytes:
+        """The position, for :meth:`go_to`, with the dataset's own state where it has one.
+
+        As bytes: each tensor that a worker sends costs a file descriptor, and the dataset goes on to change its state.
+        """
         place: dict[str, Any] = {"samples": self._samples, "pass": self._pass, "of_pass": self._of_pass}
         parts = {"dataset": self._loader.dataset}
         if self._iterator is not self._loader.dataset:
             parts["iterator"] = self._iterator
-        states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
-        return {**place, "states": states, "generators": self._generators} if states else place
+        if states := {name: part.state_dict() for name, part in parts.items() if has_state(part)}:
+            place |= {"states": states, "generators": self._generators}
+        try:
+            return pickle.dumps(place)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise CheckpointError(
+                f"the state_dict of {self._loader.name} cannot be saved: {error}; return tensors, numbers, strings, "
+                "lists and dicts"
+            ) from error
 
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Continue from a position: by the dataset's state, or else by reading everything before it."""
@@ -142,32 +158,15 @@ def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
 
     A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
     """
-    if not place or place.get("states"):
+    if place.get("states"):
         return 0
     return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
-
-
-class FirstRow(NamedTuple):
-    """What a rank has read first, to compare with the other ranks."""
-
-    name: str
-    replica: int
-    sharded: bool
-    digest: str
-
-
-class Made(NamedTuple):
-    """A micro-batch from a reader, and what it reports beside it."""
-
-    batch: Any
-    samples: int  # of this replica; 0 for padding
-    place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
 class ReplicaStream(torch_data.IterableDataset[Any]):
     """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
 
-    Without ``start_batch`` the stream is read to its end, once. ``passes`` is what this process reads.
+    Without ``start_batch`` the stream is read to its end, once.
     """
 
     def __init__(
@@ -187,57 +186,39 @@ class ReplicaStream(torch_data.IterableDataset[Any]):
         self._own = range(replica * self._size, (replica + 1) * self._size)
         self._accumulation, self._trains = batch.accumulation, start_batch is not None
         self._start = (start_batch or 0) * batch.accumulation
-        self.passes: Passes
 
     def __iter__(self) -> Iterator[FirstRow | Made]:
-        info, loader, row = torch_data.get_worker_info(), self._loader, self._row
+        info, loader = torch_data.get_worker_info(), self._loader
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        at_least = row * self._accumulation if self._trains else 1
+        at_least = self._row * self._accumulation if self._trains else 1
         passes = Passes(loader, seed=self._seeds[0], at_least=at_least, endless=self._trains)
-        self.passes = passes
         if self._place:
             passes.go_to(self._place)
-        everything, taken = passes.take(row, range(row))
+        everything, taken = passes.take(self._row, range(self._row))
         yield FirstRow(loader.name, self._seeds[1], loader.sharded, digest(everything))
-        samples = everything[self._own.start : self._own.stop]
-        own, samples = (
-            len(samples),
-            samples or everything[: self._size],
-        )  # one without samples pads with others
-        for number in itertools.count(self._start):
-            mine = (number - self._start) % workers == worker
-            if number > self._start:
-                samples, taken = passes.take(row, self._own if mine else range(0))
-                own = len(samples)
-                if not taken or (mine and not own):
-                    return
-            if not mine:
-                continue
-            place = None
-            if info is not None:
-                seed_everything(mixed_seed(*self._seeds, number))
-                # Without workers, the position is asked for when it is needed.
-                if self._trains and (number + 1) % self._accumulation == 0:
-                    try:  # as bytes: each tensor that a worker sends costs a file descriptor
-                        place = pickle.dumps(passes.place())
-                    except (TypeError, AttributeError, pickle.PicklingError) as error:
-                        raise CheckpointError(
-                            f"the state_dict of {loader.name} cannot be saved: {error}; return tensors, numbers, "
-                            "strings, lists and dicts"
-                        ) from error
-            yield Made(loader.collate_fn(samples), own, place)
+        own, padding = everything[self._own.start : self._own.stop], everything[: self._size]
+        for number in itertools.count():
+            is_mine = number % workers == worker
+            if number:
+                own, taken = passes.take(self._row, self._own if is_mine else range(0))
+                padding = []
+            if not taken or (is_mine and not own and not padding):
+                return
+            if is_mine:
+                place, index = None, self._start + number
+                if info is not None:
+                    seed_everything(mixed_seed(*self._seeds, index))
+                if self._trains and (index + 1) % self._accumulation == 0:
+                    place = passes.place()
+                yield Made(loader.collate_fn(own or padding), len(own), place)
 
 
 def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Any]:
     """torch's loader around a replica's part; it runs the workers."""
     init = functools.partial(start_worker, loader.worker_init_fn) if loader.num_workers else None
+    generator, options = torch.Generator().manual_seed(seed), dict[str, Any](loader.workers)
     return torch_data.DataLoader(
-        stream,
-        batch_size=None,
-        collate_fn=_unchanged,
-        worker_init_fn=init,
-        generator=torch.Generator().manual_seed(seed),
-        **loader.workers,  # type: ignore[arg-type]
+        stream, batch_size=None, collate_fn=_unchanged, worker_init_fn=init, generator=generator, **options
     )
 
 
@@ -254,8 +235,6 @@ def read(reader: torch_data.DataLoader[Any]) -> tuple[FirstRow, Iterator[Made]]:
 
 class TrainingStream:
     """The endless micro-batches that a replica trains on, and the position in them.
-
-    The arguments are those of ``training_data``.
 
     Attributes:
         first: What this rank has read first, for :func:`check_first_rows`.
@@ -288,29 +267,25 @@ class TrainingStream:
                     "work on a sample in collate_fn, which sees only those that are kept"
                 )
             )
-        self._loader, self._place, self._taken = loader, dict(place), False
+        self._place = pickle.dumps(dict(place))
         self.apart = (loader.name, False) if loader.sharded else None
-        self._stream = ReplicaStream(
+        stream = ReplicaStream(
             loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place
         )
         # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
-        self.first, self._made = read(reader_of(loader, self._stream, seed + start_batch))
+        self.first, self._made = read(reader_of(loader, stream, seed + start_batch))
 
     def __iter__(self) -> TrainingStream:
         return self
 
     def __next__(self) -> Any:
         made = next(self._made)
-        self._taken = True
-        if made.place is not None:
-            self._place = pickle.loads(made.place)
+        self._place = made.place or self._place
         return made.batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position after what training has taken."""
-        if self._loader.num_workers or not self._taken:
-            return self._place
-        return self._stream.passes.place()
+        return dict(pickle.loads(self._place))
 
 
 def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -> None:
@@ -340,12 +315,11 @@ def digest(samples: list[Any]) -> str:
     """The same for the same samples in every process; objects that are not plain values count by their type."""
     found = hashlib.sha1(usedforsecurity=False)
     for value in tree_leaves(samples):
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            found.update(value.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            value = value.detach().cpu().double().numpy()
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             found.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
-        elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:
+        elif isinstance(value, (str, bytes, int, float, complex, type(None))):
             found.update(repr(value).encode())
         else:
             found.update(type(value).__qualname__.encode())

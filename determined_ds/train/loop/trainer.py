@@ -24,10 +24,10 @@ from determined_ds.checkpoints.retention import finite, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.writer import Checkpoints, scramble
 from determined_ds.config.params import FitOptions, ProfiledSteps
-from determined_ds.errors import CheckpointError, NotFiniteError
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.signals import TRAINED
-from determined_ds.train.data.loaders import build_loader, check_apart
+from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
@@ -489,7 +489,11 @@ class Training:
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
         if mpu.should_build_data_loader:
             loader = build_loader(self.trial, context, METHOD, note)
-            check_apart(loader, self.validator.dataset)
+            dataset = getattr(loader, "dataset", None)
+            if dataset is self.validator.dataset and hasattr(dataset, "state_dict"):
+                message = "is trained and validated on, and keeps one position: a validation would move it"
+                key, fix = type(dataset).__name__, "build the dataset twice, once for each"
+                raise ConfigError(Problem(key=key, message=message, fix=fix, code="stream-shared"))
             data.open(
                 loader,
                 batch=context.resolved.batch,

@@ -101,7 +101,7 @@ class Validator:
             if not self._is_checked:
                 self._is_checked = True
                 check_first_rows(batches.firsts, self._note)
-            batches.start_call()
+            batches.weights = []
             yield batches, count
             HEART.beat()
 

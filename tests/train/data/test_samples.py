@@ -101,12 +101,18 @@ def micro_batches(loader: Any, split: Split, steps: int, **more: Any) -> list[li
 
 
 def test_the_order_within_a_batch_is_the_same_every_time_with_workers_too() -> None:
+    """And to draw it leaves the generators of training alone, whatever draws it."""
     split = (2, 2, 3)
     first = micro_batches(DataLoader(numbers(40), 3, shuffle=True), split, 7, replica=1)
-    torch.rand(100)  # whatever else was drawn meanwhile
-    assert micro_batches(DataLoader(numbers(40), 3, shuffle=True), split, 7, replica=1) == first
     helped = DataLoader(numbers(40), 3, shuffle=True, num_workers=2)
     assert micro_batches(helped, split, 5, replica=1, start=2) == first[4:]
+    sampler = torch_data.WeightedRandomSampler([1.0] * 8, 8)
+    drawn = []
+    for loader in (DataLoader(numbers(8), 4), DataLoader(numbers(8), 4, sampler=sampler)):
+        torch.manual_seed(3)
+        micro_batches(loader, (1, 1, 4), 5)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[1]
 
 
 def test_epochs_and_seeds_are_shuffled_differently_and_leave_another_rest_each_epoch() -> None:
@@ -119,16 +125,6 @@ def test_epochs_and_seeds_are_shuffled_differently_and_leave_another_rest_each_e
     assert {sample for step in steps for sample in step} == set(range(7))
 
 
-def test_drawing_an_order_leaves_the_generators_of_training_alone() -> None:
-    sampler = torch_data.WeightedRandomSampler([1.0] * 8, 8)
-    drawn = []
-    for loader in (DataLoader(numbers(8), 4), DataLoader(numbers(8), 4, sampler=sampler)):
-        torch.manual_seed(3)
-        micro_batches(loader, (1, 1, 4), 5)
-        drawn.append(float(torch.rand(())))
-    assert drawn[0] == drawn[1]
-
-
 def test_a_batch_sampler_is_dealt_out_to_the_replicas_in_turn() -> None:
     split = (2, 2, 2)
     own = [[0], [1, 2], [3, 4, 5], [6], [7, 8], [9], [10, 11], [12], [13]]  # two steps, and one left over
@@ -138,33 +134,19 @@ def test_a_batch_sampler_is_dealt_out_to_the_replicas_in_turn() -> None:
     assert micro_batches(loader, split, 2, replica=1, start=1) == [[9], [12], [1, 2], [6]]
 
 
-# ------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
-    ("loader", "error", "said", "fix"),
+    ("loader", "error", "said"),
     [
-        (DataLoader(numbers(15), 4), DataError, "15 samples.*one global batch of 16", "at most 15"),
-        (
-            DataLoader(numbers(3), batch_sampler=[[0], [1], [2]]),  # type: ignore[arg-type]
-            DataError,
-            "3 micro-batches",
-            "",
-        ),
-        (DataLoader(numbers(100), 16), ConfigError, "16.*micro-batch size 4", "training_loader"),
-        (
-            StreamLoader(lambda: iter(range(99)), 16),
-            ConfigError,
-            "16.*micro-batch size 4",
-            "training_loader",
-        ),
-        (StreamLoader(Count(0), 4), DataError, "yields no samples", ""),
-        (StreamLoader(Count(15), 4), DataError, "15 samples, fewer than the 16", ""),
+        (DataLoader(numbers(15), 4), DataError, "15 samples.*one global batch of 16"),
+        (DataLoader(numbers(3), batch_sampler=[[0], [1], [2]]), DataError, "3 micro-batches"),  # type: ignore[arg-type]
+        (DataLoader(numbers(100), 16), ConfigError, "16.*micro-batch size 4"),
+        (StreamLoader(lambda: iter(range(99)), 16), ConfigError, "16.*micro-batch size 4"),
+        (StreamLoader(Count(0), 4), DataError, "yielded 0 samples"),
+        (StreamLoader(Count(15), 4), DataError, "yielded 15 samples in pass 1, and one batch needs 16"),
     ],
 )
 def test_less_than_a_global_batch_and_another_micro_batch_are_refused(
-    loader: Any, error: type[ConfigError], said: str, fix: str
+    loader: Any, error: type[ConfigError], said: str
 ) -> None:
-    with pytest.raises(error, match=said) as raised:
+    with pytest.raises(error, match=said):
         micro_batches(loader, (2, 2, 4), 1)
-    assert fix in raised.value.problems[0].fix
