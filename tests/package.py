@@ -631,23 +631,13 @@ def built_by(resolved: ResolvedConfig) -> dict[str, str]:
 
 
 def before_ranks(
-    resolved: ResolvedConfig, environment: Mapping[str, str], *, torch_cuda: str = "", shared: bool = False
+    resolved: ResolvedConfig, environment: Mapping[str, str], *, torch_cuda: str = ""
 ) -> list[str]:
-    """What is looked for before ranks start, with a torch for this CUDA, and other machines that may build or not."""
+    """What is looked for before ranks start, with a torch for this CUDA."""
     from determined_ds.doctor import extensions
 
-    with (
-        mock.patch.object(extensions, "cuda_of_torch", return_value=torch_cuda),
-        mock.patch.object(extensions, "_sees_every_holder", return_value=not shared),
-    ):
+    with mock.patch.object(extensions, "_constants_of", return_value={"cuda": torch_cuda}):
         return extensions.before_ranks(resolved, environment)
-
-
-def gpu_findings(environment: Mapping[str, str], **torch: Any) -> dict[str, tuple[str, ...]]:
-    """What ``det-ds doctor`` says of GPUs, of a torch with this ``cuda`` that sees so many ``gpus``."""
-    from determined_ds.doctor.examine import Torch, check_gpus
-
-    return {name: found for name, *found in check_gpus(environment, Torch(**torch))[1]}
 
 
 def prepared_by_run(words: Sequence[str], accelerator: Accelerator) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -20,22 +21,19 @@ Examples:
 Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG is invalid.
 """
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cyan"}
+A_PATH, SECONDS = click.Path(path_type=Path), click.FloatRange(min=1)
+MEASURE_HELP = "Measure instead: matrix products, and collectives by size."
+SLOTS_HELP = "Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
 
 
 @click.command(epilog=EPILOG)
-@click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.argument("config", type=A_PATH, required=False)
+@click.argument("context_dir", type=A_PATH, default=".")
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA if available.")
-@click.option("--run-dir", type=click.Path(path_type=Path), default="runs", help="Of the run; default: runs.")
-@click.option(
-    "--measure", "measures", is_flag=True, help="Measure instead: matrix products, and collectives by size."
-)
-@click.option(
-    "--slots", type=click.IntRange(min=1), help="Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
-)
-@click.option(
-    "--seconds", type=click.FloatRange(min=1), default=20, show_default=True, help="Of --measure: at most."
-)
+@click.option("--run-dir", type=A_PATH, default="runs", help="Of the run; default: runs.")
+@click.option("--measure", "measures", is_flag=True, help=MEASURE_HELP)
+@click.option("--slots", type=click.IntRange(min=1), help=SLOTS_HELP)
+@click.option("--seconds", type=SECONDS, default=20, show_default=True, help="Of --measure: at most.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def doctor(
     config: Path | None,
@@ -68,30 +66,29 @@ def doctor(
     from determined_ds.report.table import terminal_width, wrapped
 
     findings = examine(config, context_dir.absolute(), run_dir, accelerator)
-    counts = {state: sum(finding.state == state for finding in findings) for state in STATES}
+    counts = Counter(finding.state for finding in findings)
     if as_json:
-        shown = {"version": 1, **counts, "findings": [finding._asdict() for finding in findings]}
-        click.echo(json.dumps(shown, indent=2))
+        by_state = {state: counts[state] for state in STATES}
+        said = [finding._asdict() for finding in findings]
+        click.echo(json.dumps({"version": 1, **by_state, "findings": said}, indent=2))
         sys.exit(1 if counts["missing"] else 0)
-    width = max(len(finding.name) for finding in findings)
-    indent = " " * (width + 11)
+    indent = " " * (max(len(finding.name) for finding in findings) + 11)
     for finding in findings:
         texts = [finding.found]
         texts += [f"needed: {finding.needed}"] if finding.needed and finding.state != "ok" else []
         texts += [f"fix: {finding.fix}"] if finding.fix else []
         lines = [line for text in texts for line in wrapped(text, max(30, terminal_width() - len(indent)))]
-        state = click.style(f"{finding.state:<8}", fg=COLOURS[finding.state])
-        click.echo(f"\n{indent}".join([f"{state} {finding.name:<{width}}  {lines[0]}", *lines[1:]]))
-    click.echo(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+        head = f"{click.style(f'{finding.state:<8}', fg=COLOURS[finding.state])} {finding.name}"
+        click.echo(head.ljust(len(indent) + len(head) - len(finding.name) - 9) + f"\n{indent}".join(lines))
+    click.echo(", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]))
     sys.exit(1 if counts["missing"] else 0)
 
 
 if __name__ == "__main__":
-    from determined_ds.errors import ConfigError
+    from determined_ds.errors import ConfigError, lines_of_error
 
     try:
         doctor(prog_name="python3 -m determined_ds.doctor")
     except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+        print("\n".join(lines_of_error(error)), file=sys.stderr)
         sys.exit(error.exit_code)

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from determined_ds.devices import detect_accelerator, detect_without_torch
-from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, ConfigError, Problem, TrainingError
+from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, ConfigError, Problem
 from determined_ds.launch.external import take_threads
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.outcome import show_failure
@@ -46,13 +46,9 @@ from determined_ds.rundir.run_dir import RunDir
 
 CPU_SLOTS = 2
 FIGURES = "figures.json"  # of rank 0, in the folder of the ranks
-# Beside the time that is asked for: starting, and a machine that is busy with something else.
-START_S, SLOWER = 300.0, 4.0
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv")
-SMALLEST_BYTES, STEP = 2**10, 8  # each size is so many times the one before
-LARGEST_BYTES = {"cpu": 2**25, "cuda": 2**30}
-ROUND_S, MOST_CALLS = 0.003, 100
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 60
+SIZES = {"cpu": [2**10 * 8**step for step in range(6)], "cuda": [2**10 * 8**step for step in range(7)]}
+ROUNDS, ROUND_S, MOST_CALLS = 15, 0.003, 100
 ELEMENT_BYTES = 4
 
 
@@ -62,7 +58,7 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
     Args:
         slots: Ranks; None: one a GPU, two on a CPU, or as many as another launcher has started.
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
-        seconds: How long it may take once the ranks have met.
+        seconds: How long the collectives may take once the ranks have met.
         as_json: Print the figures as one JSON object.
 
     Returns:
@@ -70,23 +66,23 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
 
     Raises:
         ConfigError: there is no such device, or no room for so many ranks.
-        TrainingError: the ranks took far longer than they may.
     """
     placed = placement_here()
     device = detect_without_torch(accelerator) or detect_accelerator(accelerator)
     size = slots or (placed.size if placed else device.num_devices if device.name == "cuda" else CPU_SLOTS)
-    if size > device.max_ranks if placed is None else size != placed.size:
-        kind = "GPU" if device.name == "cuda" else "CPU core"
-        message = f"this machine has {count(device.num_devices, kind)}, enough for {count(device.max_ranks, 'rank')}"
-        fix = f"use --slots {device.max_ranks} or fewer"
+    most = placed.size if placed else device.max_ranks
+    if size > most or (placed and size < most):
+        message = f"this machine has room for {count(most, 'rank')}"
+        fix = f"use --slots {most} or fewer"
         if placed is not None:
-            message, fix = f"{placed.launcher} has started {count(placed.size, 'rank')}", "leave --slots out"
+            message, fix = f"{placed.launcher} has started {count(most, 'rank')}", "leave --slots out"
         raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
     environment = environment_of_ranks(placed.local_size if placed else size, device, Path.cwd(), {})
     if placed is not None:
         take_threads(placed)
-        os.environ.update(environment)
-        os.environ.update({**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"})
+        os.environ.update(
+            {**environment, **placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
+        )
         figures = measured(device.name, seconds)
         if placed.rank == 0:
             _show(figures, as_json)
@@ -98,16 +94,9 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
     words = [sys.executable, "-m", "determined_ds.doctor.measure", str(folder), device.name, str(seconds)]
     run_dir, here = RunDir(folder), Path.cwd()
     ranks = Ranks(words, size=size, environment=environment, cwd=here, run_dir=run_dir, keep_open=())
-    allowed_s = START_S + SLOWER * seconds
-    until = time.monotonic() + allowed_s
     with Interrupts("ending the measurement") as interrupts, ranks:
-        failures = ranks.wait(
-            lambda: ranks.kill() if interrupts.requested or time.monotonic() > until else None
-        )
+        failures = ranks.wait(lambda: ranks.kill() if interrupts.requested else None)
     if failures and not interrupts.requested:  # their output is left where the message says
-        if time.monotonic() > until:
-            message = f"the ranks have not ended within {allowed_s:.0f} s; their output is in {folder}/logs"
-            raise TrainingError(message)
         show_failure(failures[0], run_dir)
         return EXIT_CONFIG if failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
     if not interrupts.requested:
@@ -126,17 +115,18 @@ def _show(figures: dict[str, Any], as_json: bool) -> None:
     peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in figures["peaks"].items())
     console.print(f"{where}{threads}\nmatrix products of a rank, while all compute: {peaks}")
     collectives: dict[str, list[dict[str, float]]] = figures["collectives"]
-    sizes = sorted({int(each["bytes"]) for points in collectives.values() for each in points})
-    quantities = (("ms", "s", 1e3), ("GB/s of bus bandwidth", "bytes_per_s", 1e-9)) if collectives else ()
-    for title, key, factor in quantities:
-        table = Table(title=f"{figures['backend']}, float32: {title}", title_justify="left", box=None)
-        table.add_column("", justify="right")
-        for name in collectives:
-            table.add_column(name.replace("_", " "), justify="right")
-        found = [{each["bytes"]: each[key] * factor for each in points} for points in collectives.values()]
-        for size in sizes:
-            cells = (f"{each[size]:.3g}" if size in each else "" for each in found)
-            table.add_row(format_bytes(size), *cells)
+    most = max((len(points) for points in collectives.values()), default=0)
+    for title, key, factor in (
+        (("ms", "s", 1e3), ("GB/s of bus bandwidth", "bytes_per_s", 1e-9)) if most else ()
+    ):
+        table = Table("", *(name.replace("_", " ") for name in collectives), box=None, title_justify="left")
+        table.title = f"{figures['backend']}, float32: {title}"
+        for column in table.columns:
+            column.justify = "right"
+        for row in range(most):
+            there = [points[row] if row < len(points) else None for points in collectives.values()]
+            size = format_bytes(int(max(each["bytes"] for each in there if each)))
+            table.add_row(size, *("" if each is None else f"{each[key] * factor:.3g}" for each in there))
         console.print(table)
     for note in figures["notes"]:
         console.print(f"note: {note}")
@@ -157,11 +147,6 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
     if accelerator == "cuda":
         device = torch.device("cuda", distributed.local_rank)
         torch.cuda.set_device(device)
-    until = time.monotonic() + seconds
-
-    def left_s() -> float:
-        HEART.beat()
-        return float(distributed.broadcast(until - time.monotonic()))  # rank 0's clock decides
 
     def timed(call: Callable[[], object], calls: int = 1) -> float:
         dist.barrier()
@@ -205,47 +190,29 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
     dist.barrier()
     kinds = ["fp32", "bf16", *(["fp16"] * (accelerator == "cuda"))]
     peaks = [-each for each in slowest([-(peak_flops(device, kind) or 0.0) for kind in kinds])]
-    notes: list[str] = []
-    unfinished: list[str] = []
     collectives: dict[str, list[dict[str, float]]] = {}
-    for number, name in enumerate(COLLECTIVES if ranks > 1 else ()):
-        end_s = left_s() * (1 - 1 / (len(COLLECTIVES) - number))  # what is left for the other collectives
-        points: list[dict[str, float]] = []
-        bus = {"all_reduce": 2.0, "broadcast": 0.0, "send_recv": 0.0}.get(name, 1.0) * (
-            ranks - 1
-        ) / ranks or 1.0
-        num_bytes = SMALLEST_BYTES
-        while num_bytes <= LARGEST_BYTES[device.type]:
+    unfinished: list[str] = []
+    for name in COLLECTIVES if ranks > 1 else ():
+        until = time.monotonic() + seconds / len(COLLECTIVES)
+        bus = {"all_reduce": 2.0}.get(name, 1.0) * (ranks - 1) / ranks
+        bus = 1.0 if name in ("broadcast", "send_recv") else bus
+        points = collectives[name] = []
+        for num_bytes in SIZES[device.type]:
+            HEART.beat()
             call, size = collective(name, num_bytes)
-            refusal = ""
-            try:
-                call()
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                refusal = str(error).splitlines()[0][:120]
-            if refused := next(filter(None, distributed.allgather(refusal)), ""):
-                notes.append(f"{name} is not offered by {dist.get_backend()}: {refused}")
-                break
-            [_, call_s] = slowest([timed(call), timed(call)])
+            [_, call_s] = slowest([timed(call), timed(call)])  # the first call prepares
             calls = max(1, min(MOST_CALLS, int(ROUND_S / call_s)))
-            if points and FEWEST_ROUNDS * calls * call_s > left_s() - end_s:
+            left_s = float(distributed.broadcast(until - time.monotonic()))  # rank 0's clock decides
+            if points and ROUNDS * calls * call_s > left_s:
                 unfinished.append(name)
                 break
-            rounds: list[float] = []
-            stop_s = (
-                left_s() - (left_s() - end_s) / 2
-            )  # of the sizes that are left, the largest takes longest
-            while len(rounds) < FEWEST_ROUNDS or (len(rounds) < MOST_ROUNDS and left_s() > stop_s):
-                rounds += [timed(call, calls) for _ in range(FEWEST_ROUNDS)]
-            times = [each / (2 if name == "send_recv" else 1) for each in slowest(rounds)]
+            times = slowest([timed(call, calls) for _ in range(ROUNDS)])
+            times = [each / (2 if name == "send_recv" else 1) for each in times]
             low, median, high = statistics.quantiles(times, n=4, method="inclusive")
             speed = bus * size / median
             points.append({"bytes": size, "s": median, "low_s": low, "high_s": high, "bytes_per_s": speed})
-            num_bytes *= STEP
-        if points:
-            collectives[name] = points
-    if unfinished:
-        notes.append(f"no time was left for the larger sizes of {', '.join(unfinished)}; give more --seconds")
     distributed.allgather(None)  # none ends while another needs it
+    note = f"no time was left for the larger sizes of {', '.join(unfinished)}; give more --seconds"
     return {
         "ranks": ranks,
         "machines": int(distributed.cross_size),
@@ -253,7 +220,7 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "peaks": dict(zip(kinds, peaks, strict=True)),
         "collectives": collectives,
-        "notes": notes,
+        "notes": [note] if unfinished else [],
     }
 
 
@@ -261,14 +228,12 @@ def main(argv: list[str]) -> int:
     """Measure as one rank, of FOLDER ACCELERATOR SECONDS; rank 0 writes the figures into the folder."""
     from determined_ds.train.rank_process import RankProcess
 
-    folder = Path(argv[0])
-
     def work() -> None:
         figures = measured(argv[1], float(argv[2]))
         if os.environ["RANK"] == "0":
-            (folder / FIGURES).write_text(json.dumps(figures))
+            Path(argv[0], FIGURES).write_text(json.dumps(figures))
 
-    return RankProcess(folder).run(work, exit_of=lambda _: None)
+    return RankProcess(Path(argv[0])).run(work, exit_of=lambda _: None)
 
 
 if __name__ == "__main__":
