@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from determined_ds.cli.explain import explain, run_in_words
 from determined_ds.cli.memory import memory_options, show_memory
-from determined_ds.cli.options import GivenPath
+from determined_ds.cli.options import GivenPath, set_option
+from determined_ds.rundir.handed_on import count
 
 if TYPE_CHECKING:
     from determined_ds.check.experiment import DoesNotFit
     from determined_ds.check.output import Report
-    from determined_ds.config.resolve import ResolvedConfig
-    from determined_ds.documents.document import Document
-    from determined_ds.errors import Problem
-    from determined_ds.experiment.experiment import Experiment
 
 EPILOG = """\b
 Examples:
@@ -41,8 +37,6 @@ Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A n
 and does not count. With --gpu-memory alone, a point that does not fit is an error; with --memory the table is the
 answer, and the exit code is 0 even where nothing fits.
 """
-EXIT_WARNINGS = 1
-EXIT_ERRORS = 2
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 CONTEXT_HELP = "CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial."
 GPU_HELP = "Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
@@ -57,9 +51,7 @@ JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain valu
 @click.argument("config", nargs=-1, type=GivenPath(), metavar="CONFIG... [CONTEXT_DIR]")
 @click.option("--context", "context_dir", type=GivenPath(exists=True, file_okay=False), help=CONTEXT_HELP)
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
-)
+@set_option
 @click.option("--gpu-memory", metavar="SIZE", help=GPU_HELP)
 @click.option("--accelerator", type=click.Choice(["cuda", "cpu"]), default="cuda", help=ACCELERATOR_HELP)
 @click.option("--explain", "explained", is_flag=True, help=EXPLAIN_HELP)
@@ -100,12 +92,7 @@ def check(
     explained = explained or only_ranks or slots_per_machine is not None
     if in_bytes and explained:
         raise click.UsageError("--memory and --explain exclude each other")
-    if not config and in_bytes:
-        ctx, of_config = click.get_current_context(), ("overrides", "context_dir", "accelerator")
-        given = [each for each in of_config if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
-        if given:
-            flags = ", ".join(each.opts[0] for each in ctx.command.params if each.name in given)
-            raise click.UsageError(f"{flags} needs a CONFIG")
+    if in_bytes and not config and not overrides and context_dir is None:
         show_memory(None, asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
         return
     if not config:
@@ -116,8 +103,9 @@ def check(
     if context_dir is None and len(files) > 1 and files[-1].is_dir():
         files, context_dir = files[:-1], files[-1]
     if (explained or in_bytes) and len(files) > 1:
-        option = "--explain" if explained else "--memory"
-        raise click.UsageError(f"{option} takes one experiment, not {len(files)} files")
+        raise click.UsageError(
+            f"--{'explain' if explained else 'memory'} takes one experiment, not {len(files)} files"
+        )
     reports = check_files(
         files,
         context_dir=context_dir,
@@ -128,27 +116,30 @@ def check(
     )
     counts = Counter(finding.severity for report in reports for finding in report.findings)
     num_errors, num_warnings = counts["error"], counts["warning"]
+    code = 2 if num_errors else 1 if strict and num_warnings else 0
     if as_json and not (explained or in_bytes):
         said = [report.as_json() for report in reports]
         found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}
-        click.echo(json.dumps(found, indent=2, default=str))
+        click.echo(json.dumps(found, indent=2))
+        sys.exit(code)
+    for report in reports:
+        _show(report, err=explained or in_bytes)
+    if num_errors and (explained or in_bytes):
+        sys.exit(code)
+    if in_bytes:
+        show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
+    elif explained:
+        explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
     else:
-        for report in reports:
-            _show(report, err=explained or in_bytes)
-        if in_bytes and not num_errors:
-            show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
-        elif explained and not num_errors:
-            explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
-        elif not (explained or in_bytes):
-            summary, colour = f"{_count(len(files), 'file')} checked, nothing to fix", "green"
-            if num_errors or num_warnings:
-                summary = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
-                summary += f" in {_count(len(files), 'file')}"
-                colour = "red" if num_errors else "yellow"
-            click.echo(click.style(summary, fg=colour))
-            for line in run_in_words(reports[0]) if len(files) == 1 and not num_errors else ():
-                click.echo(line)
-    sys.exit(EXIT_ERRORS if num_errors else EXIT_WARNINGS if strict and num_warnings else 0)
+        summary, colour = f"{count(len(files), 'file')} checked, nothing to fix", "green"
+        if num_errors or num_warnings:
+            found_in = f"{count(num_errors, 'error')}, {count(num_warnings, 'warning')}"
+            summary = f"{found_in} in {count(len(files), 'file')}"
+            colour = "red" if num_errors else "yellow"
+        click.echo(click.style(summary, fg=colour))
+        for line in run_in_words(reports[0]) if len(files) == 1 and not num_errors else ():
+            click.echo(line)
+    sys.exit(code)
 
 
 def _does_not_fit(size: str) -> DoesNotFit:
@@ -157,9 +148,7 @@ def _does_not_fit(size: str) -> DoesNotFit:
 
     num_bytes = parse_bytes(size)
 
-    def does_not_fit(
-        experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, point: Document
-    ) -> Problem | None:
+    def does_not_fit(experiment: Any, resolved: Any, context_dir: Path, point: Any) -> Any:
         from determined_ds.train.shape import shape_of_experiment  # loads torch
 
         shape = shape_of_experiment(experiment, resolved, context_dir, hyperparameters=point)
@@ -179,7 +168,3 @@ def _show(report: Report, *, err: bool) -> None:
         click.echo(f"{report.file}: {report.points_in_words()}", err=err)
     if report.run:
         click.echo(f"{report.file}: run it with: {report.run}", err=err)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from determined_ds.checkpoints.files import Checkpoint, sizes_in
+from determined_ds.checkpoints.files import Checkpoint
 from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
@@ -36,6 +36,12 @@ Examples:
 """
 A_PATH = click.Path(path_type=Path)
 A_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+FORMS = click.Choice(["huggingface", "safetensors", "torch"])
+TOLERANCE_HELP = "The largest absolute difference of two elements that are equal.  [default: 0]"
+OUTPUT_HELP = (
+    "The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run."
+)
+CONFIG_HELP = "A folder with the config.json and tokenizer of the model; the trial is not run then."
 run_dir_option = click.option("--run-dir", type=A_PATH, help="Of best, last, or a uuid given as PATH.")
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 
@@ -67,16 +73,15 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
         "strategy": strategy_in_words(found["strategy"]),
         "written by": found["ranks"] and count(found["ranks"], "rank"),
         "framework": found["framework"],
-        "size": f"{format_bytes(found['bytes'])} in {count(len(found['files']), 'file')}"
-        + ("" if found["sealed"] else ", without a manifest"),
+        "size": f"{format_bytes(found['bytes'])} in {count(len(found['files']), 'file')}",
+        "manifest": "" if found["sealed"] else "none: nothing can be verified",
     }
     click.echo(f"checkpoint {found['uuid']}")
     for label, text in lines.items():
         if text:
             click.echo(f"  {label:<11} {text}")
-    for engine in found["engines"]:
-        if engine["tensors"] is None:
-            continue
+    indexed = [engine for engine in found["engines"] if engine["tensors"] is not None]
+    for engine in indexed:
         number, parameters = count(len(engine["tensors"]), "tensor"), format_count(engine["parameters"])
         head = f"\n{engine['name']}  {format_bytes(engine['bytes'])}, {number}, {parameters} parameters"
         click.echo(head + (f", {engine['optimizer']}" if engine["optimizer"] else ""))
@@ -88,7 +93,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
             size = format_bytes(each["bytes"])
             rows.append((names, shape or "scalar", (each["dtype"] or "").lower(), size, ", ".join(holds)))
         _print_table(("tensor", "shape", "dtype", "size", "holds"), rows)
-    if not found["engines"] or any(engine["tensors"] is None for engine in found["engines"]):
+    if not indexed or len(indexed) < len(found["engines"]):
         largest = sorted(found["files"].items(), key=lambda item: -item[1])[:LARGEST_FILES]
         click.echo("\nthe largest files, as not every engine has an index of its tensors:")
         _print_table(("file", "size"), [(name, format_bytes(size)) for name, size in largest])
@@ -105,12 +110,9 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     """
     from determined_ds.checkpoints.look import verify as verified
 
-    found: list[Checkpoint] = []
-    for given in paths:
-        found += _find(given, run_dir)[: 1 if given == LAST and run_dir is not None else None]
     answers = []
-    for each in found:
-        with _working(f"reading {format_bytes(sum(sizes_in(each.path).values()))}"):
+    for each in (each for given in paths for each in _find(given, run_dir)[: 1 if given == LAST else None]):
+        with _working("reading"):
             answer = verified(each)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
@@ -131,12 +133,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 @click.argument("second")
 @run_dir_option
 @click.option("--weights", is_flag=True, help="Compare weights alone, not the optimizer's states.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    help="The largest absolute difference of two elements that are equal.  [default: 0]",
-)
+@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, help=TOLERANCE_HELP)
 @json_option
 def diff(
     first: str, second: str, run_dir: Path | None, weights: bool, tolerance: float, as_json: bool
@@ -180,14 +177,8 @@ def diff(
 @checkpoint.command()
 @click.argument("path")
 @run_dir_option
-@click.option(
-    "--to", type=click.Choice(("huggingface", "safetensors", "torch")), required=True, help="The form."
-)
-@click.option(
-    "--output",
-    type=A_PATH,
-    help="The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run.",
-)
+@click.option("--to", type=FORMS, required=True, help="The form.")
+@click.option("--output", type=A_PATH, help=OUTPUT_HELP)
 @click.option("--dtype", type=click.Choice(("fp32", "bf16", "fp16")), help="Default: as the model computes.")
 @click.option("--merge-lora", is_flag=True, help="Merge adapters into the weights, as peft does.")
 @click.option("--engine", type=click.IntRange(min=0), default=0, show_default=True, help="Of several, which.")
@@ -196,11 +187,7 @@ def diff(
 @click.option(
     "--context-dir", type=A_FOLDER, default=Path(), help="With the trial's code, for --to huggingface."
 )
-@click.option(
-    "--config",
-    type=A_FOLDER,
-    help="A folder with the config.json and tokenizer of the model; the trial is not run then.",
-)
+@click.option("--config", type=A_FOLDER, help=CONFIG_HELP)
 @json_option
 def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, **options: Any) -> None:
     """Export a checkpoint, whichever ranks and strategy wrote it: for Hugging Face or for torch.
@@ -215,9 +202,9 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
         if folder.name == CHECKPOINTS:
             run, above = RunDir(folder.parent), RunDir(folder.parent.parent)
             # What was superseded is laid out as a run, and deleted by the next one.
-            folder = above.exported if run.path == above.superseded else run.exported
+            folder = (above if run.path == above.superseded else run).exported
         out = folder / (f"{found.uuid}-{options['to']}" + ".pt" * (options["to"] == "torch"))
-    with _working(f"exporting a checkpoint of {format_bytes(sum(sizes_in(found.path).values()))}"):
+    with _working("exporting"):
         done = exported(found.path, out, **options)
     if as_json:
         click.echo(json.dumps({"version": 1, "uuid": found.uuid, **done}, indent=2))
@@ -232,9 +219,7 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
 @click.argument("weights", type=A_PATH)
 @click.option("--output", type=A_PATH, required=True, help="The checkpoint's folder, to make.")
 @click.option("--prefix", default="", help="To put before every name, e.g. model.")
-@click.option(
-    "--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'. Repeatable."
-)
+@click.option("--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'.")
 @click.option("--force", is_flag=True, help="Replace an earlier import at --output; never another folder.")
 def import_weights(weights: Path, output: Path, **options: Any) -> None:
     """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.

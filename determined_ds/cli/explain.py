@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from determined_ds.rundir.handed_on import count
+
 if TYPE_CHECKING:
     from determined_ds.check.output import Report
-    from determined_ds.config.layout import Topology
 
 WIDEST = 60  # a longer line moves only its own origin to the right
 
@@ -35,9 +36,8 @@ def run_in_words(report: Report) -> list[str]:
     how = [strategy.name, strategy.precision]
     how += [f"{what} divided among {degree} ranks" for what, degree in degrees.items() if degree > 1]
     runs = (
-        f"runs on {_slots(experiment.slots)} of {resolved.accelerator.name}: {', '.join(how)}, "
-        f"{batch.replicas} replica{'s' if batch.replicas > 1 else ''} x micro-batch {batch.micro_batch_size} x "
-        f"{batch.accumulation} accumulation"
+        f"runs on {count(experiment.slots, 'slot')} of {resolved.accelerator.name}: {', '.join(how)}, "
+        f"{count(batch.replicas, 'replica')} x micro-batch {batch.micro_batch_size} x {batch.accumulation} accumulation"
     )
     takes = ""
     if length is not None:
@@ -74,14 +74,22 @@ def explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None, 
     if resolved is None:
         raise ConfigError(left_open(experiment))
     layout, per_machine = resolved.topology, slots_per_machine or experiment.slots
+    every = [layout.coordinates(rank) for rank in range(layout.slots)]
     if as_json:
-        places = []
-        for rank in range(layout.slots):
-            machine, slot = divmod(rank, per_machine)
-            places.append({"rank": rank, "machine": machine, "slot": slot, **layout.coordinates(rank)})
+        places = [
+            {"rank": rank, "machine": rank // per_machine, "slot": rank % per_machine, **place}
+            for rank, place in enumerate(every)
+        ]
         click.echo(json.dumps(places if only_ranks else resolved.ds_config, indent=2))
         return
-    machines = list(_machines(layout, per_machine))
+    axes = [name for name in ("pipe", "sequence", "model", "data") if layout.axes[name] > 1] or ["data"]
+    cells = [" ".join(f"{name} {place[name]}" for name in axes) for place in every]
+    width = max(map(len, cells))
+    machines = [
+        f"machine {first // per_machine}".ljust(12)
+        + " | ".join(cell.ljust(width) for cell in cells[first : first + per_machine]).rstrip()
+        for first in range(0, layout.slots, per_machine)
+    ]
     if only_ranks:
         click.echo("\n".join(machines))
         return
@@ -89,34 +97,17 @@ def explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None, 
     def comment(text: str) -> str:
         return click.style(f"# {text}", dim=True)
 
-    click.echo(comment(f"{experiment.name}: {_slots(experiment.slots)} on {resolved.accelerator.name}"))
+    click.echo(
+        comment(f"{experiment.name}: {count(experiment.slots, 'slot')} on {resolved.accelerator.name}")
+    )
     if experiment.searched:
         click.echo(comment(f"one point of a search over {', '.join(experiment.searched)}"))
     lines = [("{", ""), *_lines(resolved.ds_config, (), dict(resolved.origins)), ("}", "")]
     width = max(len(text) for text, _ in lines if len(text) <= WIDEST)
     for text, origin in lines:
-        key, colon, value = text.partition('": ')
-        shown = value if value == "{" else click.style(value, fg="green")
-        line = click.style(f'{key}"', fg="cyan") + f": {shown}" if colon else text
-        click.echo(f"{line}{' ' * (width - len(text))}  {comment(origin)}" if origin else line)
+        click.echo(f"{text.ljust(width)}  {comment(origin)}" if origin else text)
     if experiment.slots > 1:
         click.echo("\n".join(map(comment, machines)))
-
-
-def _slots(number: int) -> str:
-    return "1 slot" if number == 1 else f"{number} slots"
-
-
-def _machines(layout: Topology, slots_per_machine: int) -> Iterator[str]:
-    """A line a machine, a column a slot: where each rank stands on every axis that is divided."""
-    axes = [name for name in ("pipe", "sequence", "model", "data") if layout.axes[name] > 1] or ["data"]
-    every = [layout.coordinates(rank) for rank in range(layout.slots)]
-    cells = [" ".join(f"{name} {place[name]}" for name in axes) for place in every]
-    width = max(len(cell) for cell in cells)
-    for first in range(0, layout.slots, slots_per_machine):
-        own = cells[first : first + slots_per_machine]
-        machine = f"machine {first // slots_per_machine}"
-        yield f"{machine:<12}" + " | ".join(cell.ljust(width) for cell in own).rstrip()
 
 
 def _lines(data: dict[str, Any], path: tuple[str, ...], origins: dict[str, str]) -> Iterator[tuple[str, str]]:

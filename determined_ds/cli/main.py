@@ -11,15 +11,6 @@ import click
 from determined_ds.documents.document import words
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
-# What earlier versions of the pages call a command -> what it is now.
-NOW = {
-    "render": "check CONFIG --explain",
-    "estimate": "check CONFIG --memory, or check --memory --parameters 6B",
-    "generate": "new --experiment",
-    "bench": "doctor --measure",
-}
-
-
 # Command -> the module that has it under its own name.
 COMMANDS = {
     name: f"determined_ds.cli.{name}"
@@ -36,13 +27,6 @@ class _Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in NOW:
-            ctx.fail(f"det-ds {args[0]} is now: det-ds {NOW[args[0]]}")
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -58,12 +42,11 @@ class _Commands(click.Group):
             sys.exit(EXIT_TRAINING_FAILED)
 
 
-def _hyphenated(option: str) -> str:
-    """An option as it is written here: ``--model_size`` is ``--model-size``."""
-    return option.replace("_", "-")
-
-
-SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": _hyphenated}
+# An option as it is written here: ``--model_size`` is ``--model-size``.
+SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda option: option.replace("_", "-"),
+}
 
 
 @click.group(cls=_Commands, context_settings=SETTINGS)

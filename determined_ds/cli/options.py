@@ -43,18 +43,11 @@ class Numbers(click.ParamType):
     name = "N[,N...]"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        words = str(value).split(",")
-        if not all(word.strip().isdigit() and int(word) >= 1 for word in words):
-            self.fail(f"{value!r} is not a list of numbers above 0, such as 1,2", param, ctx)
-        return [int(word) for word in words]
+        return [Count().convert(word.strip(), param, ctx) for word in str(value).split(",")]
 
 
 class GivenPath(click.Path):
-    """A path; an empty text, such as a shell variable that is not set, is not the current folder.
-
-    Args:
-        **must: What click checks of it, such as ``exists``.
-    """
+    """A path; an empty text, such as a shell variable that is not set, is not the current folder."""
 
     def __init__(self, **must: bool) -> None:
         super().__init__(path_type=Path, **must)
@@ -63,6 +56,13 @@ class GivenPath(click.Path):
         if value == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def set_option(command: F) -> F:
+    """``--set``, as ``overrides``."""
+    return click.option(
+        "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable."
+    )(command)
 
 
 def experiment_options(run_dir: str) -> Callable[[F], F]:
@@ -74,9 +74,7 @@ def experiment_options(run_dir: str) -> Callable[[F], F]:
     return _all(
         click.argument("config", type=GivenPath()),
         click.argument("context_dir", type=GivenPath(), default="."),
-        click.option(
-            "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable."
-        ),
+        set_option,
         click.option("--run-dir", type=GivenPath(), help=run_dir),
         click.option(
             "--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where available."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from determined_ds.cli.options import GivenPath
-from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.launch.options import RunOptions, click_options
 from determined_ds.rundir.handed_on import LAST
 
@@ -30,12 +30,13 @@ Examples:
 
 
 class _Run(click.Command):
-    """Takes ``--resume`` before CONFIG too, which is not its value then; shows its options in groups."""
+    """Takes ``--resume`` before CONFIG or ``.`` too, which are not its value then; shows its options in groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
         for at, following in enumerate(args[1:]):
-            if words[at] == "--resume" and _is_of_experiment(following):
+            is_config = following == "." or Path(following).suffix in (".yaml", ".yml", ".json")
+            if words[at] == "--resume" and is_config:
                 words[at] = f"--resume={LAST}"
         return super().parse_args(ctx, words)
 
@@ -45,16 +46,6 @@ class _Run(click.Command):
             if records:
                 with formatter.section(group):
                     formatter.write_dl(records)
-
-
-def _is_of_experiment(word: str) -> bool:
-    """Whether a word is a CONFIG or a CONTEXT_DIR, and names no checkpoint."""
-    from determined_ds.checkpoints.named import CHECKPOINTS, checkpoints_at
-
-    path = Path(word)
-    if path.is_dir():
-        return not (checkpoints_at(path) or (path / CHECKPOINTS).is_dir())
-    return path.is_file() or path.suffix in (".yaml", ".yml", ".json")
 
 
 @click.command(cls=_Run, epilog=EPILOG)
@@ -82,22 +73,16 @@ def run(**given: Any) -> None:
     outlive_readers()
     if options.report_to_master:
         if not os.environ.get("DET_MASTER"):
-            message, fix = (
-                "the environment variable DET_MASTER is not set",
-                "export DET_MASTER=https://HOST:PORT",
-            )
-            raise ConfigError(Problem(key="--report-to-master", message=message, fix=fix, code="master"))
+            raise click.UsageError("DET_MASTER is not set. fix: export DET_MASTER=https://HOST:PORT")
         os.environ[REPORT] = "1"
     with _result_for_parent(options):
         prepared = prepare_run(options)
-        warnings = [*prepared.start.damages, *before_ranks(prepared)]
+        # A command that starts many runs has shown what applies to all of them.
+        known = prepared.warnings if options.parent is None else prepared.own_warnings
+        warnings = [*prepared.start.damages, *before_ranks(prepared), *known]
         for line in prepared.header():
             click.echo(line)
-        # A command that starts many runs has shown what applies to all of them.
-        for warning in (
-            *warnings,
-            *(prepared.warnings if options.parent is None else prepared.own_warnings),
-        ):
+        for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
         if prepared.complete:
             prepared.show_complete()

@@ -37,11 +37,6 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cheapest that fits: ZeRO 1, " in found
 
 
-def test_that_nothing_fits_is_an_answer() -> None:
-    assert estimate(*SIX_BILLION, "--gpu-memory", "2GiB")["cheapest"] is None
-    assert "fix: use GPUs of 9." in shown(*SIX_BILLION, "--gpu-memory", "2GiB")
-
-
 @pytest.mark.parametrize(
     ("gpu", "fix"),
     [
@@ -52,7 +47,9 @@ def test_that_nothing_fits_is_an_answer() -> None:
 )
 def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None:
     large = (str(GPT2), str(ROOT), *settings(model_size="xl"), "--gpu-memory", gpu)
-    assert shown(*large)
+    found = shown(*large)
+    assert "ZeRO 1 *" in found
+    assert gpu == "24GiB" or "fix: use GPUs of " in found, "that nothing fits is an answer"
     checked = CliRunner().invoke(main, ["check", *large])
     assert checked.exit_code == 2
     assert "a rank needs" in checked.stdout
@@ -60,13 +57,6 @@ def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None
     if stated := re.search(r"set (\w+) to (\d+)", fix):
         fixed = settings(**{f"overwrite_deepspeed_args__{stated[1]}": int(stated[2])})
         assert CliRunner().invoke(main, ["check", *large, *fixed]).exit_code == 0
-
-
-def test_an_experiments_own_strategy_is_marked() -> None:
-    found = shown(GPT2, ROOT, "--gpu-memory", "24GiB")
-    assert "model    842K parameters: 4 layers, 128 wide" in found
-    assert "ZeRO 1 *" in found
-    assert "in bf16, micro-batch 16" in found
 
 
 def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
@@ -79,8 +69,6 @@ def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
     ]
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert "draws a pipeline, and CONFIG has none" in refused(GPT2, ROOT, "--schedules", picture)
-    nowhere = tmp_path / "missing" / "schedules.png"
-    assert "name a file in a folder that exists" in refused(config, ROOT, "--schedules", nowhere)
 
 
 def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
@@ -104,12 +92,9 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "no model is given"),
         ((GPT2, "--sequence-length", "64"), "given twice: CONFIG and --sequence-length"),
         (("--parameters", "6B", "--hf-config", "x"), "given twice: --parameters, --hf-config"),
         (("--parameters", "6B", "--schedules", "a.png"), "give a CONFIG"),
-        (("--parameters", "6B", "--slots", "0"), "must be 1 or more"),
-        (("nonesuch.yaml",), "no such file"),
         (("--hf-config", "nonesuch"), "no such file or folder"),
     ],
 )
