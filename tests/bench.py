@@ -30,13 +30,13 @@ from determined_ds import DataParallelTrial, Trainer, open_context
 from tests.harness.command import DET_DS, ROOT
 from tests.harness.ranks import Ranks, compile_nothing
 from tests.package import training_data
+from tests.session.test_ported_scripts import SCRIPTS, as_it_was
 
 NUM_SAMPLES = 8192
 # Name of a step's size -> width of the model, samples of a step on a rank, batches in a turn, batches a report, turns.
 # Many short turns: what a machine does to one of them, it does to one of many.
 SIZES = {"5 ms": (384, 32, 120, 50, 15), "200 ms": (2048, 384, 6, 5, 15)}
 CASES = [(size, zero, accumulation) for size in SIZES for zero in (0, 2) for accumulation in (1, 4)]
-SCRIPTS = ROOT / "tests/session/scripts"
 
 # ------------------------------------------------------------------------------------------- in ranks
 
@@ -174,6 +174,7 @@ def starts(folder: Path) -> dict[str, list[float]]:
     """From the start to the end of a short script in two ranks: plain under torchrun, ported under det-ds run."""
     scripts = folder / "scripts"
     shutil.copytree(SCRIPTS, scripts)
+    as_it_was("cifar10", scripts)
     torchrun: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc-per-node", "2", "cifar10_plain.py"]
     numbers = itertools.count()

@@ -107,7 +107,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "zero3",
         "pipeline",
     ),
-    "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10",),
+    "session/test_ported_scripts.py::test_the_port_is_run_and_resumed": ("cifar10",),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
         "qwen3",

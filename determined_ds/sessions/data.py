@@ -54,7 +54,7 @@ class TrainingBatches:
         return steps * batch.accumulation
 
     def __iter__(self) -> Iterator[Any]:
-        return self._session._drive_of("iterating the loader").one_pass()
+        return self._session._one_pass()
 
 
 class ValidationData:
@@ -78,7 +78,8 @@ class ValidationData:
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
-        session._drive_of("iterating the validation loader").pause()
+        session._trains("iterating the validation loader")
+        session._pause()
         batches, sizes = self._share
         pipelines = [engine for engine in session.context.models if session.context.use_pipeline_parallel]
         loads = session.context._mpu.should_build_data_loader

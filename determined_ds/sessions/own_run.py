@@ -35,7 +35,7 @@ from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP
-from determined_ds.sessions.session import Config, say_in_words
+from determined_ds.sessions.session import Config
 from determined_ds.train.ending import cause_of, exit_code_of, reason_of
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
@@ -44,13 +44,6 @@ from determined_ds.train.warning_keeper import KEEPER
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
-# What a problem of a run directory says of options of det-ds run -> of arguments of session.
-WORDS = {
-    "add --resume to continue it": "write session(..., resume=True) to continue it",
-    "add --run-dir ": "write run_dir=",
-    "--run-dir": "run_dir",
-    "--resume": "resume",
-}
 
 
 class OwnLocalRun(LocalRun):
@@ -65,7 +58,7 @@ class OwnLocalRun(LocalRun):
 @contextlib.contextmanager
 def own_run(
     config: Config,
-    run_dir: Path | None,
+    run_dir: str | os.PathLike[str] | None,
     *,
     resume: bool,
     accelerator: str | None,
@@ -85,7 +78,8 @@ def own_run(
     show_own_errors()
     devices = detect_accelerator(accelerator)
     distributed = join_process_group(devices)
-    run = as_chief(distributed, lambda: _decided(config, run_dir, resume, distributed, devices))
+    stated = None if run_dir is None else Path(run_dir)
+    run = as_chief(distributed, lambda: _decided(config, stated, resume, distributed, devices))
     checkpoint, fork = run.start.checkpoint, run.start.fork
     here = ScriptRun(
         run_dir=run.run_dir,
@@ -103,7 +97,8 @@ def own_run(
         distributed.allgather(None)  # what ranks read is written
         KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
         stack.callback(KEEPER.end)
-        stack.enter_context(_stopping())
+        if threading.current_thread() is threading.main_thread():
+            stack.enter_context(_stopping(distributed.rank == 0))
         begin(here)
         stack.callback(begin, None)
         yield distributed
@@ -133,16 +128,10 @@ def _decided(
         resume = resume and not (stated is not None and RunDir(stated).is_empty())
     run_dir = stated or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     last = LAST if resume else None
-    try:
-        start = start_in(run_dir, experiment, resolved, resume=last, stated=stated is not None, forks=True)
-    except ConfigError as error:
-        say_in_words(error, WORDS)
-        raise
-    if start.checkpoint is not None:
-        experiment = keeping_seed(start.checkpoint, experiment)
+    start = start_in(run_dir, experiment, resolved, resume=last, stated=stated is not None, forks=True)
     return OwnLocalRun(
         options=RunOptions(config=Path(experiment.document.name)),
-        experiment=experiment,
+        experiment=experiment if start.checkpoint is None else keeping_seed(start.checkpoint, experiment),
         resolved=resolved,
         accelerator=devices,
         context_dir=Path.cwd(),
@@ -163,14 +152,13 @@ def _document_of(config: Config, ranks: int) -> Document:
         if not OF_EXPERIMENTS & document.data.keys():
             message = "is not an experiment: it has no hyperparameters"
             fix = "give an experiment's YAML, or the hyperparameters as a mapping: session({...})"
-            raise ConfigError(
-                Problem(key="session", value=str(config), message=message, fix=fix, code="session")
-            )
+            problem = Problem(key="session", value=str(config), message=message, fix=fix, code="session")
+            raise ConfigError(problem)
     else:
         given = as_plain(dict(config or {}))
-        if not OF_EXPERIMENTS & given.keys():
-            given = {"hyperparameters": as_constants(given)}
-        document = Document(name="session", data=given)
+        is_whole = OF_EXPERIMENTS & given.keys()
+        data = given if is_whole else {"hyperparameters": as_constants(given)}
+        document = Document(name="session", data=data)
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
@@ -189,10 +177,8 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):
                 code, reason = exit_code_of(error), shortened(reason_of(error))
-                failure = Failure(
-                    rank=0, code=code, exit_code=code, time=time.time(), cause=cause_of(error), reason=reason
-                )
-                outcome = Outcome(failures=(failure,))
+                how: dict[str, Any] = {"cause": cause_of(error), "reason": reason, "time": time.time()}
+                outcome = Outcome(failures=(Failure(rank=0, code=code, exit_code=code, **how),))
                 remove_partial(there.checkpoints)
             raise
         finally:
@@ -207,17 +193,14 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[None]:
+def _stopping(is_chief: bool) -> Iterator[None]:
     """Within, SIGTERM and SIGINT request a stop; the second one does what it did before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, _frame: Any) -> None:
         STOP.set()
         signal.signal(number, before[signal.Signals(number)])
-        if os.environ.get("RANK", "0") == "0":
+        if is_chief:
             print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
 
     for number in before:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,24 @@ import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
+from determined_ds.config.params import Length
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.sessions.data import TrainingBatches, ValidationData
-from determined_ds.sessions.drive import Drive, ReportedValidation, ScriptTrial
+from determined_ds.sessions.stand_ins import (
+    ReportedValidation,
+    ScriptState,
+    ScriptTrial,
+    engine_marks,
+    sums_of_weights,
+)
 from determined_ds.train.adoption import MADE
 from determined_ds.train.data.loaders import has_state
+from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
 from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.fit import completed, of_hyperparameters
+from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Training
 from determined_ds.train.opening import open_context
 from determined_ds.trial.author import described
@@ -42,8 +51,17 @@ WORDS = {
     "context.resolved": "s.resolved",
     "state what is missing": "state hyperparameters.global_batch_size",
     "context.wrap_model_engine(engine)": "s.checkpoint(engine)",
+    # And options of det-ds run -> arguments of session.
+    "add --resume to continue it": "write session(..., resume=True) to continue it",
+    "add --run-dir ": "write run_dir=",
+    "--run-dir": "run_dir",
+    "--resume": "resume",
 }
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
+# How long a rank that reports a validation, or wants a checkpoint, waits for the others, which have computed the same.
+COME_WITHIN_S = 120.0
+# Passes that a script may begin after the end of training: for epoch in range(n). One that begins more never ends.
+MOST_EMPTY = 1000
 
 
 def session(
@@ -77,24 +95,41 @@ def session(
 class Session:
     """What :func:`session` gives a script. A step ends when the next batch is taken.
 
-    What the script does after ``engine.step()`` belongs to the step: reports, a validation, a checkpoint. After a stop
-    request the pass at hand ends early, and a script that begins another pass ends there, with exit code 0.
+    What the script does after ``engine.step()`` belongs to the step, and is in its checkpoint: reports, a validation, a
+    checkpoint. So a run always resumes where a batch is taken. At the end of a pass the next batch is that of the next
+    pass, and at the end of training there is none: there the step ends with the session. After a stop request the pass
+    at hand ends early, and a script that begins another pass ends there, with exit code 0.
     """
 
     def __init__(
         self, config: Config, *, run_dir: str | os.PathLike[str] | None, resume: bool, accelerator: str | None
     ) -> None:
-        self._config = config
-        self._wanted_dir = None if run_dir is None else Path(run_dir)
-        self._resume = resume
+        self._own: dict[str, Any] = {"config": config, "run_dir": run_dir, "resume": resume}
         self._accelerator = accelerator
         self._stack = contextlib.ExitStack()
         self._here: Here
         self._context: Any = None
         self._trial: Any = None
         self._loader: TrainingBatches | None = None
-        self._drive: Drive | None = None
         self._validated = 0  # samples of the validation data since the last report
+        # From the first call of s.checkpoint on.
+        self._training: Training | None = None
+        self._state: ScriptState
+        self._loaded: str | None = None  # the checkpoint that is resumed from
+        self._marks: Any = None
+        # From the first batch on.
+        self._is_open = False
+        self._batches: Iterator[Any] | None = None
+        self._length: Length | None = None  # of the training, as the script says
+        # The step at hand: its micro-batches so far, and (steps, micro-steps) of each engine before it.
+        self._taken = self._accumulation = 0
+        self._before: list[tuple[int, int]] = []
+        self._first: list[tuple[int, int]] = []  # before the first step of this process
+        self._wanted_at = ""  # file and line of an s.checkpoint() in it
+        self._begun = self._empty = (
+            0  # passes that this process has begun; of these, after the end of training
+        )
+        self._is_cut = False  # the last one was left before its end
 
     # ------------------------------------------------------------------------------------ start and end
 
@@ -106,21 +141,14 @@ class Session:
                 # What makes a run is not sent to a cluster.
                 from determined_ds.sessions.own_run import own_run
 
-                run = own_run(
-                    self._config,
-                    self._wanted_dir,
-                    resume=self._resume,
-                    accelerator=self._accelerator,
-                    stopped=lambda: self.stop_requested,
-                )
+                run = own_run(**self._own, accelerator=self._accelerator, stopped=lambda: self.stop_requested)
                 ranks, found = stack.enter_context(run), here()
             assert found is not None
             self._here = found
             if found.run is not None:
                 found.run.trained = True
-            self._context = stack.enter_context(
-                open_context(distributed=ranks, accelerator=self._accelerator)
-            )
+            opened = open_context(distributed=ranks, accelerator=self._accelerator)
+            self._context = stack.enter_context(opened)
             self._trial = ScriptTrial(self._context)
             self._stack = stack.pop_all()
         return self
@@ -130,9 +158,9 @@ class Session:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             return self._stack.__exit__(kind, error, traceback)
         with self._stack:
-            if self._drive is not None and self._drive.was_driven:
-                self._drive.close()
-            elif self._loader is not None:
+            if self._is_open:
+                self._close()
+            elif self._loader is not None and self._loaded is None:
                 raise TrainingError(
                     "nothing was trained: the loader of s.loader was not iterated\n"
                     "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
@@ -199,12 +227,12 @@ class Session:
     @property
     def batches_trained(self) -> int:
         """Optimizer steps that have ended since the start of training, in this process or before."""
-        return 0 if self._drive is None else self._drive.training.state.batches_trained
+        return 0 if self._training is None else self._training.state.batches_trained
 
     @property
     def stop_requested(self) -> bool:
         """Whether a stop was requested and its checkpoint is written: end the script soon."""
-        return self._drive is not None and self._drive.training.is_stopped
+        return self._training is not None and self._training.is_stopped
 
     # ------------------------------------------------------------------------------------ data
 
@@ -248,7 +276,7 @@ class Session:
         """
         return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
 
-    def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
+    def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
         """A function that makes a loader, once the batch is known."""
         trial = self.context and self._trial
         if not isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
@@ -257,6 +285,8 @@ class Session:
             fix = f"give the dataset: self.{method}(loader.dataset, ...)"
             raise _refused(f"self.{method}", "got a loader, and options for another", fix)
         return lambda: dataset
+
+    # ------------------------------------------------------------------------------------ steps
 
     def epochs(self, num: int) -> Iterator[int]:
         """The numbers of the epochs that are left: those done before a resume are skipped.
@@ -272,7 +302,15 @@ class Session:
         Raises:
             ConfigError: there is no engine or no data yet.
         """
-        return self._drive_of("s.epochs").epochs(num)
+        training = self._trains("s.epochs")
+        self._length = Length(unit="epochs", value=num)
+        self._begun = max(self._begun, self._state.passes)
+        for epoch in range(self._state.passes, num):
+            if self._is_open and not training.goes_on:
+                return
+            yield epoch
+            if epoch + 1 < num:
+                self._end_step(agreed=True)
 
     def steps(self, num: int | None = None) -> Iterator[Any]:
         """For each optimizer step that is left, an iterator over its micro-batches, e.g. for a pipeline::
@@ -289,11 +327,99 @@ class Session:
         Raises:
             ConfigError: there is no engine, no data or no length yet.
         """
-        drive = self._drive_of("s.steps")
-        if num is None and drive.training.fit.max_length is None:
+        if self._trains("s.steps").fit.max_length is None and num is None:
             fix = "write s.steps(1000), or state fit.max_length"
             raise _refused("s.steps", "nothing says how long to train", fix)
-        return drive.steps(num)
+        if num is not None:
+            self._length = Length(unit="batches", value=num)
+        for _ in self._each_step(in_pass=False, num=num):
+            if self._batches is None:
+                self._begin_step()
+                self._taken = self._accumulation
+                yield None
+                continue
+            yield self._of_step()
+            if self._taken < self._accumulation:
+                raise TrainingError(
+                    f"{self._taken} of {self._accumulation} micro-batches of a step were taken\n  fix: take all of "
+                    "them: engine.train_batch(data_iter=batches) for each iterator of s.steps()"
+                )
+
+    def _one_pass(self) -> Iterator[Any]:
+        """The micro-batches of a pass over the data; none where it was finished before the checkpoint."""
+        self._trains("iterating the loader")
+        self._begun += 1
+        if self._begun > self._state.passes:
+            for _ in self._each_step(in_pass=True):
+                yield from self._of_step()
+
+    def _each_step(self, *, in_pass: bool, num: int | None = None) -> Iterator[None]:
+        """Stop at each step that is to be taken, once the one before it has ended.
+
+        Args:
+            in_pass: Whether it takes those of a pass, to the end of the data.
+            num: Steps of the training in all.
+
+        Raises:
+            SystemExit: it begins after a stop, or as one of very many passes after the end of training; or all that is
+                measured was.
+        """
+        training = self._trains("")
+        if training.is_stopped:  # the script was given the chance to end by itself
+            raise SystemExit(0)
+        if not self._is_open:
+            self._open(training)
+        schedule, is_new = training.schedule, in_pass
+        while True:
+            self._end_step(agreed=is_new)
+            done = training.state.batches_trained
+            if not training.goes_on or (num is not None and done >= num):
+                self._empty += is_new
+                if self._empty > MOST_EMPTY:  # it iterates the loader for ever, though training is over
+                    raise SystemExit(0)
+                return
+            if is_new and self._is_cut and training.is_chief:
+                logger.warning(
+                    "warning: a pass over the loader was left before its end, and the next one continues it; a "
+                    "resumed run counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"
+                )
+            is_new, self._is_cut = False, in_pass
+            yield
+            is_whole = in_pass and (done + 1) % (schedule.batches_per_epoch or done + 2) == 0
+            if is_whole or done + 1 in (num, schedule.stated_batches):
+                self._is_cut = False
+                self._pause()
+                if training.measure is not None and done + 1 == schedule.stated_batches:
+                    raise SystemExit(0)  # what the script would do next is not wanted
+                return
+
+    def _of_step(self) -> Iterator[Any]:
+        while self._taken < self._accumulation:
+            if not self._taken:
+                self._begin_step()
+            assert self._batches is not None, "every rank but a pipeline's loads"
+            batch = next(self._batches)
+            self._taken += 1
+            yield batch
+
+    def _begin_step(self) -> None:
+        self._trains("").begin_step()
+        self._before = self._counters()
+        self._first = self._first or self._before
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(engine.global_steps, engine.micro_steps) for engine in self._context.models]
+
+    def _pause(self) -> None:
+        """What follows is not training."""
+        if not self._is_open:
+            return
+        training = self._trains("")
+        training.reporter.pause()
+        has_stepped = any(now[0] > then[0] for now, then in zip(self._counters(), self._before, strict=False))
+        for part in (training.capture, training.measure):
+            if has_stepped and part is not None:
+                part.stop()
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
 
@@ -313,18 +439,15 @@ class Session:
             CheckpointError: the checkpoint to resume from does not fit.
             TrainingError: when the step ends: a later call was made on some ranks only.
         """
-        if self._drive is None:
-            self._begin(engines, state)
-            return
-        known = [id(engine) for engine in self.context.models]
-        if any(id(engine) not in known for engine in engines):
+        key, context, handed_over = "s.checkpoint", self.context, self._training is not None
+        if handed_over and not {id(engine) for engine in engines} <= {id(each) for each in context.models}:
             fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
-            raise _refused("s.checkpoint", "got an engine that its first call was not given", fix)
-        caller = sys._getframe(1)
-        self._drive.request_checkpoint(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
-
-    def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
-        context, key = self.context, "s.checkpoint"
+            raise _refused(key, "got an engine that its first call was not given", fix)
+        if handed_over:
+            caller = sys._getframe(1)
+            if self._listens:
+                self._wanted_at = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+            return
         fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
         if not engines:
             raise _refused(key, "its first call was given no engine", fix)
@@ -337,12 +460,16 @@ class Session:
                 raise _refused(key, message, "give it both, or leave it out")
         for engine in engines:
             context.wrap_model_engine(engine)
-        training, run = self._training(), self._here.run
+        training, run, latest = self._make_training(), self._here.run, self._here.latest_checkpoint
         self._stack.enter_context(training)
-        fork = run.fork if run is not None else None
-        self._drive = Drive(training, state, run, self._here.latest_checkpoint, fork)
+        self._accumulation = context.resolved.batch.accumulation
+        self._state = training.checkpoints.parts["script"] = ScriptState(training, state)
+        training.load(latest, run.fork if run is not None else None)
+        self._loaded = latest if training.state.batches_trained else None
+        self._marks = engine_marks(context.models)
+        self._training = training
 
-    def _training(self) -> Training:
+    def _make_training(self) -> Training:
         """What the script drives: as the hyperparameters say, or the steps that are measured."""
         context, run, measure = self.context, self._here.run, None
         tests = run is not None and run.test
@@ -376,7 +503,8 @@ class Session:
 
         Training metrics become means over ranks and over each ``fit.reporting_period``. Validation metrics become means
         over the ranks that report any; each counts the samples that it has taken from a validation loader since its
-        last report, or else 1. Both go to where the run's metrics go when the step ends.
+        last report, or else 1. Both go to where the run's metrics go when the step ends. What is reported before the
+        first step of a resumed run was reported then, and is ignored.
 
         Args:
             metrics: Name -> number, or tensor of one number. A ``loss`` that is not finite stops the training.
@@ -391,20 +519,124 @@ class Session:
                 '  fix: write s.report({"loss": loss})'
             )
         weight, self._validated = float(self._validated or 1), 0 if validation else self._validated
-        self._drive_of("s.report").report(metrics, validation=validation, weight=weight)
+        training = self._trains("s.report")
+        if self._listens and not validation:
+            training.take(dict(metrics))
+        elif self._listens and training.measure is None:  # else what was measured is reported in its place
+            training.validator.add(metrics, weight)
 
-    def _drive_of(self, what: str) -> Drive:
+    @property
+    def _listens(self) -> bool:
+        """Whether a report belongs to a step: not before the first one of a resumed run, nor after the last one."""
+        if not self._is_open:
+            return self._loaded is None
+        return self._taken == self._accumulation or self._trains("").goes_on
+
+    # ------------------------------------------------------------------------------------ begin, end, between steps
+
+    def _trains(self, what: str) -> Training:
         """What is driven; refused where something has to come before what the script does."""
-        drive, is_pipeline = self._drive, self.context.use_pipeline_parallel
-        if drive is None:
+        training = self._training
+        if self.context and training is None:
             fix = "call s.checkpoint(engine) after deepspeed.initialize"
             raise _refused(what, "no engine was handed over yet", fix)
+        assert training is not None
         if what in ("s.steps", "s.epochs") and self._loader is None:
             raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
-        if what == "iterating the loader" and is_pipeline:
+        if what == "iterating the loader" and self._context.use_pipeline_parallel:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
             raise _refused(what, "a pipeline takes its batches itself", fix)
-        return drive
+        return training
+
+    def _open(self, training: Training) -> None:
+        """Begin training, at the first batch; a collective."""
+        if self._loaded is not None:  # what the script has done since then is undone: it was done before
+            if self._marks != engine_marks(self._context.models):
+                training.read(self._loaded)
+            else:
+                self._state.restore_objects()
+        if training.fit.max_length is None:
+            training.fit = replace(training.fit, max_length=self._length)
+        gather, validator = self._context.distributed.allgather, training.validator
+        self._batches = training.begin(self._state.restore_modes, lambda: any(gather(validator.is_pending)))
+        if training.schedule.stated_batches is None and training.schedule.batches_per_epoch is None:
+            message = "the training data has no length, so nothing says when a pass over it ends"
+            fix = "state fit.max_length: {batches: 1000}, or give the dataset a __len__"
+            raise ConfigError(Problem(key="s.loader", message=message, fix=fix, code="epochs-without-length"))
+        self._is_open = True
+
+    def _end_step(self, *, agreed: bool, ends: bool = False) -> None:
+        """End the step at hand, if all of it was taken; a collective where anything is due.
+
+        Args:
+            agreed: All ranks know that a validation may have been reported after this step.
+            ends: It is the last one of the training.
+        """
+        if self._taken < self._accumulation:
+            return
+        self._taken = 0
+        engines = self._context.models
+        if [steps for steps, _ in self._first] == [engine.global_steps for engine in engines]:
+            raise TrainingError(
+                "the loader is asked for the next batch, and no engine has made a step with the last one\n"
+                "  fix: call engine.backward(loss) and engine.step() for each micro-batch"
+            )
+        for engine in engines:
+            accumulation, micro_steps = engine.gradient_accumulation_steps(), engine.micro_steps
+            if not self._context.use_pipeline_parallel and micro_steps % accumulation:
+                raise TrainingError(
+                    f"the engine was stepped {micro_steps} times, in the middle of an accumulation of {accumulation} "
+                    "micro-batches, where the loader has given all of them\n  fix: call engine.backward(loss) and "
+                    "engine.step() once for each micro-batch of the loader"
+                )
+        self._trains("").end_step(lambda due: self._due(due, agreed=agreed, ends=ends))
+
+    def _due(self, due: Due, *, agreed: bool, ends: bool) -> Due:
+        """What is due at the end of a step, with what the script wants; a collective where all ranks know of it.
+
+        In the middle of a pass they do not, and asking at each step would cost time: every rank has to want the same.
+
+        Raises:
+            TrainingError: only some ranks report a validation, or want a checkpoint, and would wait for the others.
+        """
+        validate, place, ends = self._trains("").validator.is_pending, self._wanted_at, due.end or ends
+        self._wanted_at, batch, alone = "", self.batches_trained, False
+        if agreed or due.validate or ends:
+            ranks = self._context.distributed.allgather((validate, place))
+            validate, places = any(reported for reported, _ in ranks), [each for _, each in ranks]
+            place = next(filter(None, places), "")
+            alone = bool(place) and not (all(places) or due.checkpoint or ends)
+        elif validate or place:
+            alone = not all_ranks_come(f"script/{batch}/{validate}/{bool(place)}", within_s=COME_WITHIN_S)
+        if alone:
+            called = f"{place}: s.checkpoint()" if place else "s.report(..., validation=True)"
+            raise TrainingError(
+                f"{called} was called on some ranks only, after batch {batch}\n  fix: call it on every rank, outside "
+                "of `if s.rank == 0:`; a validation may be reported by one rank after the loop over the loader"
+            )
+        checkpoint = due.checkpoint or ends or bool(place)
+        return Due(report=due.report or ends, validate=validate, checkpoint=checkpoint, end=ends)
+
+    def _close(self) -> None:
+        """The script is done: end its last step, and the training; a collective."""
+        training, run, done = self._trains(""), self._here.run, self.batches_trained
+        is_untouched = self._before == self._counters()
+        if self._taken and (is_untouched or self._taken < self._accumulation):
+            if not is_untouched:
+                left = f"{self._taken} of {self._accumulation} micro-batches of batch {done + 1}"
+                training.progress.note(f"left out    {left}: the script has ended in the middle of it")
+            # The last whole step is reported and saved, unless a stream's position is after what was taken.
+            due = self._due(training.schedule.due(done), agreed=True, ends=True)
+            saves = due.checkpoint and training.data.of is None
+            training.do(replace(due, report=training.reporter.take_back_batch() > 0, checkpoint=saves))
+        else:
+            self._end_step(agreed=True, ends=True)
+        training.end(lambda: sums_of_weights(self._context.models))
+        if training.measure is not None and run is not None:
+            from determined_ds.train.loop.measure import keep_row
+
+            row = training.measure.row(training)
+            keep_row(run, row, is_chief=training.is_chief, was_stopped=training.is_stopped)
 
 
 def _refused(key: str, message: str, fix: str) -> ConfigError:

@@ -16,6 +16,7 @@ from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_
 from determined_ds.errors import CheckpointError
 from tests.harness.command import ROOT
 from tests.harness.ranks import Ranks
+from tests.package import records
 
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
 DS = {"zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2, "optimizer": ADAM}
@@ -23,14 +24,13 @@ HPARAMS = {"global_batch_size": 8, "deepspeed_config": DS}
 SAMPLES, STEPS_A_PASS = 24, 3
 
 
-def linear(s: Any, ds_config: dict[str, Any] | None = None) -> Any:
+def linear(ds_config: dict[str, Any], size: int = 4) -> Any:
     import deepspeed
     import torch
 
     torch.manual_seed(3)
-    model = torch.nn.Linear(4, 2)
-    config = ds_config or s.ds_config
-    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    model = torch.nn.Linear(size, 2)
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)[0]
 
 
 def data(size: int = SAMPLES) -> Any:
@@ -40,21 +40,15 @@ def data(size: int = SAMPLES) -> Any:
     return torch.utils.data.TensorDataset(inputs, inputs[:, :2])
 
 
-def step(engine: Any, batch: Any) -> Any:
+def step(engine: Any, batch: Any) -> None:
     import torch
 
-    loss = torch.nn.functional.mse_loss(engine(batch[0]), batch[1])
-    engine.backward(loss)
+    engine.backward(torch.nn.functional.mse_loss(engine(batch[0]), batch[1]))
     engine.step()
-    return loss
 
 
-def records(run_dir: Path, group: str) -> list[dict[str, Any]]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["group"] == group]
-
-
-# --------------------------------------------------------------------------------------- metrics
+def result_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "result.json").read_text())  # type: ignore[no-any-return]
 
 
 def reporting(run_dir: str) -> list[Any]:
@@ -63,7 +57,7 @@ def reporting(run_dir: str) -> list[Any]:
 
     hparams = {**HPARAMS, "fit": {"reporting_period": {"batches": 2}}}
     with determined_ds.session(hparams, run_dir=run_dir, accelerator="cpu") as s:
-        engine, loader = linear(s), s.loader(data())
+        engine, loader = linear(s.ds_config), s.loader(data())
         held = s.validation_loader(data(7))
         s.checkpoint(engine)
         s.report({"start": 5.0}, validation=True)
@@ -83,50 +77,42 @@ def reporting(run_dir: str) -> list[Any]:
 
 
 def test_metrics_are_means_over_ranks_micro_batches_and_samples(two_ranks: Ranks, tmp_path: Path) -> None:
-    found = two_ranks.run(reporting, str(tmp_path / "run"))
+    run_dir = tmp_path / "run"
+    found = two_ranks.run(reporting, str(run_dir))
     assert found == [[2 * STEPS_A_PASS, 2, 5, 6, "cpu"]] * 2  # the last step ends with the session
-    training = [record["metrics"]["mine"] for record in records(tmp_path / "run", "training")]
+    training = [metrics["mine"] for _, metrics in records(run_dir, "training")]
     assert training == [7.5, 11.5, 15.5]  # of two ranks and four micro-batches each: 5 + (1 + ... + 4) / 4
-    validation = {
-        record["steps_completed"]: record["metrics"] for record in records(tmp_path / "run", "validation")
-    }
-    assert validation[0]["start"] == 5.0
-    assert validation[3]["chief"] == 1.5
+    validation = dict(records(run_dir, "validation"))
+    assert (validation[0]["start"], validation[3]["chief"]) == (5.0, 1.5)
     inputs = [float(row[0]) for row, _ in data(7)]
     assert validation[6]["mean"] == pytest.approx(sum(inputs) / 7)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = result_of(run_dir)
     assert (result["status"], result["steps_completed"]) == ("completed", 6)
-    newest = tmp_path / "run" / "checkpoints" / result["checkpoint"]["uuid"]
+    newest = run_dir / "checkpoints" / result["checkpoint"]["uuid"]
     assert set(load_state_dict_from_checkpoint_path(newest)) == {"weight", "bias"}
     with pytest.raises(CheckpointError, match="written by a script"):
         load_model_from_checkpoint_path(newest)
 
 
-# --------------------------------------------------------------------------------------- what is handed over
+class Counter:
+    count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
 
 
 def several(run_dir: str, stop_at: int, resume: bool) -> Any:
     """In a rank: two engines, a counter, and a rate that is halved after each pass; a stop is requested in a pass."""
-    import deepspeed
     import torch
 
     import determined_ds
 
-    class Counter:
-        count = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"count": self.count}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.count = state["count"]
-
     hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}  # after each the ranks ask for a stop
     with determined_ds.session(hparams, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
-        first = linear(s)
-        model = torch.nn.Linear(2, 2)
-        config = {**s.ds_config, "optimizer": ADAM}
-        second = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+        first, second = linear(s.ds_config), linear({**s.ds_config, "optimizer": ADAM}, 2)
         loader, counter = s.loader(data()), Counter()
         s.checkpoint(first, second, counter=counter)
         at_start = (s.batches_trained, counter.count)
@@ -157,7 +143,7 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(two_ranks: Ranks, tmp
     assert whole[0][2] == [0.01 / 8]
     stopped = two_ranks.run(several, str(tmp_path / "run"), 2 * STEPS_A_PASS + 1, False)
     assert [count for _, count, *_ in stopped] == [314, 314]
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = result_of(tmp_path / "run")
     assert (result["status"], result["steps_completed"]) == ("stopped", 7)
     assert result["resume"].startswith("DETERMINED_DS_RESUME=")
     resumed = two_ranks.run(several, str(tmp_path / "run"), -1, True)
@@ -169,10 +155,10 @@ def failing(run_dir: str) -> Any:
     """In a rank: a script that states nothing but its own DeepSpeed configuration, and has a mistake of its own."""
     import determined_ds
 
-    found = []
+    found: list[Any] = []
     try:
         with determined_ds.session(run_dir=run_dir, accelerator="cpu") as s:
-            engine = linear(s, {"train_batch_size": 12, "gradient_accumulation_steps": 3, "optimizer": ADAM})
+            engine = linear({"train_batch_size": 12, "gradient_accumulation_steps": 3, "optimizer": ADAM})
             loader = s.loader(data())
             s.checkpoint(engine)
             found = [s.ds_config["train_micro_batch_size_per_gpu"], len(loader)]
@@ -191,35 +177,74 @@ def test_the_engine_says_the_batch_and_a_failure_leaves_the_last_checkpoint(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
     assert two_ranks.run(failing, str(tmp_path / "run")) == [[2, 6, "KeyError('mine')"]] * 2
-    assert (tmp_path / "run" / "deepspeed_config.json").is_file()
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = result_of(tmp_path / "run")
     assert (result["status"], result["cause"]) == ("failed", "crash")
     assert "mine" in result["reason"]
     assert result["checkpoint"]["steps_completed"] == 1  # the second step had not ended
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
+def sharing(run_dir: str, made_with_groups: bool) -> Any:
+    """In a rank, which shares sequences with the other: the samples that it was given, or what is said."""
+    import torch
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    import determined_ds
+
+    hparams = {"global_batch_size": 4, "sequence_parallel_size": 2, "fit": {"max_length": {"batches": 3}}}
+    config = {"zero_optimization": {"stage": 3}, "optimizer": ADAM}
+    seen: list[Any] = []
+    try:
+        with determined_ds.session({**hparams, "deepspeed_config": config}, run_dir=run_dir) as s:
+            import deepspeed
+
+            if made_with_groups:
+                parallel_state_sp.initialize_sequence_parallel(2)
+            unit = parallel_state_sp if made_with_groups else None
+            model = torch.nn.Linear(1, 1)
+            engine, *_ = deepspeed.initialize(
+                model=model, model_parameters=model.parameters(), mpu=unit, config=s.ds_config
+            )
+            s.checkpoint(engine)
+            for (numbers,) in s.loader(torch.utils.data.TensorDataset(torch.arange(48.0).view(24, 2))):
+                seen += numbers[:, 0].tolist()
+                own = numbers.chunk(2, dim=1)[parallel_state_sp.get_sequence_parallel_rank()]
+                engine.backward(engine(own / 48).square().sum() / numbers.numel())
+                engine.step()
+    except determined_ds.ConfigError as error:
+        return str(error)
+    return seen
+
+
+def test_ranks_that_share_sequences_are_one_replica(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A group is given the same samples; an engine without its groups is refused."""
+    for said in two_ranks.run(sharing, str(tmp_path / "without"), False):
+        assert "deepspeed.initialize(mpu=...)" in said
+    first, second = two_ranks.run(sharing, str(tmp_path / "with"), True)
+    assert first == second
+    assert len(first) == 12
+
+
 # --------------------------------------------------------------------------------------- as programs
+
+
+def program(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.long("as a program; tests/interrupted stops sessions under det-ds run")
 def test_it_is_stopped_by_a_signal_and_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
     """As ``python3 script.py``; the same script again, without a change, goes to the end."""
-    script = ROOT / "tests/interrupted/script.py"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STOP_AT": "micro:7"}
-    environment["VICTIM_DIR"] = str(tmp_path / "run")
-    command = [sys.executable, str(script), "range"]
-    first = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    words = [str(ROOT / "tests/interrupted/script.py"), "range"]
+    first = program(words, tmp_path, STOP_AT="micro:7", VICTIM_DIR=str(tmp_path / "run"))
     assert first.returncode == 0, first.stderr
     assert "  resume      DETERMINED_DS_RESUME=run " in first.stdout
-    del environment["VICTIM_DIR"], environment["STOP_AT"]
-    environment["DETERMINED_DS_RESUME"] = "run"
-    rest = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    rest = program(words, tmp_path, DETERMINED_DS_RESUME="run")
     assert rest.returncode == 0, rest.stderr
     assert "resumed at batch " in rest.stdout
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = result_of(tmp_path / "run")
     assert (result["status"], result["steps_completed"]) == ("completed", 15)
 
 
@@ -227,9 +252,7 @@ def test_a_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         'import determined_ds\nwith determined_ds.session({"global_batch_sise": 8}) as s:\n    pass\n'
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = program(["train.py"], tmp_path)
     assert done.returncode == 2
     assert "global_batch_sise" in done.stderr
     assert "Traceback" not in done.stderr

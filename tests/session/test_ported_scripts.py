@@ -1,14 +1,17 @@
-"""Scripts in the manner of DeepSpeed's public examples, as they are and ported: fewer than ten lines differ."""
+"""Scripts in the manner of DeepSpeed's public examples, ported: fewer than ten lines differ from what they were.
+
+As runs of ``det-ds run`` they are resumed, tested, measured and profiled.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +20,74 @@ import pytest
 from tests.harness.command import ROOT, det_ds
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, last_words
+from tests.package import profile_of, records
+from tests.recorded_steps import assert_adds_up
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Script -> its function that trains, lines that the port changes, arguments under which both train the same.
-PORTS: dict[str, tuple[str, int, list[str]]] = {
-    "cifar10": ("main", 8, []),
-    "bert": ("train", 8, ["--dropout", "0"]),
-    "alexnet": ("train_pipe", 9, ["--dropout", "0"]),
+# Line of the port -> the line that it was; None: there was none.
+COMMON: dict[str, str | None] = {"import determined_ds": None, "    s.checkpoint(engine)": None}
+CHANGED: dict[str, Mapping[str, str | None]] = {
+    "cifar10": COMMON
+    | {
+        "def main(args, s):": "def main(args):",
+        "    trainloader = s.loader(trainset)": None,
+        '            s.report({"loss": loss})': None,
+        '        s.report({"accuracy": accuracy}, validation=True)': None,
+        '    with determined_ds.session("cifar10.yaml") as s:': None,
+        "        main(get_arguments(), s)": "    main(get_arguments())",
+    },
+    "alexnet": COMMON
+    | {
+        "def train_pipe(args, s):": "def train_pipe(args):",
+        "    s.loader(trainset)": None,
+        "    for batches in s.steps(args.steps):": "    for _ in range(args.steps):",
+        "        loss = engine.train_batch(data_iter=batches)": "        loss = engine.train_batch()",
+        '        s.report({"loss": loss})': None,
+        '    with determined_ds.session("alexnet.yaml") as s:': "    deepspeed.init_distributed()",
+        "        train_pipe(get_arguments(), s)": "    train_pipe(get_arguments())",
+    },
+}
+# Script -> its function that trains, and arguments under which both train the same: without dropout.
+PORTS: dict[str, tuple[str, list[str]]] = {
+    "cifar10": ("main", []),
+    "alexnet": ("train_pipe", ["--dropout", "0"]),
 }
 
 
-def changed_lines(before: str, after: str) -> int:
-    """Lines that were changed, added or taken out; blank ones do not count."""
-    lines = [[line for line in text.splitlines() if line.strip()] for text in (before, after)]
-    codes = difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in codes if kind != "equal")
-
-
-@pytest.mark.parametrize("name", PORTS)
-def test_fewer_than_ten_lines_change(name: str) -> None:
-    before, after = ((SCRIPTS / f"{name}_{kind}.py").read_text() for kind in ("plain", "ported"))
-    assert changed_lines(before, after) == PORTS[name][1] < 10
+def as_it_was(name: str, folder: Path) -> Path:
+    """Write the script as it was before the port. Returns its file."""
+    changed, lines = dict(CHANGED[name]), (SCRIPTS / f"{name}_ported.py").read_text().splitlines()
+    assert len(changed) < 10
+    assert set(changed) <= set(lines)
+    kept = [changed.get(line, line) for line in lines]
+    file = folder / f"{name}_plain.py"
+    file.write_text("\n".join(line for line in kept if line is not None) + "\n")
+    return file
 
 
 # --------------------------------------------------------------------------------------- the same losses
 
 
-def ported_losses(name: str, function: str, words: list[str], run_dir: str) -> tuple[list[float], int]:
+def ported_losses(name: str, run_dir: str) -> tuple[list[float], int]:
     """In a rank: the losses of the ported script, and the seed of its data."""
     import determined_ds
 
     os.chdir(SCRIPTS)
+    function, words = PORTS[name]
     script = runpy.run_path(str(SCRIPTS / f"{name}_ported.py"))
     with determined_ds.session(f"{name}.yaml", run_dir=run_dir, accelerator="cpu") as s:
         losses = script[function](script["get_arguments"](words), s)
         return losses, s.context.get_trial_seed()
 
 
-def plain_losses(name: str, function: str, words: list[str], seed: int) -> list[float]:
+def plain_losses(name: str, path: str, seed: int) -> list[float]:
     """In a rank: the losses of the plain script, its data in the order of a session with that seed."""
     import deepspeed
 
     deepspeed.init_distributed(verbose=False)
     deepspeed.DeepSpeedEngine.deepspeed_io = lambda engine, dataset, **_: Ordered(engine, dataset, seed)
-    script = runpy.run_path(str(SCRIPTS / f"{name}_plain.py"))
+    function, words = PORTS[name]
+    script = runpy.run_path(path)
     return script[function](script["get_arguments"](words))  # type: ignore[no-any-return]
 
 
@@ -87,38 +114,10 @@ class Ordered:
 @pytest.mark.parametrize("name", PORTS)
 def test_both_train_to_the_same_losses(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
     """Where the order of the data is the same, and no dropout is drawn, whose generators a session seeds anew."""
-    function, _, words = PORTS[name]
-    ported = two_ranks.run(ported_losses, name, function, words, str(tmp_path / "run"))
-    plain = two_ranks.run(plain_losses, name, function, words, ported[0][1])
+    ported = two_ranks.run(ported_losses, name, str(tmp_path / "run"))
+    plain = two_ranks.run(plain_losses, name, str(as_it_was(name, tmp_path)), ported[0][1])
     assert [losses for losses, _ in ported] == plain
     assert plain[0][-1] < plain[0][0]
-
-
-# --------------------------------------------------------------------------------------- as runs
-
-
-def run(name: str, run_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return det_ds("run", SCRIPTS / f"{name}.yaml", SCRIPTS, "--run-dir", run_dir, *options)
-
-
-@pytest.mark.parametrize("name", PORTS)
-def test_the_port_is_run_stopped_and_resumed(name: str, tmp_path: Path) -> None:
-    """To the end, and in two parts: the metrics and the last checkpoint are the same to the bit."""
-    whole = run(name, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts", symlinks=True)
-    forget_after(tmp_path / "parts", 4)
-    rest = run(name, tmp_path / "parts", "--resume")
-    assert rest.returncode == 0, rest.stderr
-    assert "resumed at batch" in rest.stdout
-    assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "parts")) == []
-
-
-def forget_after(run_dir: Path, batch: int) -> None:
-    """Take away the checkpoints after a batch, as if the run had been killed before it had written them."""
-    for metadata in (run_dir / "checkpoints").glob("*/metadata.json"):
-        if json.loads(metadata.read_text())["steps_completed"] > batch:
-            shutil.rmtree(metadata.parent)
 
 
 @pytest.mark.long("test_both_train_to_the_same_losses and test_own_run, in one process each")
@@ -126,12 +125,75 @@ def forget_after(run_dir: Path, batch: int) -> None:
 @pytest.mark.parametrize("name", PORTS)
 def test_the_script_runs_under_torchrun(name: str, kind: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
+    as_it_was(name, tmp_path)
     for file in SCRIPTS.glob(f"{name}*"):
-        (scripts / file.name).write_bytes(file.read_bytes())
+        shutil.copy(file, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*torchrun, f"{name}_{kind}.py"]
-    done = subprocess.run(command, cwd=scripts, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert len(list(scripts.glob("runs/*/*/result.json"))) == (kind == "ported")
+    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == (kind == "ported")
+
+
+# --------------------------------------------------------------------------------------- as runs
+
+
+def run(name: str, run_dir: Path, *options: str) -> str:
+    """``det-ds run`` to its end. Returns what it prints."""
+    done = det_ds("run", SCRIPTS / f"{name}.yaml", SCRIPTS, "--run-dir", run_dir, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_the_port_is_run_and_resumed(name: str, tmp_path: Path) -> None:
+    """To the end, and in two parts: the metrics and the last checkpoint are the same to the bit."""
+    run(name, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts", symlinks=True)
+    for metadata in (tmp_path / "parts" / "checkpoints").glob("*/metadata.json"):
+        if json.loads(metadata.read_text())["steps_completed"] > 4:  # as if the run had been killed before it
+            shutil.rmtree(metadata.parent)
+    assert "resumed at batch" in run(name, tmp_path / "parts", "--resume")
+    assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "parts")) == []
+
+
+def test_a_stated_length_ends_a_pass_and_a_longer_one_continues_it(tmp_path: Path) -> None:
+    """7 batches end in the second pass of 5, after which the script validates; with 9 its rest comes first."""
+    run("cifar10", tmp_path, "--set", "hyperparameters.fit.max_length.batches=7")
+    run("cifar10", tmp_path, "--resume", "--set", "hyperparameters.fit.max_length.batches=9")
+    assert [steps for steps, _ in records(tmp_path, "validation")] == [5, 7, 9]
+
+
+def test_one_batch_is_tested(tmp_path: Path) -> None:
+    assert "test passed" in run("cifar10", tmp_path, "--test")
+    assert [steps for steps, _ in records(tmp_path, "validation")] == [1]
+
+
+def test_measured_or_profiled_it_trains_as_ever(tmp_path: Path) -> None:
+    """Over the end of a pass, after which the script validates by itself; ranks, batch and strategy are its own."""
+    every_batch = ("--set", "hyperparameters.fit.reporting_period.batches=1")
+    profiled = ("--set", "hyperparameters.fit.profile={wait: 2, warmup: 1, active: 4}")
+    run("cifar10", tmp_path / "measured", "--measure", "4", "--warmup", "3")
+    run("cifar10", tmp_path / "whole", *every_batch)
+    run("cifar10", tmp_path / "profiled", *every_batch, *profiled)
+    whole, also = (
+        [metrics["loss"] for _, metrics in records(tmp_path / name, "training")]
+        for name in ("whole", "profiled")
+    )
+    assert whole == also
+    measured = json.loads((tmp_path / "measured" / "measured.json").read_text())
+    assert measured["repetitions"][0]["losses"] == whole[:7] != whole
+    assert (measured["slots"], measured["zero_stage"], measured["precision"]) == (2, 1, "fp32")
+    assert (measured["micro_batch_size"], measured["accumulation"], measured["replicas"]) == (4, 2, 2)
+    assert list((tmp_path / "measured").glob("checkpoints/*")) == []
+    profile = profile_of(tmp_path / "profiled")
+    assert_adds_up(profile)
+    for rank, seen in enumerate(profile["ranks"]):
+        assert (seen["rank"], [step["batch"] for step in seen["steps"]]) == (rank, [4, 5, 6, 7])
+
+
+def test_a_script_that_trains_less_than_is_measured_is_refused(tmp_path: Path) -> None:
+    config = SCRIPTS / "cifar10.yaml"
+    done = det_ds("run", config, SCRIPTS, "--run-dir", tmp_path / "run", "--measure", "20")
+    assert done.returncode == 2, done.stderr
+    assert "the script trains only 10 of 25 steps" in done.stderr
