@@ -43,10 +43,38 @@ def profile(config: Path, as_json: bool, **options: Any) -> None:
     open; profile.json and profile.png beside the traces hold what was found. DIR instead of CONFIG: a run directory, or
     a folder of traces, that det-ds profile or fit.profile has written, here or on another machine.
     """
-    folder = config
-    if not config.is_dir():
-        folder = _recorded(config, quiet=as_json, **options)
-    _analysed(folder, as_json=as_json)
+    from rich.console import Console
+
+    from determined_ds.documents.files import write_whole
+    from determined_ds.profile.findings import analyse
+    from determined_ds.profile.record import traces_in
+    from determined_ds.profile.text import profile_text
+    from determined_ds.report.results import PROFILE_JSON
+    from determined_ds.rundir.run_dir import short
+
+    folder = config if config.is_dir() else _recorded(config, quiet=as_json, **options)
+    traces = traces_in(folder)
+    if not traces:
+        message = "holds no traces (rank<R>.json.gz)"
+        fix = "record some: det-ds profile CONFIG, or fit.profile"
+        raise ConfigError(Problem(key="DIR", value=str(folder), message=message, fix=fix, code="trace"))
+    found, there = analyse(traces), traces[0].parent
+    content, written = found.as_json(), []
+    try:
+        write_whole(there / PROFILE_JSON, json.dumps(content, indent=1) + "\n")
+        written = [there / PROFILE_JSON, *_pictures(content, there)]
+    except OSError as error:  # traces that another user has brought here
+        click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
+    if as_json:
+        click.echo(json.dumps(content, indent=1))
+        return
+    click.echo()
+    Console().print(profile_text(found))
+    click.echo()
+    for path in written:
+        click.echo(short(path))
+    size = sum(path.stat().st_size for path in traces) / 2**20
+    click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for ui.perfetto.dev")
 
 
 def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
@@ -76,41 +104,6 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     return prepared.run_dir
 
 
-def _analysed(folder: Path, *, as_json: bool) -> None:
-    """Read the traces of a folder, write and print what is found."""
-    from rich.console import Console
-
-    from determined_ds.documents.files import write_whole
-    from determined_ds.profile.findings import analyse
-    from determined_ds.profile.record import traces_in
-    from determined_ds.profile.text import profile_text
-    from determined_ds.report.results import PROFILE_JSON
-    from determined_ds.rundir.run_dir import short
-
-    traces = traces_in(folder)
-    if not traces:
-        message = "holds no traces (rank<R>.json.gz)"
-        fix = "record some: det-ds profile CONFIG, or fit.profile"
-        raise ConfigError(Problem(key="DIR", value=str(folder), message=message, fix=fix, code="trace"))
-    found, there = analyse(traces), traces[0].parent
-    content, written = found.as_json(), []
-    try:
-        write_whole(there / PROFILE_JSON, json.dumps(content, indent=1) + "\n")
-        written = [there / PROFILE_JSON, *_pictures(content, there)]
-    except OSError as error:  # traces that another user has brought here
-        click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
-    if as_json:
-        click.echo(json.dumps(content, indent=1))
-        return
-    click.echo()
-    Console().print(profile_text(found))
-    click.echo()
-    for path in written:
-        click.echo(short(path))
-    size = sum(path.stat().st_size for path in traces) / 2**20
-    click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for ui.perfetto.dev")
-
-
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
     from determined_ds.report.page import can_draw
@@ -124,14 +117,10 @@ def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     from determined_ds.report.style import png_of
 
     written = []
-    figure, step = profile_picture(content), RunDir(folder.parent).pipeline_step
-    if figure is not None:
+    if (figure := profile_picture(content)) is not None:
         (folder / "profile.png").write_bytes(png_of(figure))
         written.append(folder / "profile.png")
-    if step.is_file():
-        try:
-            (folder / "schedule.png").write_bytes(png_of(step_picture(read_step(step))))
-            written += [step, folder / "schedule.png"]
-        except ConfigError as error:
-            click.echo(f"warning: {error}", err=True)
+    if (step := RunDir(folder.parent).pipeline_step).is_file():
+        (folder / "schedule.png").write_bytes(png_of(step_picture(read_step(step))))
+        written += [step, folder / "schedule.png"]
     return written

@@ -7,6 +7,7 @@ Until the warm-up begins nothing but a count is kept, and after the last step no
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -26,7 +26,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import MIB
 from determined_ds.profile.marks import marked
 from determined_ds.profile.mfu import FlopCount, peak_flops
-from determined_ds.profile.record import DATA, META, STEP, CapturedStep, CaptureRecord, trace_name
+from determined_ds.profile.record import META, RANGE, STEP, CapturedStep, CaptureRecord, trace_name
 from determined_ds.rundir.run_dir import PARTIAL_FILE, short
 
 logger = logging.getLogger("determined_ds")
@@ -61,7 +61,8 @@ class Capture:
             problem = {"key": "hyperparameters.fit.profile", "fix": "leave one of them out"}
             raise ConfigError(Problem(message=message, code="profile", **problem))
         engines, resolved, device = context.models, context.resolved, context.device
-        self._record = CaptureRecord(
+        self._record = functools.partial(
+            CaptureRecord,
             rank=context.distributed.rank,
             ranks=context.distributed.size,
             host=socket.gethostname(),
@@ -74,21 +75,17 @@ class Capture:
             pipe_stage=getattr(engines[0], "stage_id", 0),
             accumulation=resolved.batch.accumulation,
             global_batch_size=resolved.batch.global_batch_size,
-            wait=steps.wait,
-            warmup=steps.warmup,
             ds_config=resolved.ds_config,
             peak_flops=peak_flops(device, resolved.strategy.precision),
         )
         self._steps, self._device, self._note = steps, device, note
         self._marks = lambda: marked(engines, mover=context._mover)
-        self._path = folder / trace_name(self._record.rank, for_tensorboard=bool(kept_in))
+        self._path = folder / trace_name(context.distributed.rank, for_tensorboard=bool(kept_in))
         self._kept_in = kept_in or short(folder)
         # On a cluster a file that vanishes among those to upload fails the upload of any rank of the machine.
         self._unfinished = folder.parents[1] if kept_in else folder
-        is_compiled = resolved.torch_compile or resolved.strategy.deepcompile
-        self._flops = None
-        if not is_compiled:
-            self._flops = FlopCount(lambda: any(engine.module.training for engine in engines))
+        self._flops = FlopCount(lambda: any(engine.module.training for engine in engines))
+        self._can_count = not (resolved.torch_compile or resolved.strategy.deepcompile)
         self._counting, self._undo = contextlib.ExitStack(), contextlib.ExitStack()
         self._begun = 0
         self._profiler: Any = None
@@ -96,7 +93,6 @@ class Capture:
         self._started = 0.0
         self._seconds: float | None = None  # of the step at hand, once its work is done
         self._taken: list[CapturedStep] = []
-        self._busy_before = (0.0, 0.0, 0.0)
         self._is_over = False
 
     def begin_step(self) -> None:
@@ -114,12 +110,9 @@ class Capture:
             self._profiler.start()
         if self._begun == recorded_from:
             self._undo.enter_context(self._marks())
-            self._busy_before = _processor_seconds()
             self._synchronize()  # what earlier steps have left to a GPU is theirs
         self._begun += 1
-        if (
-            self._begun == recorded_from > 1 and self._flops is not None
-        ):  # counted in a step that is not recorded
+        if self._can_count and self._begun == recorded_from > 1:  # in a step that is not recorded
             self._counting.enter_context(self._flops)
         if self._begun > recorded_from:
             self._range = record_function(f"{STEP}#{len(self._taken)}")
@@ -133,7 +126,8 @@ class Capture:
             if self._begun == self._steps.total:
                 self._synchronize()  # what the last one has left to a GPU belongs to it
             self._seconds = time.perf_counter() - self._started
-            self._close_range()
+            self._range.__exit__(None, None, None)
+            self._range = None
 
     def end_step(self, batch: int) -> None:
         """A step has ended.
@@ -141,63 +135,39 @@ class Capture:
         Args:
             batch: Optimizer steps since the start of training, this one included.
         """
-        self._counting.close()
+        self.stop()
         if self._is_over or self._profiler is None:
             return
-        self.stop()
         if self._seconds is not None:
             self._taken.append(CapturedStep(batch=batch, seconds=self._seconds))
             self._seconds = None
-            if self._begun == self._steps.total:
-                self._finish()
-                return
-        self._profiler.step()
-
-    def close(self) -> None:
-        """Training is over: write what is recorded of whole steps, if anything is."""
-        self._counting.close()
-        if self._profiler is None or self._is_over:
-            return
-        self._close_range()
-        if self._taken:
-            self._finish()
-            return
-        self._is_over = True
-        self._undo.close()
-        self._profiler.stop()
-        self._note("profile     nothing was recorded: training has ended before")
+        if self._begun == self._steps.total:
+            self.close()
+        else:
+            self._profiler.step()
 
     def data(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Micro-batches, with a range around waiting for each."""
         while True:
-            with contextlib.nullcontext() if self._range is None else record_function(DATA):
+            with contextlib.nullcontext() if self._range is None else record_function(f"{RANGE}data"):
                 try:
                     batch = next(batches)
                 except StopIteration:
                     return
             yield batch
 
-    def _close_range(self) -> None:
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _finish(self) -> None:
-        """Write the trace, gzipped, whole or not at all."""
+    def close(self) -> None:
+        """All steps are recorded, or training is over: write the trace of whole steps, gzipped, whole or not at all."""
+        self.stop()
+        if self._profiler is None or self._is_over:
+            return
         self._is_over = True
         self._undo.close()
-        measured: dict[str, Any] = {"steps": tuple(self._taken)}
-        if self._flops is not None and self._flops.model:
-            measured["flops"] = self._flops.model
-        pairs = zip(_processor_seconds(), self._busy_before, strict=True)
-        whole, machine, own = (max(0.0, now - before) for now, before in pairs)
-        if whole:
-            measured |= {"machine_load": machine / whole, "own_load": own / whole}
-        record = self._record.model_copy(update=measured)
+        if not self._taken:
+            self._profiler.stop()
+            self._note("profile     nothing was recorded: training has ended before")
+            return
+        record = self._record(steps=tuple(self._taken), flops=self._flops.model or None)
         # Before the end: torch gives what is added later to the next trace.
         self._profiler.add_metadata_json(META, json.dumps(record.model_dump(), default=str))
         self._profiler.stop()
@@ -214,14 +184,6 @@ class Capture:
             self._note(f"profile     {len(self._taken)} steps, {size:.1f} MiB a rank, in {self._kept_in}")
         self._profiler = None
 
-
-def _processor_seconds() -> tuple[float, float, float]:
-    """Seconds of this machine's processors so far: in all, those in use, and those of this process and its workers."""
-    times, this = psutil.cpu_times(), psutil.Process()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    own = 0.0
-    for process in (this, *this.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            used = process.cpu_times()
-            own += used.user + used.system
-    return sum(times[:8]), sum(times[:8]) - idle, own
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

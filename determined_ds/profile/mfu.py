@@ -1,18 +1,17 @@
 """Model FLOPs utilization: the operations of a step, counted as they run, and the peak of a device, measured.
 
-A count is of what a real step computes, on this rank: operators are counted as they run, and run as they would have.
-Only the model's operations count: those of the forward pass, and of the gradients of the backward pass. Attention
-counts as the two matrix products that it stands for, four in the backward pass, the masked half of causal attention
-included. What is done again, by activation checkpointing or by fused attention, does not count. These are the
-operations of "6 x parameters x tokens" and 12 x layers x width x tokens x sequence length for attention
+Only the model's operations count, on this rank: those of the forward pass, and of the gradients of the backward pass.
+Attention counts as the two matrix products that it stands for, four in the backward pass, the masked half of causal
+attention included. What is done again, by activation checkpointing or by fused attention, does not count. These are
+the operations of "6 x parameters x tokens" and 12 x layers x width x tokens x sequence length for attention
 (arXiv 2204.02311, appendix B). Operators that torch does not know, such as those of Triton kernels, count as nothing.
 
-Source: ``flop_registry`` in torch's ``utils/flop_counter.py``. DeepSpeed's ``flops_profiler`` counts the forward pass
-alone (deepspeed 0.19.8, ``profiling/flops_profiler/profiler.py``).
+Source: ``flop_registry`` in torch's ``utils/flop_counter.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -65,14 +64,8 @@ _peaks: dict[tuple[torch.device, str], float] = {}
 def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURED_S) -> float | None:
     """The floating-point operations a second that large matrix products reach on a device; measured once a process.
 
-    It is the peak of this device as it is clocked, cooled and shared, with the threads that this process computes with
-    on a CPU, and with torch's current setting of TF32 on a GPU. No memory is kept, and the peak memory that torch
-    counts is as if nothing had been measured: call it before engines are built, and there is room.
-
-    Args:
-        device: A CPU or a CUDA device. On a CPU, measure on all ranks at once: they share its cores.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        seconds: How long to measure, about.
+    It is the peak of this device as it is clocked, cooled and shared, with torch's threads and setting of TF32. The
+    peak memory that torch counts is reset: call it before engines are built. On a CPU, measure on all ranks at once.
 
     Returns:
         Floating-point operations a second; None where a GPU has no room for the matrices.
@@ -81,6 +74,8 @@ def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURE
         return _peaks[device, precision]
     is_cuda, dtype, fastest = device.type == "cuda", DTYPES[precision], 0.0
     sizes = SIZES["cuda" if is_cuda else "cpu"]
+    sync = functools.partial(torch.cuda.synchronize, device) if is_cuda else lambda: None
+    times = AT_A_TIME if is_cuda else 1
     try:
         for size in sizes:
             # Not constant: a GPU draws less power for equal bits, and so is clocked higher than in training.
@@ -90,14 +85,11 @@ def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURE
             torch.mm(left, right, out=product)  # chooses a kernel
             until = time.perf_counter() + seconds / len(sizes)
             while time.perf_counter() < until:
-                times = AT_A_TIME if is_cuda else 1
-                if is_cuda:
-                    torch.cuda.synchronize(device)
+                sync()
                 start = time.perf_counter()
                 for _ in range(times):
                     torch.mm(left, right, out=product)
-                if is_cuda:
-                    torch.cuda.synchronize(device)
+                sync()
                 fastest = max(fastest, 2.0 * size**3 * times / (time.perf_counter() - start))
     except torch.OutOfMemoryError:
         return None

@@ -21,23 +21,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.profile.record import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, PIPELINE
-from determined_ds.profile.trace import Trace
+from determined_ds.profile.record import ON_DEVICE, PHASES, RANGE, Event, Trace
 from determined_ds.report.results import PARTS
 
-PHASES = {
-    DATA: "data",
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    OPTIMIZER: "optimizer",
-    COMMUNICATION: "communication",
-    PIPELINE: "pipeline",
-}
 CALLS = ("c10d::", "_c10d_functional::")
 BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
@@ -46,7 +37,7 @@ COMPUTE = ("backward", "forward", "optimizer", "data", "other")
 US_PER_S = 1e6
 Span = tuple[float, float]  # begin, end
 Spans = Sequence[Span]  # sorted, disjoint, each with a length above 0
-Shares = Callable[[Span], tuple[dict[str, list[Span]], Spans]]  # of a step: its parts, and what is hidden
+Claims = list[tuple[str, Spans]]  # parts and when they may be; each has what those before it leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +70,35 @@ def steps_of(trace: Trace) -> list[StepParts]:
         if (event.category == "cpu_op" and event.name.startswith(CALLS))
         or (event.category == "user_annotation" and event.name.startswith(BACKENDS))
     )
-    apart = _on_device if trace.device_events else _on_host
-    wholes, shares = apart(trace, phases, collectives)
+    on_device = [event for event in trace.events if event.category in ON_DEVICE]
+    if on_device:
+        wholes, claims, hidden = _on_device(trace, on_device, phases, collectives)
+        claims.append(("idle", wholes))
+    else:
+        wholes = [(step.begin, step.end) for step in trace.steps]
+        claims, hidden = _on_host(trace, phases, collectives)
+        claims.append(("other", wholes))
     found = []
     for whole, captured in zip(wholes, trace.record.steps, strict=False):
-        spans, hidden = shares(whole)
+        left, seconds = union([whole]), dict.fromkeys(PARTS, 0.0)
+        for part, spans in claims:
+            seconds[part] += length(intersection(left, spans)) / US_PER_S
+            left = difference(left, spans)
         found.append(
             StepParts(
                 batch=captured.batch,
                 begin_us=whole[0],
                 end_us=whole[1],
                 clock_s=captured.seconds,
-                seconds={part: length(spans.get(part, ())) / US_PER_S for part in PARTS},
-                overlapped_s=length(hidden) / US_PER_S,
+                seconds=seconds,
+                overlapped_s=length(intersection([whole], hidden)) / US_PER_S,
             )
         )
     return found
 
 
-def _on_host(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> tuple[list[Span], Shares]:
+def _on_host(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> tuple[Claims, Spans]:
+    """What takes the time of the training thread, and communication that is hidden."""
     # The training thread computes in operators of torch, and in others that call no further ones. Operators that wrap
     # others do not count: in ``AccumulateGrad``'s, for one, hooks wait for collectives.
     own = [event for event in trace.events if event.category == "cpu_op" and event.tid == trace.main_thread]
@@ -107,34 +108,30 @@ def _on_host(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> t
         if event.name.startswith("aten::")
         or ((following is None or following.begin >= event.end) and not event.name.startswith(CALLS))
     )
-
-    def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
-        running = intersection([whole], collectives)
-        claims = [
-            ("pipeline", phases.get("pipeline", [])),
-            ("data", phases.get("data", [])),
-            ("communication", difference(running, computing)),
-            *((name, phases.get(name, [])) for name in ("communication", "forward", "backward", "optimizer")),
-        ]
-        spans = _shared_out(whole, claims, "other")
-        hidden = difference(running, spans["communication"])
-        return spans, difference(hidden, union([*spans["pipeline"], *spans["data"]]))
-
-    return [(step.begin, step.end) for step in trace.steps], shares
+    waiting = union([*phases["pipeline"], *phases["data"]])
+    waited = difference(collectives, computing)
+    claims: Claims = [(part, phases[part]) for part in ("pipeline", "data")]
+    claims += [("communication", waited), ("communication", phases["communication"])]
+    claims += [(part, phases[part]) for part in ("forward", "backward", "optimizer")]
+    hidden = difference(difference(intersection(collectives, computing), waiting), phases["communication"])
+    return claims, hidden
 
 
-def _on_device(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) -> tuple[list[Span], Shares]:
+def _on_device(
+    trace: Trace, on_device: Sequence[Event], phases: Mapping[str, Spans], collectives: Spans
+) -> tuple[list[Span], Claims, Spans]:
+    """Where each step is on the device, what takes its time, and communication that is hidden."""
     launches = {
         event.args["correlation"]: event.begin
         for event in trace.events
         if event.category in LAUNCHES and event.args.get("correlation")
     }
-    pieces = sorted((begin, end, phase) for phase, spans in phases.items() for begin, end in spans)
+    pieces = _pieces(phases)
     begins = [piece[0] for piece in pieces]
     computing: dict[str, list[Span]] = {part: [] for part in COMPUTE}
     sending: dict[str, list[Span]] = {"communication": [], "pipeline": []}
     ends: list[tuple[float, float]] = []  # of each kernel: when it was launched, when it ended
-    for event in trace.device_events:
+    for event in on_device:
         span = event.begin, event.end
         launched = launches.get(event.args.get("correlation"), event.begin)
         index, name = bisect_right(begins, launched) - 1, event.name.lower()
@@ -145,36 +142,22 @@ def _on_device(trace: Trace, phases: Mapping[str, Spans], collectives: Spans) ->
             to_device = "data" if name.startswith("memcpy htod") else "other"
             computing[phase if phase in COMPUTE else to_device].append(span)
         ends.append((launched, event.end))
-    waiting = {name: phases.get(name, []) for name in ("data", "pipeline")}
-    waiting["communication"] = collectives
+    claims: Claims = [(part, union(spans)) for part, spans in (*computing.items(), *sending.items())]
+    claims += [("data", phases["data"]), ("pipeline", phases["pipeline"]), ("communication", collectives)]
     zero: Any = (trace.record.ds_config or {}).get("zero_optimization")
     offloaded = zero.get("offload_optimizer") if isinstance(zero, dict) else None
     if isinstance(offloaded, dict) and offloaded.get("device") in ("cpu", "nvme"):  # the host computes it
-        waiting["optimizer"] = phases.get("optimizer", [])
+        claims.append(("optimizer", phases["optimizer"]))
     hidden = intersection(
         union(itertools.chain(*sending.values())), union(itertools.chain(*computing.values()))
     )
-    claims = [(part, union(spans)) for part, spans in (*computing.items(), *sending.items())]
-    claims += [(part, list(spans)) for part, spans in waiting.items()]
-
-    queue = deque(sorted(ends))
-
-    def ended(launched_before: float, at: float) -> float:
-        while queue and queue[0][0] < launched_before:
-            at = max(at, queue.popleft()[1])
-        return at
-
-    # Where each step is on the device; without gaps, unless the host was at something else and the device at rest.
+    # Without gaps, unless the host was at something else and the device at rest.
     wholes, at = [], float("-inf")
     for step in trace.steps:
-        begin = max(ended(step.begin, at), step.begin)
-        at = ended(step.end, max(begin, step.end))
+        begin = max([at, step.begin, *(end for launched, end in ends if launched < step.begin)])
+        at = max([begin, step.end, *(end for launched, end in ends if launched < step.end)])
         wholes.append((begin, at))
-
-    def shares(whole: Span) -> tuple[dict[str, list[Span]], Spans]:
-        return _shared_out(whole, claims, "idle"), intersection([whole], hidden)
-
-    return wholes, shares
+    return wholes, claims, hidden
 
 
 def _phases(trace: Trace) -> dict[str, list[Span]]:
@@ -183,7 +166,7 @@ def _phases(trace: Trace) -> dict[str, list[Span]]:
     What lies between a forward pass and the backward pass that follows it is the computation of the loss, in the code
     of the trial: it belongs to the forward pass.
     """
-    spans: dict[str, list[Span]] = {}
+    spans: dict[str, list[Span]] = defaultdict(list)
     stack: list[tuple[float, str]] = []  # end, phase
     at = 0.0
 
@@ -191,30 +174,31 @@ def _phases(trace: Trace) -> dict[str, list[Span]]:
         nonlocal at
         while stack and stack[-1][0] <= to:
             end, phase = stack.pop()
-            if end > at:
-                spans.setdefault(phase, []).append((at, end))
-                at = end
-        if stack and to > at:
-            spans.setdefault(stack[-1][1], []).append((at, to))
+            spans[phase].append((at, end))
+            at = max(at, end)
+        if stack:
+            spans[stack[-1][1]].append((at, to))
         at = max(at, to)
 
     for event in trace.events:  # ranges of one thread are nested, and come by their begin
-        if event.category != "user_annotation" or event.tid != trace.main_thread:
-            continue
-        if phase := PHASES.get(event.name, ""):
+        phase = event.name.removeprefix(RANGE)
+        is_ours = event.category == "user_annotation" and event.name.startswith(RANGE) and phase in PHASES
+        if is_ours and event.tid == trace.main_thread:
             advance(event.begin)
             stack.append((min(event.end, stack[-1][0]) if stack else event.end, phase))
     advance(float("inf"))
-    found = {phase: union(each) for phase, each in spans.items()}
-    pieces = sorted((begin, end, phase) for phase, each in found.items() for begin, end in each)
+    found = {phase: union(spans[phase]) for phase in PHASES}
     losses = union(
         (left[1], right[0])
-        for left, right in itertools.pairwise(pieces)
+        for left, right in itertools.pairwise(_pieces(found))
         if left[2] == "forward" and right[2] == "backward"
     )
     in_steps = intersection(losses, union((step.begin, step.end) for step in trace.steps))
-    found["forward"] = union([*found.get("forward", ()), *in_steps])
-    return found
+    return {**found, "forward": union([*found["forward"], *in_steps])}
+
+
+def _pieces(phases: Mapping[str, Spans]) -> list[tuple[float, float, str]]:
+    return sorted((begin, end, phase) for phase, spans in phases.items() for begin, end in spans)
 
 
 # ------------------------------------------------------------------------------------------- arithmetic of spans
@@ -254,13 +238,3 @@ def difference(left: Spans, right: Spans) -> list[Span]:
 def length(spans: Spans) -> float:
     """Of all of them."""
     return sum(end - begin for begin, end in spans)
-
-
-def _shared_out(whole: Span, claims: Iterable[tuple[str, Spans]], rest: str) -> dict[str, list[Span]]:
-    """Share a span out: each claim takes what is left of it by those before; ``rest`` is the name of what remains."""
-    left, found = union([whole]), dict[str, list[Span]]()
-    for name, spans in (*claims, (rest, [whole])):
-        taken = intersection(left, spans)
-        found[name] = union([*found.get(name, ()), *taken])
-        left = difference(left, taken)
-    return found
