@@ -1,8 +1,9 @@
-"""The clients of Weights & Biases and MLflow behind the same three calls. They may wait and raise: only their own
-thread calls them.
+"""The clients of Weights & Biases and MLflow behind the same three calls. They may wait and raise: only the thread that
+delivers calls them.
 
-``begin`` opens or continues the run and returns where people find it. ``send`` removes from the left of the reports
-what the tool has taken. ``end`` closes the run.
+``begin`` opens or continues the run and returns where people find it; it may be tried again. ``send`` removes from the
+left of the reports what the tool has taken. ``end`` closes the run. What a resumed run logs again stays beside the
+earlier.
 """
 
 from __future__ import annotations
@@ -18,25 +19,12 @@ from pathlib import Path
 from typing import Any
 
 COMPLETED, STOPPED, FAILED = "completed", "stopped", "failed"
-MOST_METRICS = (
-    1000  # of a report, and of what MLflow takes at once. Source: mlflow 3.17's ``utils/validation.py``
-)
-MOST_PARAMS, LONGEST_PARAM = 100, 6000  # as above
+# Of a report, and of what MLflow takes at once. Source: mlflow 3.17's ``utils/validation.py``
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000
 STEP = "batches"  # the axis of W&B's charts
-# Options of W&B that its own environment variables decide where the YAML does not.
-WANDB_VARIABLES = {
-    "project": "WANDB_PROJECT",
-    "name": "WANDB_NAME",
-    "group": "WANDB_RUN_GROUP",
-    "tags": "WANDB_TAGS",
-    "notes": "WANDB_NOTES",
-    "dir": "WANDB_DIR",
-}
 MLFLOW_KEY = "determined_ds.run"  # the tag by which a run is found again
 MLFLOW_STATUSES = {COMPLETED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
 NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
-# The client's own patience is two minutes, seven times; a report that is not taken is offered again anyway.
-MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 @dataclass(frozen=True)
@@ -50,33 +38,21 @@ class NumbersAt:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRun:
-    """The run that tools show.
+    """The run that tools show."""
 
-    Args:
-        key: 32 hexadecimal digits that stay the same when the run is resumed or restarted.
-        name: What people call it.
-        project: Where a tool puts it that is given no project.
-        group: The search that it is a trial of; "" for none.
-        tags: Labels of the experiment.
-        notes: Description of the experiment.
-        config: The configuration, with where values came from, and the surroundings.
-        folder: Where tools may write.
-        kept_in: Where people find what is written there.
-    """
-
-    key: str
+    key: str  # 32 hexadecimal digits that stay the same when the run is resumed or restarted
     name: str
-    project: str
-    group: str
+    project: str  # where a tool puts it that is given no project
+    group: str  # the search that it is a trial of; "" for none
     tags: tuple[str, ...]
     notes: str
-    config: Mapping[str, Any]
-    folder: Path
-    kept_in: str
+    config: Mapping[str, Any]  # with where values came from, and the surroundings
+    folder: Path  # where tools may write
+    kept_in: str  # where people find what is written there
 
 
 class WandbRun:
-    """A run of Weights & Biases with the key as its id; what a resumed run logs again stays beside the earlier."""
+    """A run of Weights & Biases, with the key as its id."""
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
         self._about, self._given = about, options
@@ -87,15 +63,16 @@ class WandbRun:
         import wandb
 
         about = self._about
-        own: dict[str, Any] = {
-            "project": about.project,
-            "name": about.name,
-            "group": about.group or None,
-            "tags": list(about.tags) or None,
-            "notes": about.notes or None,
-            "dir": str(about.folder),
+        # What W&B's own environment variables decide where the YAML does not.
+        own: dict[str, tuple[str, Any]] = {
+            "project": ("WANDB_PROJECT", about.project),
+            "name": ("WANDB_NAME", about.name),
+            "group": ("WANDB_RUN_GROUP", about.group or None),
+            "tags": ("WANDB_TAGS", list(about.tags) or None),
+            "notes": ("WANDB_NOTES", about.notes or None),
+            "dir": ("WANDB_DIR", str(about.folder)),
         }
-        options = {key: value for key, value in own.items() if WANDB_VARIABLES[key] not in os.environ}
+        options = {key: value for key, (variable, value) in own.items() if variable not in os.environ}
         options |= self._given
         if self._given.get("tags"):
             options["tags"] = [*about.tags, *self._given["tags"]]
@@ -109,51 +86,48 @@ class WandbRun:
         run.define_metric(STEP, hidden=True)
         run.define_metric("*", step_metric=STEP)
         mode = str(options.get("mode") or os.environ.get("WANDB_MODE") or "online")
-        if mode == "online":
-            return str(run.url or "")
-        folder = about.kept_in if folder == str(about.folder) else folder
-        starts = f"{folder}/wandb/offline-run-*-{about.key}"  # each in a folder of its own
-        return "" if mode == "disabled" else f"offline; later: wandb sync {starts}"
+        if mode != "offline":
+            return str(run.url or "") if mode == "online" else ""
+        folder = about.kept_in if folder == str(about.folder) else folder  # each start in one of its own
+        return f"offline; later: wandb sync {folder}/wandb/offline-run-*-{about.key}"
 
     def send(self, reports: deque[NumbersAt]) -> None:
         """Log rows; the step is that of batches, unless the run has been further before."""
-        run = self._run
         while reports:
             report = reports[0]
             row = {**report.metrics, STEP: report.step, "_timestamp": report.time}
-            run.log(row, **({"step": report.step} if report.step >= run.step else {}))
+            self._run.log(row, **({"step": report.step} if report.step >= self._run.step else {}))
             reports.popleft()
 
     def end(self, status: str) -> None:
         """Close the run."""
-        run = self._run
-        run.summary["status"] = status
+        self._run.summary["status"] = status
         if status == STOPPED:
-            run.mark_preempting()
-        run.finish(exit_code=1 if status == FAILED else 0)
+            self._run.mark_preempting()
+        self._run.finish(exit_code=1 if status == FAILED else 0)
 
 
 class MlflowRun:
-    """A run of MLflow, found again by a tag; what a resumed run logs again stays beside the earlier."""
+    """A run of MLflow, found again by a tag."""
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
         self._about, self._given, self._run_id = about, options, ""
         self._client: Any = None
 
     def begin(self) -> str:
-        """Open the run; what is there already is left, so that this can be tried again."""
+        """Open the run."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         about, given, environ = self._about, self._given, os.environ
-        for name, value in MLFLOW_PATIENCE.items():
-            environ.setdefault(name, value)
+        # The client's own patience is two minutes, seven times; a report that is not taken is offered again anyway.
+        environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         for name in ("mlflow", "alembic"):  # which tell of each table that they make
             logging.getLogger(name).setLevel(logging.WARNING)
-        uri = given.get("tracking_uri") or environ.get("MLFLOW_TRACKING_URI")
         # The client's own default is a file in the current folder, which is sent to clusters.
-        client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{about.folder}/mlflow.db")
-        self._client = client
+        uri = given.get("tracking_uri") or environ.get("MLFLOW_TRACKING_URI")
+        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{about.folder}/mlflow.db")
         stated = given.get("experiment_name") or environ.get("MLFLOW_EXPERIMENT_NAME")
         experiment_id = environ.get("MLFLOW_EXPERIMENT_ID") if not stated else None
         if experiment_id is None:
@@ -161,8 +135,7 @@ class MlflowRun:
             found = client.get_experiment_by_name(name)
             # Another run may make it meanwhile: then this is tried again.
             experiment_id = str(found.experiment_id if found else client.create_experiment(name))
-        runs = client.search_runs([experiment_id], f"tags.`{MLFLOW_KEY}` = '{about.key}'")
-        if runs:
+        if runs := client.search_runs([experiment_id], f"tags.`{MLFLOW_KEY}` = '{about.key}'"):
             run = runs[0]
             client.update_run(run.info.run_id, status="RUNNING")
         else:
@@ -196,7 +169,6 @@ class MlflowRun:
         """Log metrics, as many reports at once as MLflow takes."""
         from mlflow.entities import Metric
 
-        client = self._client
         while reports:
             metrics: list[Any] = []
             taken = 0
@@ -208,15 +180,14 @@ class MlflowRun:
                     for name, value in report.metrics.items()
                 ]
                 taken += 1
-            client.log_batch(self._run_id, metrics=metrics)
+            self._client.log_batch(self._run_id, metrics=metrics)
             for _ in range(taken):
                 reports.popleft()
 
     def end(self, status: str) -> None:
         """Close the run."""
-        client = self._client
-        client.set_tag(self._run_id, "determined_ds.status", status)
-        client.set_terminated(self._run_id, MLFLOW_STATUSES[status])
+        self._client.set_tag(self._run_id, "determined_ds.status", status)
+        self._client.set_terminated(self._run_id, MLFLOW_STATUSES[status])
 
 
 Client = WandbRun | MlflowRun

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,6 @@ from determined_ds.logs.clients import (
     client_kind,
 )
 from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
-from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.records import FORK, RESTART, START, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
@@ -58,72 +57,76 @@ UNCATEGORIZED = "Uncategorized"  # a master's project of experiments without one
 APART = ("hyperparameters", "ds_config", "origins", "versions", "machine", "warnings", "time")
 
 
-class Delivery(threading.Thread):
-    """Delivers to one tool: what it fails to take is offered again, what is lost is counted."""
+class Tool:
+    """A tool's client, and what waits for it; what waits longest is lost where too much does."""
 
     def __init__(self, name: str, client: Client) -> None:
-        super().__init__(name=name, daemon=True)
-        self._client = client
+        self.name, self._client = name, client
         self.waiting: deque[NumbersAt] = deque()
-        self._num_lost = 0
-        self._ending = threading.Event()
-        self._status = ""
-        self._is_closed = self._has_warned = False
+        self.num_lost = 0
+        self.is_open = self.is_closed = self.has_warned = False
+        self.tries, self.pause_s, self.next_try = LAST_TRIES, EVERY_S, 0.0
+
+    def work(self, status: str) -> None:
+        """Have the tool take what waits, and once the run has ended as ``status`` close it; else try again later."""
+        try:
+            if not self.is_open and (where := self._client.begin()):
+                print(f"{self.name}: {where}", flush=True)
+            self.is_open = True
+            self._client.send(self.waiting)
+            if status:
+                self._client.end(status)
+                self.is_closed = True
+        except Exception as error:
+            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            if not self.has_warned:
+                self.has_warned = True
+                self.warn(f"does not take the run, which continues: {reason}; it is tried again")
+            self.tries -= bool(status)
+            self.next_try = time.monotonic() + self.pause_s
+            self.pause_s = min(LONGEST_WAIT_S, 2 * self.pause_s)
+
+    def warn(self, text: str) -> None:
+        """Warn of it."""
+        logger.warning("warning: %s %s\n  fix: %s", TOOLS[self.name].title, text, TOOLS[self.name].fix)
+
+
+class Delivery(threading.Thread):
+    """Delivers to all tools in turn: what one fails to take is offered again, what is lost is counted."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(name="logging", daemon=True)
+        self._tools, self._ending, self._status = tools, threading.Event(), ""
         self.start()
 
     def put(self, report: NumbersAt) -> None:
-        """Offer a report; it is lost where too many wait."""
-        if len(self.waiting) < MOST_WAITING:
-            self.waiting.append(report)
-        else:
-            self._num_lost += 1
+        """Offer a report."""
+        for tool in self._tools:
+            if len(tool.waiting) < MOST_WAITING:
+                tool.waiting.append(report)
+            else:
+                tool.num_lost += 1
 
-    def finish(self, status: str) -> None:
-        """Have the tool take what waits, and close the run."""
+    def close(self, status: str, wait_s: float) -> None:
+        """Have the tools take what waits and close the run; wait for it so long at most."""
         self._status = status
         self._ending.set()
-
-    def close(self, until: float) -> None:
-        """Wait until the tool has closed the run, at most until this moment of :func:`time.monotonic`."""
-        self.join(max(0.0, until - time.monotonic()))
-        if unsent := self._num_lost + len(self.waiting):
-            self._warn(f"has not taken {count(unsent, 'report')} of metrics")
-        elif not self._is_closed:
-            self._warn("has not closed the run")
-
-    def _warn(self, text: str) -> None:
-        logger.warning("warning: %s %s\n  fix: %s", TOOLS[self.name].title, text, TOOLS[self.name].fix)
+        self.join(wait_s)
+        for tool in self._tools:
+            if unsent := tool.num_lost + len(tool.waiting):
+                tool.warn(f"has not taken {unsent} report{'s' * (unsent > 1)} of metrics")
+            elif not tool.is_closed:
+                tool.warn("has not closed the run")
 
     def run(self) -> None:
         """In the thread: deliver until the run has ended."""
-        if not self._tried(self._begin):
-            return
-        while not self._ending.wait(EVERY_S) or self.waiting:
-            if not self._tried(lambda: self._client.send(self.waiting)):
-                return
-        self._is_closed = self._tried(lambda: self._client.end(self._status))
-
-    def _begin(self) -> None:
-        if where := self._client.begin():
-            print(f"{self.name}: {where}", flush=True)
-
-    def _tried(self, step: Callable[[], None]) -> bool:
-        """Try a step until it succeeds; False where it still fails after the end of the run."""
-        wait_s, tries = EVERY_S, LAST_TRIES
-        while tries:
-            tries -= self._ending.is_set()
-            try:
-                step()
-                return True
-            except Exception as error:
-                reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-                if not self._has_warned:
-                    self._has_warned = True
-                    self._warn(f"does not take the run, which continues: {reason}; it is tried again")
-            if self._ending.wait(wait_s):
+        while left := [tool for tool in self._tools if tool.tries and not tool.is_closed]:
+            is_ending = self._ending.wait(EVERY_S)
+            for tool in left:
+                if is_ending or tool.next_try <= time.monotonic():
+                    tool.work(self._status)
+            if is_ending and not all(tool.is_closed for tool in left):
                 time.sleep(EVERY_S)
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-        return False
 
 
 @contextlib.contextmanager
@@ -148,9 +151,8 @@ def reported_to_tools(
         info: Determined's information about the trial, on a cluster.
         resolved: Says what was decided, once training begins; None where the code has decided it.
     """
-    tools = read_loggers(task.hyperparameters)
-    kinds = {}
-    for name in tools if core_context.distributed.rank == 0 else ():
+    options, kinds = read_loggers(task.hyperparameters), {}
+    for name in options if core_context.distributed.rank == 0 else ():
         try:
             kinds[name] = client_kind(name)
         except Exception as error:  # what is only shown fails no training
@@ -161,28 +163,25 @@ def reported_to_tools(
         return
     # Clients make and remove files at any time, and Determined's upload fails where a file vanishes: so not there.
     folder = run_dir.path if run_dir is not None else Path(tempfile.mkdtemp())
-    deliveries: list[Delivery] = []
+    delivery: Delivery | None = None
     beginning, is_stopping = threading.Lock(), threading.Event()
     train, preempt = core_context.train, core_context.preempt
     # All reports of a context pass through one of its methods: Determined's own through the second one.
     is_own = type(train).report_metrics is core.TrainContext.report_metrics
     passed = "_report_trial_metrics" if is_own else "report_metrics"
-    report = getattr(train, passed)
+    report, should_preempt = getattr(train, passed), preempt.should_preempt
 
     @functools.wraps(report)
     def reporting(group: str, steps_completed: int, metrics: Mapping[str, Any], *more: Any) -> None:
+        nonlocal delivery
         report(group, steps_completed, metrics, *more)
         with beginning:  # reports of several threads may overlap
-            if not deliveries:
+            if delivery is None:
                 about = shown_run(task, accelerator, folder, core_context.distributed.size, info, resolved())
-                deliveries.extend(Delivery(name, kind(about, tools[name])) for name, kind in kinds.items())
+                delivery = Delivery([Tool(name, kind(about, options[name])) for name, kind in kinds.items()])
         numbers, now = named(group, metrics), round(time.time(), 3)
         while some := dict(islice(numbers, MOST_METRICS)):
-            for delivery in deliveries:
-                delivery.put(NumbersAt(int(steps_completed), now, some))
-
-    setattr(train, passed, reporting)
-    should_preempt = preempt.should_preempt
+            delivery.put(NumbersAt(int(steps_completed), now, some))
 
     @functools.wraps(should_preempt)
     def watching(*given: Any, **options: Any) -> bool:
@@ -191,22 +190,20 @@ def reported_to_tools(
             is_stopping.set()
         return answer
 
+    setattr(train, passed, reporting)
     preempt.should_preempt = watching
-    status = FAILED
+    has_failed = True
     try:
         yield
-        status = STOPPED if is_stopping.is_set() else COMPLETED
+        has_failed = False
     except SystemExit as error:
-        if not error.code:
-            status = STOPPED if is_stopping.is_set() else COMPLETED
+        has_failed = bool(error.code)
         raise
     finally:
-        until = time.monotonic() + (LAST_OF_FAILED_S if status == FAILED else LAST_S)
-        with HEART.patiently():
-            for delivery in deliveries:
-                delivery.finish(status)
-            for delivery in deliveries:
-                delivery.close(until)
+        status = FAILED if has_failed else STOPPED if is_stopping.is_set() else COMPLETED
+        if delivery is not None:
+            with HEART.patiently():
+                delivery.close(status, LAST_OF_FAILED_S if has_failed else LAST_S)
         if run_dir is None:  # what is offline is uploaded with the files for TensorBoard
             with contextlib.suppress(OSError, shutil.Error):
                 target = Path(train.get_tensorboard_path()) / OF_TOOLS
@@ -219,13 +216,12 @@ def shown_run(
     accelerator: Accelerator,
     folder: Path,
     num_ranks: int,
-    info: Any = None,
-    decided: ResolvedConfig | None = None,
+    info: Any,
+    decided: ResolvedConfig | None,
 ) -> ShownRun:
     """Describe a run to the tools; off a cluster, its key is kept in the run directory ``folder``."""
     exp_conf, run_dir = task.exp_conf or {}, RunDir(folder)
-    written = read_launches(run_dir.current(run_dir.launches)) if info is None else ()
-    if written:
+    if written := read_launches(run_dir.current(run_dir.launches)) if info is None else ():
         launch = written[-1]
         if not launch.strategy and decided is not None:  # the code has decided it by now
             launch = replace(launch, **decided_fields(decided))
@@ -242,23 +238,22 @@ def shown_run(
             kind=RESTART if is_again else START,
             steps_completed=task.steps_completed if is_again else 0,
         )
+    key, ids = "", {"run_dir": str(folder)}
     if info is not None:
         trial = info.trial
         key = hashlib.sha256(f"{info.cluster_id}/{trial.trial_id}".encode()).hexdigest()[:32]
         own_name, group = f"trial {trial.trial_id}", f"experiment {trial.experiment_id}"
-        kept_in = f"{uploaded_to(info)}/{OF_TOOLS}"
         ids = {"cluster_id": info.cluster_id, "experiment_id": trial.experiment_id, "master": info.master_url}
         ids["trial_id"] = trial.trial_id
     else:
-        key = ""
+        own_name = folder.name
+        group = folder.parent.parent.name if folder.parent.name == "trials" else ""  # of det-ds search
         if launch.kind not in (START, FORK):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 key = str(json.loads(run_dir.loggers.read_bytes())["key"])
         if not key:
             key = uuid.uuid4().hex
             write_whole(run_dir.loggers, json.dumps({"key": key}) + "\n")
-        own_name, kept_in, ids = folder.name, str(folder), {"run_dir": str(folder)}
-        group = folder.parent.parent.name if folder.parent.name == "trials" else ""  # of det-ds search
     name, project, given = launch.name or "determined_ds", exp_conf.get("project"), asdict(launch)
     return ShownRun(
         key=key,
@@ -269,15 +264,13 @@ def shown_run(
         notes=str(exp_conf.get("description") or ""),
         config={
             **{field: value for field, value in given.items() if field not in APART and value != ""},
+            **{field: given[field] for field in ("origins", "versions", "machine")},
             "hyperparameters": {each: v for each, v in launch.hyperparameters.items() if each != LOGGING},
             "deepspeed": given["ds_config"],
-            "origins": given["origins"],
-            "versions": given["versions"],
-            "machine": given["machine"],
             "determined": ids,
         },
         folder=folder,
-        kept_in=kept_in,
+        kept_in=f"{uploaded_to(info)}/{OF_TOOLS}" if info is not None else str(folder),
     )
 
 

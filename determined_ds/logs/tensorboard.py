@@ -23,11 +23,7 @@ OF_TOOLS = "tools"
 
 
 def upload(context: Any) -> None:
-    """Flush the files of a trial or a session; on a cluster, upload them to its storage.
-
-    Args:
-        context: Of this rank.
-    """
+    """Flush the files of a trial's or a session's context; on a cluster, upload them to its storage."""
     if isinstance(context._core.train, core.DummyTrainContext):
         if context.distributed.rank == 0:
             context.get_tensorboard_writer().flush()
@@ -37,12 +33,7 @@ def upload(context: Any) -> None:
 
 
 def upload_files(train: Any, rank: int) -> None:
-    """Upload what a rank uploads: the chief what all write, each its own trace.
-
-    Args:
-        train: Determined's train context, on a cluster.
-        rank: Its number.
-    """
+    """Upload what a rank uploads to a cluster's train context: the chief what all write, each its own trace."""
 
     def is_ours(path: Path) -> bool:
         of_rank = rank_of_trace(path)
@@ -55,12 +46,7 @@ def upload_files(train: Any, rank: int) -> None:
 
 
 def upload_last(train: Any, upload: Callable[[], None]) -> None:
-    """Upload once more at the end: what comes after the last upload would be lost with the container.
-
-    Args:
-        train: Determined's train context, on a cluster.
-        upload: Uploads.
-    """
+    """Upload once more at the end: what comes after the last upload would be lost with the container."""
     try:
         since = time.time() - train._tensorboard_manager.last_sync
         time.sleep(max(0.0, min(BETWEEN_S, BETWEEN_S - since)))
@@ -70,24 +56,13 @@ def upload_last(train: Any, upload: Callable[[], None]) -> None:
 
 
 def uploaded_to(info: Any) -> str:
-    """Where on a cluster the files of a trial are found, once its container is gone.
-
-    Args:
-        info: Determined's information about the trial.
-    """
+    """Where on a cluster the files of a trial are found, once its container is gone."""
     path = get_sync_path(info.cluster_id, str(info.trial.experiment_id), str(info.trial.trial_id))
     return f"checkpoint_storage: {path}"
 
 
 def write_scalars(writer: Any, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-    """Write the metrics that are numbers to TensorBoard, under the names that they have everywhere: ``training/loss``.
-
-    Args:
-        writer: Has ``add_scalar(name, value, step)``.
-        group: ``training`` or ``validation``.
-        steps_completed: Batches trained.
-        metrics: As they were reported.
-    """
+    """Write metrics that are numbers to TensorBoard, under the names that they have everywhere: ``training/loss``."""
     for name, value in metrics.items():
         number = as_number(value)
         if number is not None:

@@ -13,7 +13,7 @@ from tests.harness.command import det_ds
 SMALL = ("--set", "hyperparameters.global_batch_size=8", "--set", "hyperparameters.sequence_length=32")
 
 
-@pytest.mark.long("test_capture records steps; test_host_parts takes them apart")
+@pytest.mark.long("test_capture records steps; test_analysis takes them apart")
 def test_a_pipeline_is_recorded_without_checkpoints_and_its_step_taken_apart(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = (
