@@ -441,8 +441,6 @@ class RecordedRun:
         records: The lines of ``metrics.jsonl``: ``group``, ``steps_completed``, ``metrics``, and mostly ``time``.
         checkpoints: Those that it keeps, the newest first.
         result: How it ended; None of one that has not, or was killed.
-        memory: What the memory model expects of the engines of its last launch, in bytes of the rank with most:
-            ``total_bytes``, ``model_states_bytes``, ``host_bytes``, and ``has_activations``; empty where not known.
         damaged: Of each file of JSON that is there and cannot be read: its name, and what is wrong with it.
         is_running: Whether a process of this machine, or of one that shares its locks, trains it now.
     """
@@ -455,7 +453,6 @@ class RecordedRun:
     checkpoints: tuple[Checkpoint, ...]
     result: RunResult | None
     is_running: bool
-    memory: Mapping[str, Any] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
 
     @property
@@ -522,6 +519,5 @@ def read_run(path: Path) -> RecordedRun:
         checkpoints=tuple(checkpoints_in(there.checkpoints)),
         result=read_result(there),
         is_running=is_held(path),
-        memory=content(there.memory),
         damaged=tuple(damaged),
     )

@@ -41,7 +41,6 @@ class RunDir:
         self.partition = path / "partition.json"  # of a pipeline whose layers are shared out by their times
         self.metrics = path / "metrics.jsonl"
         self.loggers = path / "logging.json"  # what identifies the run in the tools that it is reported to
-        self.memory = path / "memory.json"  # what the memory model expects of its engines
         self.launches = path / "launches.jsonl"  # each start of its ranks, with what was decided
         self.result = path / "result.json"  # how it ended
         self.checkpoints = path / CHECKPOINTS

@@ -22,12 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code."""
     options = _parser().parse_args(argv)
     rank = RankProcess(options.run_dir)
-
-    def train() -> None:
-        with rank.os_exit_reported():
-            _train(options, rank)
-
-    return rank.run(train, exit_of=rank.exit_of_author)
+    return rank.run(lambda: _train(options, rank), exit_of=rank.exit_of_author)
 
 
 def _parser() -> argparse.ArgumentParser:

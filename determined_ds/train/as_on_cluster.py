@@ -13,13 +13,12 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import determined as det
 import torch.distributed as dist
-from determined import _info, core, gpu, ipc
+from determined import _info, core, gpu
 from determined.core import _context
 
 from determined_ds.checkpoints.files import checkpoint_at
@@ -27,6 +26,7 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.rundir.handed_on import REPORT, STORE
+from determined_ds.train.group.process_group import TorchDistributedContext
 from determined_ds.train.here import ScriptRun, task_of
 from determined_ds.train.local_core import local_core_context
 from determined_ds.train.upstream import load_deepspeed
@@ -37,9 +37,6 @@ NO_MASTER = "http://no-master.invalid:80"
 # Scripts and DeepSpeed look whether these are set; nothing listens there.
 NOMINAL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 NO_STORAGE = "checkpoint_storage of core.init() is not used here: checkpoints go to the run directory"
-NO_DISTRIBUTED = (
-    "distributed=det.core.DistributedContext.from_torch_distributed(), after the process group is made"
-)
 
 
 @contextlib.contextmanager
@@ -53,9 +50,7 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
     load_deepspeed(accelerator.name)
     for name, value in NOMINAL.items():
         os.environ.setdefault(name, value)
-    if STORE in os.environ:  # not under another launcher
-        _meet_by_files(os.environ[STORE])
-    is_chief = os.environ.get("RANK", "0") == "0"
+    is_chief, size = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
     with contextlib.ExitStack() as ending:
 
         def core_init(
@@ -72,13 +67,8 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
             """
             if checkpoint_storage is not None and is_chief:
                 print(warned(f"warning: {NO_STORAGE}"), file=sys.stderr)
-            size = int(os.environ.get("WORLD_SIZE", "1"))
             if distributed is None and size > 1:
-                message, fix = (
-                    f"core.init() needs to know the {size} ranks",
-                    f"write core.init({NO_DISTRIBUTED})",
-                )
-                raise ConfigError(Problem(key="distributed", message=message, fix=fix))
+                raise _unmet(f"core.init() needs to know the {size} ranks")
             run.listens = True
             task = task_of(run.experiment)
             context = local_core_context(
@@ -95,9 +85,19 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 ending.enter_context(reported_to_tools(context, task, accelerator, run_dir=run.there))
             return context
 
-        ending.enter_context(mock.patch.object(_info, "_info", _cluster_info(run)))
+        def replace(place: Any, name: str, value: Any) -> None:
+            ending.enter_context(mock.patch.object(place, name, value))
+
+        replace(_info, "_info", _cluster_info(run))
         for module in (core, _context):
-            ending.enter_context(mock.patch.object(module, "init", core_init))
+            replace(module, "init", core_init)
+        if STORE in os.environ:  # not under another launcher
+            meet = _meeting_by_files(os.environ[STORE])
+            # Source: ``rendezvous`` in torch 2.13's ``distributed/rendezvous.py``; a function has its name, too.
+            rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+            ending.enter_context(mock.patch.dict(rendezvous._rendezvous_handlers, {"env": meet}))
+            for name in ("from_torch_distributed", "from_deepspeed"):
+                replace(core.DistributedContext, name, _met)
         if REPORT in os.environ and is_chief:
             from determined_ds.cluster.unmanaged import MasterReport
 
@@ -111,24 +111,14 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
     machines, machine = (int(os.environ.get(name, "0")) for name in ("CROSS_SIZE", "CROSS_RANK"))
     local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1"))
     others = [f"machine-{number}.invalid" for number in range(1, machines)]  # only the first is known here
-    name = f"{run.run_dir.parent.name}/{run.run_dir.name}"
+    name, trial_id = f"{run.run_dir.parent.name}/{run.run_dir.name}", run.there.trial_id()
     resumed = (run.resume_from or run.there.checkpoints / run.resume) if run.resume else None
-    trial_id = run.there.trial_id()
     given, hparams = run.experiment.config, run.experiment.hyperparameters.data
-    config = {
-        "data": {},
-        **given,
-        "hyperparameters": dict(hparams),
-        "searcher": {
-            "name": "single",
-            "metric": "",
-            "smaller_is_better": True,
-            **(given.get("searcher") or {}),
-        },
-        "resources": {**(given.get("resources") or {}), "slots_per_trial": run.experiment.slots},
-        "checkpoint_storage": given.get("checkpoint_storage")
-        or {"type": "directory", "container_path": str(run.there.checkpoints)},
-    }
+    searcher = {"name": "single", "metric": "", "smaller_is_better": True, **(given.get("searcher") or {})}
+    resources = {**(given.get("resources") or {}), "slots_per_trial": run.experiment.slots}
+    storage = {"type": "directory", "container_path": str(run.there.checkpoints)}
+    config = {"data": {}, "checkpoint_storage": storage, **given}
+    config |= {"hyperparameters": dict(hparams), "searcher": searcher, "resources": resources}
     return det.ClusterInfo(
         master_url=NO_MASTER,
         cluster_id="det-ds",
@@ -159,15 +149,13 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
     )
 
 
-def _meet_by_files(store: str) -> None:
-    """From now on process groups and Determined's contexts of this process meet by files, not at ports.
-
-    Two runs on one machine do not disturb each other, and no port is open to others.
+def _meeting_by_files(store: str) -> Any:
+    """Has process groups meet by files: runs on one machine do not disturb each other, and no port is open to others.
 
     Args:
         store: Path of the launcher's file.
     """
-    groups, contexts = count(1), count(1)
+    groups = count(1)
 
     def by_file(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[Any]:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -175,28 +163,19 @@ def _meet_by_files(store: str) -> None:
         found.set_timeout(timeout)
         yield found, rank, size
 
-    def init_ipc(self: Any, force_tcp: bool) -> None:
-        """As ``DistributedContext._init_ipc`` for ranks of one machine, by Unix sockets instead of fixed TCP ports.
+    return by_file
 
-        Source: determined 0.38.1's ``core/_distributed.py``.
-        """
-        if self.size < 2:  # rank 0 alone makes one to report to a master
-            return
-        number, self.tempdir = next(contexts), None
-        for kind, suffix in (("", ""), ("_local", "-local")):
-            name = f"ipc://{Path(store).parent}/{number}{suffix}"
-            server: Any = None
-            client: Any = None
-            if self._is_chief:
-                server = ipc.ZMQBroadcastServer(self.size - 1, f"{name}-pub", f"{name}-pull")
-                server.safe_start()
-            else:
-                client = ipc.ZMQBroadcastClient(f"{name}-pub", f"{name}-pull")
-                client.safe_start()
-            setattr(self, f"{kind}_chief_zmq", server)
-            setattr(self, f"{kind}_worker_zmq", client)
 
-    # Source: ``rendezvous`` in torch 2.13's ``distributed/rendezvous.py``.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # a function has its name, too
-    rendezvous._rendezvous_handlers["env"] = by_file
-    mock.patch.object(core.DistributedContext, "_init_ipc", init_ipc).start()
+def _met(*_: Any, **__: Any) -> core.DistributedContext:
+    """In place of ``DistributedContext.from_torch_distributed``: by the process group, instead of fixed TCP ports."""
+    if dist.is_initialized():
+        return TorchDistributedContext()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise _unmet("the ranks have not met yet")
+    return core.DummyDistributedContext()
+
+
+def _unmet(message: str) -> ConfigError:
+    made = "det.core.DistributedContext.from_torch_distributed()"
+    fix = f"call deepspeed.init_distributed(), then core.init(distributed={made})"
+    return ConfigError(Problem(key="distributed", message=message, fix=fix))

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,52 +37,42 @@ def trial_class(spec: str, origin: str = "") -> Any:
     """
     from determined.pytorch import deepspeed as det_ds
 
-    def problem(message: str, fix: str) -> Problem:
-        return Problem(
-            key="entrypoint", value=spec, origin=origin, message=message, fix=fix, code="entrypoint"
-        )
+    def refusal(message: str, fix: str) -> EntrypointError:
+        about = {"key": "entrypoint", "value": spec, "origin": origin, "code": "entrypoint"}
+        return EntrypointError(Problem(message=message, fix=fix, **about))
 
     module_name, _, class_name = spec.partition(":")
-    forget_namesake(module_name.split(".")[0])
+    package, here = module_name.split(".")[0], Path.cwd().resolve()
+    file = getattr(sys.modules.get(package), "__file__", None)
+    is_here = (here / package / "__init__.py").is_file() or (here / f"{package}.py").is_file()
+    if file is not None and is_here and not Path(file).resolve().is_relative_to(here):
+        # A module of another context directory that this process has worked in has the same name.
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # a module that the trial imports is missing: its traceback says where
         fix = "check the path in the entrypoint, and give the CONTEXT_DIR that holds it"
-        raise EntrypointError(problem(f"there is no module {error.name}", fix)) from None
+        raise refusal(f"there is no module {error.name}", fix) from None
+
+    def is_trial(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, det_ds.DeepSpeedTrial)
+
     trial = getattr(module, class_name, None)
-    if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
-        classes = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, type) and issubclass(value, det_ds.DeepSpeedTrial)
-            if value.__module__ == module.__name__
-        ]
-        fix = (
-            f"use one of its trials: {', '.join(classes)}" if classes else "subclass DataParallelTrial in it"
-        )
+    if not is_trial(trial):
+        own = [name for name, value in vars(module).items() if is_trial(value)]
+        own = [name for name in own if vars(module)[name].__module__ == module.__name__]
+        fix = f"use one of its trials: {', '.join(own)}" if own else "subclass DataParallelTrial in it"
         message = f"{class_name} must be a subclass of DeepSpeedTrial"
-        if trial is None:
-            message = f"module {module_name} has no {class_name}"
-        raise EntrypointError(problem(message, fix))
+        raise refusal(message if trial is not None else f"module {module_name} has no {class_name}", fix)
     if missing := sorted(getattr(trial, "__abstractmethods__", ())):
         message = f"does not define {', '.join(missing)}"
         fix = "define it in the class, or in one that it derives from"
         raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
     return trial
-
-
-def forget_namesake(package: str) -> None:
-    """Unload a module of another context directory that has the name of one in the current folder."""
-    here = Path.cwd().resolve()
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if file is None or Path(file).resolve().is_relative_to(here):
-        return
-    if (here / package / "__init__.py").is_file() or (here / f"{package}.py").is_file():
-        for name in [name for name in sys.modules if name.split(".")[0] == package]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
 
 
 @contextlib.contextmanager
@@ -100,39 +91,6 @@ def inside(context_dir: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-class _Context:
-    """What a trial may call on its context before it has an engine."""
-
-    distributed = None
-
-    def __init__(self, experiment: Experiment, resolved: ResolvedConfig, device: str) -> None:
-        self.device = torch.device(device)
-        self.resolved = resolved
-        self.get_data_config = lambda: dict(experiment.config.get("data") or {})
-        self.get_experiment_config = lambda: experiment.config
-        self.get_trial_seed = lambda: experiment.trial_seed
-        self.get_global_batch_size = lambda: resolved.batch.global_batch_size
-        self.get_per_slot_batch_size = lambda: resolved.batch.micro_batch_size
-        self._hyperparameters = experiment.hyperparameters.data
-
-    def get_hparams(self) -> dict[str, Any]:
-        from determined_ds.trial.of_context import completed_hparams  # loads deepspeed, as the trial has
-
-        return completed_hparams(self._hyperparameters, self.resolved)
-
-    def get_hparam(self, name: str) -> Any:
-        return self.get_hparams()[name]
-
-    def wrap_reducer(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
-        return reducer
-
-    def disable_dataset_reproducibility_checks(self) -> None:
-        """Nothing is trained."""
-
-    def to_device(self, batch: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
-
-
 def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, device: str) -> Any:
     """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called.
 
@@ -146,7 +104,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         ConfigError: it is not a ``ReconciledTrial``.
     """
     from determined_ds.trial.base import ReconciledTrial
-    from determined_ds.trial.of_context import Arguments
+    from determined_ds.trial.of_context import Arguments, completed_hparams
     from determined_ds.trial.ulysses import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
@@ -157,20 +115,30 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         said = (SAY_SIZE, "meta-build") if device == "meta" else (fix, "entrypoint")
         raise ConfigError(experiment.document.problem(("entrypoint",), message, *said))
     trial: Any = kind.__new__(kind)
-    trial.context = _Context(experiment, resolved, device)
-    trial.args = Arguments(trial.context.get_hparams())
+    hparams = completed_hparams(experiment.hyperparameters.data, resolved)
+    trial.context = SimpleNamespace(  # what a trial may call on its context before it has an engine
+        distributed=None,
+        device=torch.device(device),
+        resolved=resolved,
+        get_data_config=lambda: dict(experiment.config.get("data") or {}),
+        get_experiment_config=lambda: experiment.config,
+        get_trial_seed=lambda: experiment.trial_seed,
+        get_global_batch_size=lambda: resolved.batch.global_batch_size,
+        get_per_slot_batch_size=lambda: resolved.batch.micro_batch_size,
+        get_hparams=lambda: dict(hparams),
+        get_hparam=hparams.__getitem__,
+        wrap_reducer=lambda reducer, *_, **__: reducer,
+        disable_dataset_reproducibility_checks=lambda: None,
+        to_device=lambda batch: tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch),
+    )
+    trial.args = Arguments(hparams)
     trial.resolved = resolved
     trial.sequence = SequenceGroup()  # whole, as of one rank
     return trial
 
 
 class Layer(torch.nn.Module):
-    """One layer of a pipeline, called as DeepSpeed calls it.
-
-    Args:
-        spec: What ``build_layers`` returned.
-        inner: The module or function that it makes.
-    """
+    """One layer of a pipeline, called as DeepSpeed calls it: the module or function ``inner`` that a spec makes."""
 
     def __init__(self, spec: Any, inner: Any) -> None:
         super().__init__()
@@ -188,15 +156,16 @@ def chain_of(specs: list[Any]) -> torch.nn.Sequential:
 
     The index of each is the one in the name of its checkpoint file.
     """
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
+    from deepspeed.pipe import LayerSpec
 
     tied: dict[str, Any] = {}
     layers = []
     for spec in specs:
-        inner = tied.get(spec.key) if isinstance(spec, TiedLayerSpec) else None
+        key = getattr(spec, "key", None) if isinstance(spec, LayerSpec) else None  # of a TiedLayerSpec
+        inner = tied.get(key) if key is not None else None
         if inner is None:
             inner = spec.build() if isinstance(spec, LayerSpec) else spec
-        if isinstance(spec, TiedLayerSpec):
-            tied[spec.key] = inner
+        if key is not None:
+            tied[key] = inner
         layers.append(Layer(spec, inner))
     return torch.nn.Sequential(*layers)

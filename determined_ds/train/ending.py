@@ -6,14 +6,10 @@ line for the log policies where no restart helps, by the same rule as that of ``
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import os
 import re
 import sys
-import threading
-import time
 import traceback
 
 from determined_ds.cluster.log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
@@ -26,7 +22,7 @@ from determined_ds.errors import (
 )
 from determined_ds.rundir import records as result
 from determined_ds.rundir.limits import chain
-from determined_ds.rundir.signals import TRAINED
+from determined_ds.rundir.signals import STOP, TRAINED
 
 # Classes, and those derived from them, of errors from outside this process: another rank, the network, the master, a
 # disk or a device. The names are Python's, torch's, Determined's, and those of requests and httpx.
@@ -45,10 +41,8 @@ HOST_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|Unable to allocate|bad_alloc|MemoryError|killed by signal: Killed",
     re.IGNORECASE,
 )
-# How far apart ranks may fail for the same reason. A rank that fails alone reports it so much later.
+# How long rank 0 may take to report what all ranks fail of: its launcher then ends the others.
 APART_S = 10.0
-# The same under another launcher, where others wait for the end of a rank that fails alone.
-APART_ELSEWHERE_S = 3.0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -112,74 +106,27 @@ def on_cluster() -> bool:
     return os.environ.get("DET_TASK_TYPE") == "TRIAL"
 
 
-def say_in_task_log(message: str, exit_code: int, error: BaseException | None) -> None:
-    """Write to the task's log why this rank ends; of ranks that end for the same reason, only rank 0 does.
+def say_in_task_log(message: str, exit_code: int, error: BaseException) -> None:
+    """Write to the task's log why this rank ends.
 
     Args:
         message: Any number of lines.
         exit_code: Of this rank.
-        error: What was raised; None where the trial's code left the process.
+        error: What was raised.
     """
-    if isinstance(error, ChiefFailed):
-        return
+    foreseen = isinstance(error, DeterminedDSError | SystemExit)
     if isinstance(error, DeterminedDSError):
         lines = error_lines(error)
     else:
-        lines = lines_of(ERROR, message if error is None else traceback.format_exception_only(error)[-1])
+        lines = lines_of(ERROR, message if foreseen else traceback.format_exception_only(error)[-1])
     if exit_code != EXIT_CRASHED:
-        lines.append(OUT_OF_MEMORY if error is not None and is_out_of_memory(error) else NO_RESTART_HELPS)
-    foreseen = error is None or isinstance(error, DeterminedDSError)
-    text = "\n".join(lines if foreseen else [message.rstrip(), *lines])
-    is_chief = os.environ.get("RANK", "0") == "0"
-    if is_chief:
-        print(text, file=sys.stderr, flush=True)
-    if not _meet(lines, APART_S) and not is_chief:
-        print(text, file=sys.stderr, flush=True)
+        lines.append(OUT_OF_MEMORY if is_out_of_memory(error) else NO_RESTART_HELPS)
+    if not said_by_chief(error):
+        print(*([] if foreseen else [message.rstrip()]), *lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def said_by_chief(message: str) -> bool:
-    """Whether rank 0 ends for the same reason as this rank, and reports it."""
-    return _meet([message], APART_ELSEWHERE_S)
-
-
-def _meet(said: list[str], within_s: float) -> bool:
-    """Whether rank 0 says the same; rank 0 waits until all have seen it."""
-    found = threading.Event()
-
-    def meet() -> None:
-        import torch.distributed as dist
-
-        with contextlib.suppress(Exception):  # the store may be gone
-            if not dist.is_initialized() or dist.get_world_size() == 1:
-                return
-            others = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
-            own, theirs, wanted = others, f"{others}/chief", 1
-            if os.environ.get("RANK", "0") == "0":
-                own, theirs, wanted = theirs, others, dist.get_world_size() - 1
-            if seen_in_store(own, theirs, wanted, within_s=within_s):
-                found.set()
-
-    # In a thread: the store may be on a machine that does not answer.
-    thread = threading.Thread(target=meet, daemon=True)
-    thread.start()
-    thread.join(within_s + 1)
-    return found.is_set()
-
-
-def seen_in_store(own: str, others: str, wanted: int, *, within_s: float) -> bool:
-    """Count this rank under one name in the store, and wait until another name has enough of them.
-
-    Args:
-        own: The name to count this rank under.
-        others: The name to watch; may be the same.
-        wanted: Ranks to wait for.
-        within_s: How long to wait.
-    """
-    import torch.distributed as dist
-
-    found = dist.distributed_c10d._get_default_store()
-    found.add(own, 1)
-    deadline = time.monotonic() + within_s
-    while (there := found.add(others, 0)) < wanted and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(there >= wanted)
+def said_by_chief(error: BaseException) -> bool:
+    """Whether rank 0 reports why this rank ends: in a moment its launcher ends the others, unless this one is alone."""
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    return isinstance(error, ChiefFailed) or STOP.wait(APART_S)

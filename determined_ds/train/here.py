@@ -109,17 +109,12 @@ class ScriptRun:
     @property
     def has_begun(self) -> bool:
         """Whether this launch has reported anything."""
-        try:
+        with contextlib.suppress(OSError):
             return self.there.is_replaced and self.there.metrics.stat().st_size > 0
-        except OSError:
-            return False
+        return False
 
     def begun(self, steps: int) -> None:
-        """The script reports: a run that resumes has taken over by now, and may be resumed from here.
-
-        Args:
-            steps: Batches trained.
-        """
+        """The script reports after ``steps`` batches: a run that resumes has taken over by now."""
         TRAINED.set()
         if self.there.adopt_next():
             relink(self.there)

@@ -7,8 +7,7 @@ import contextlib
 import os
 import sys
 import traceback
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +41,7 @@ from determined_ds.train.ending import (
 from determined_ds.train.group.watch import leave_watch, say_missing_ranks, watch_from_start
 from determined_ds.train.warning_keeper import KEEPER
 
-PACKAGE = str(Path(__file__).resolve().parents[1])
+PACKAGE = Path(__file__).resolve().parents[1]
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
 
 
@@ -78,7 +77,7 @@ class RankProcess:
 
     def __init__(self, run_dir: Path | None, listens: Callable[[], bool] = lambda: True) -> None:
         self.debug = False
-        self._files = AuthorsFiles(os.getcwd())
+        self._context_dir = Path.cwd().resolve()
         self._rank = int(os.environ.get("RANK", "0"))
         self._run_dir = None if run_dir is None else RunDir(run_dir)
         if self._run_dir is None:
@@ -117,75 +116,72 @@ class RankProcess:
             message = exit_of(error)
             if message is None:
                 raise
-            self.report_exit(message, EXIT_TRAINING_FAILED)
-            return EXIT_TRAINING_FAILED
+            return self._report(message, EXIT_TRAINING_FAILED, ERROR, message, error)
         except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
-            return self._failed(error)
+            used_up = None if self._run_dir is None else exhausted(error, self._run_dir.path)
+            if used_up:  # first: it may look like an error of the trial
+                return self._report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up, error)
+            if isinstance(error, DeterminedDSError):
+                message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
+            else:
+                message = self._traceback(error)
+            return self._report(message, exit_code_of(error), cause_of(error), reason_of(error), error)
         leave_watch()
         return 0
 
     def exit_of_author(self, error: SystemExit) -> str | None:
         """The message about an ``exit(7)`` in the author's code; None where it was called elsewhere."""
-        frames = reversed(list(traceback.walk_tb(error.__traceback__)))
-        return self._files.exited(f"exit({error.code!r})", frames)
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if self._is_authors(frame.filename):
+                path = (self._context_dir / frame.filename).resolve().relative_to(self._context_dir)
+                at = f"{path}:{frame.lineno}, in {frame.name}"
+                return f"the trial called exit({error.code!r}) at {at}: training had not ended\n  fix: {FIX}"
+        return None
 
-    @contextlib.contextmanager
-    def os_exit_reported(self) -> Iterator[None]:
-        """In here ``os._exit`` in the author's code is a failure, whatever its code."""
-        real, process = os._exit, os.getpid()
+    def _is_authors(self, file: str) -> bool:
+        """Whether a file is in the context directory, and of no package that is installed there."""
+        path = (self._context_dir / file).resolve()
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        is_code = not file.startswith("<") and path.is_relative_to(self._context_dir)
+        return is_code and not installed and not path.is_relative_to(PACKAGE)
 
-        def os_exit(status: int) -> NoReturn:
-            said = self._files.exited(f"os._exit({status!r})", traceback.walk_stack(sys._getframe(1)))
-            if said is None or os.getpid() != process:  # also in a process that was forked from this one
-                real(status)
-            self.report_exit(said, EXIT_TRAINING_FAILED)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            real(EXIT_TRAINING_FAILED)
+    def _traceback(self, error: BaseException) -> str:
+        """An error's traceback from the author's first frame on, with all of it in a file of the run."""
+        whole = traceback.TracebackException.from_exception(error)
+        text, left, any_of_author = "".join(whole.format()), [whole], False
+        while left:
+            each = left.pop()
+            left += filter(
+                None, (each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ()))
+            )
+            own = [index for index, frame in enumerate(each.stack) if self._is_authors(frame.filename)]
+            any_of_author = any_of_author or bool(own)
+            del each.stack[: own[0] if own else len(each.stack)]
+        trimmed = "".join(whole.format())
+        if self.debug or not any_of_author or trimmed == text:
+            return text
+        if self._run_dir is not None:
+            keep = self._run_dir.traceback(self._rank)
+            with contextlib.suppress(OSError):
+                keep.parent.mkdir(parents=True, exist_ok=True)
+                keep.write_text(text)
+                return f"{trimmed}\nfull traceback: {keep}\n"
+        return trimmed
 
-        os._exit = os_exit
-        try:
-            yield
-        finally:
-            os._exit = real
-
-    def report_exit(self, message: str, exit_code: int) -> None:
-        """Report that the author's code has ended this process."""
-        self._report(message, exit_code, ERROR, message)
-
-    def _failed(self, error: BaseException) -> int:
-        """Report why this rank ends. Returns its exit code."""
-        run_dir = self._run_dir
-        used_up = None if run_dir is None else exhausted(error, run_dir.path)
-        if used_up:  # first: it may look like an error of the trial
-            self._report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up)
-            return EXIT_TRAINING_FAILED
-        if isinstance(error, DeterminedDSError):
-            message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
-        elif self.debug:
-            message = "".join(traceback.format_exception(error))
-        else:  # from the author's first line on
-            keep = None if run_dir is None else run_dir.traceback(self._rank)
-            message = trimmed_traceback(error, self._files, keep)
-        code = exit_code_of(error)
-        self._report(message, code, cause_of(error), reason_of(error), error)
-        return code
-
-    def _report(
-        self, message: str, exit_code: int, cause: str, reason: str, error: BaseException | None = None
-    ) -> None:
+    def _report(self, message: str, code: int, cause: str, reason: str, error: BaseException) -> int:
         """Report why this rank ends: to our launcher, in the task's log on a cluster, or else on stderr."""
         sys.unraisablehook = lambda _: None  # errors of destructors say nothing new
-        if error is not None and came_of_other_ranks(error):
+        if came_of_other_ranks(error):
             say_missing_ranks()
-        if report_failure(message, exit_code, cause=cause, reason=reason):
-            return
+        if report_failure(message, code, cause=cause, reason=reason):
+            return code
         if on_cluster():
-            say_in_task_log(message, exit_code, error)
+            say_in_task_log(message, code, error)
         else:
             print(message, file=sys.stderr, flush=True)
-            if LAUNCHED_BY in os.environ and not said_by_chief(message):
+            if LAUNCHED_BY in os.environ and not said_by_chief(error):
                 copy_to_terminal(message)
+        return code
 
 
 def end_process(code: int) -> NoReturn:
@@ -193,57 +189,6 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-# ------------------------------------------------------------------------------------------- tracebacks and exits
-
-
-class AuthorsFiles:
-    """The author's files: those in the context directory, except packages that are installed there."""
-
-    def __init__(self, context_dir: str | os.PathLike[str]) -> None:
-        self._context_dir = Path(context_dir).resolve()
-
-    def __contains__(self, file: str) -> bool:
-        if file.startswith("<"):  # code without a file
-            return False
-        path = (self._context_dir / file).resolve()
-        installed = {"site-packages", "dist-packages"} & set(path.parts)
-        return path.is_relative_to(self._context_dir) and not path.is_relative_to(PACKAGE) and not installed
-
-    def exited(self, call: str, frames: Iterable[tuple[types.FrameType, int]]) -> str | None:
-        """The message about an exit in the author's code; None where it was called elsewhere. Innermost frame first."""
-        for frame, line in frames:
-            code = frame.f_code
-            if code.co_filename in self:
-                path = (self._context_dir / code.co_filename).resolve().relative_to(self._context_dir)
-                at = f"{path}:{line}, in {code.co_name}"
-                return f"the trial called {call} at {at}: training had not ended\n  fix: {FIX}"
-        return None
-
-
-def trimmed_traceback(error: BaseException, files: AuthorsFiles, keep: Path | None) -> str:
-    """An error's traceback from the author's first frame on, and so are those that it is chained to.
-
-    All of it where no frame is the author's. Else all of it is written to the file ``keep``, unless that is None.
-    """
-    whole = traceback.TracebackException.from_exception(error)
-    text, left, any_of_author = "".join(whole.format()), [whole], False
-    while left:
-        each = left.pop()
-        left += filter(None, (each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())))
-        own = [index for index, frame in enumerate(each.stack) if frame.filename in files]
-        any_of_author = any_of_author or bool(own)
-        del each.stack[: own[0] if own else len(each.stack)]
-    if not any_of_author:
-        return text
-    trimmed = "".join(whole.format())
-    if keep is not None and trimmed != text:
-        with contextlib.suppress(OSError):
-            keep.parent.mkdir(parents=True, exist_ok=True)
-            keep.write_text(text)
-            return f"{trimmed}\nfull traceback: {keep}\n"
-    return trimmed
 
 
 def show_own_errors() -> None:

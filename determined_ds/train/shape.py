@@ -7,11 +7,10 @@ or of a Hugging Face configuration.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,15 +30,7 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape
 from determined_ds.pipe.bytes_held import PartBytes
 from determined_ds.pipe.partition import MEASURED
-from determined_ds.train.bare_trial import (
-    SAY_SIZE,
-    Layer,
-    bare_trial,
-    chain_of,
-    inside,
-    trial_class,
-)
-from determined_ds.train.memory import shape_of_built
+from determined_ds.train.bare_trial import SAY_SIZE, Layer, bare_trial, chain_of, inside, trial_class
 from determined_ds.trial.split_backward import input_pass, weight_pass
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,9 +42,6 @@ NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"
 UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
 LONGEST_ASSUMED = 2048
 _shapes: dict[str, ModelShape] = {}
-
-
-# ------------------------------------------------------------------------------------------- of an experiment
 
 
 def shape_of_experiment(
@@ -81,22 +69,14 @@ def shape_of_experiment(
     if experiment.script is not None:
         message = "a script builds its model by itself, and is not run for it"
         raise ConfigError(experiment.document.problem(("entrypoint",), message, SAY_SIZE, "unknown-model"))
-    if hyperparameters is not None:
-        experiment = replace(experiment, hyperparameters=hyperparameters)
+    experiment = replace(experiment, hyperparameters=hyperparameters or experiment.hyperparameters)
     precision = precision or resolved.strategy.precision
     own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
-    parts = resolved.strategy.pipeline.parts
-    depends = [
-        str(context_dir.resolve()),
-        experiment.trial,
-        own,
-        experiment.config.get("data"),
-        precision,
-        parts,
-    ]
+    data, parts = experiment.config.get("data"), resolved.strategy.pipeline.parts
+    depends = [str(context_dir.resolve()), experiment.trial, own, data, precision, parts]
     key = json.dumps(depends, sort_keys=True, default=str)
     if key not in _shapes:
-        with inside(context_dir), _quietly():
+        with inside(context_dir), warnings.catch_warnings(record=True):
             _shapes[key] = _shape_of_trial(experiment, resolved, precision)
     return _shapes[key]
 
@@ -147,11 +127,10 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         return output["loss"] if isinstance(output, dict) else output
 
     config = getattr(model, "config", None) or getattr(trial, "config", None)
-    per_sample = trial.tokens_per_sample() or 0
-    measured, assumptions = _try_to_measure(model, loss_of, precision)
+    measured, assumptions = _measured_activations(model, loss_of, precision)
     interval = 0
     if is_piped:
-        found, more = _try_to_measure_layers(list(model), batch_of, trial.loss, precision)
+        found, more = _measured_layers(list(model), batch_of, trial.loss, precision)
         known |= {"layers": found, "layer_element_bytes": ELEMENT_BYTES[precision]}
         unmeasured = (UNMEASURED,) if trial.chosen_partition == MEASURED else ()
         assumptions = (*assumptions, *more, *unmeasured)
@@ -159,15 +138,34 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
     if measured is not None and not interval:
         measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
-    return shape_of_built(
-        model,
-        config,
-        sequence_length=per_sample,
-        checkpoint_interval=interval,
-        activations=measured,
-        assumptions=assumptions,
+    known |= {"checkpoint_interval": interval, "activations": measured, "assumptions": assumptions}
+    return _shape_of_built(model, config, sequence_length=trial.tokens_per_sample() or 0, **known)
+
+
+def _shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: Any) -> ModelShape:
+    """The shape of a model, counted in its modules and read in its configuration; ``known`` are its other fields."""
+    parameters = list(model.parameters())
+
+    def size(*names: str) -> int:
+        found = (getattr(config, name, None) for name in names)
+        return next((value for value in found if isinstance(value, int)), 0)
+
+    return ModelShape(
+        num_parameters=max(1, _count(parameters)),
+        num_trainable_parameters=_count(p for p in parameters if p.requires_grad),
+        num_layers=size("num_hidden_layers", "n_layer", "num_layers"),
+        hidden_size=size("hidden_size", "n_embd", "d_model"),
+        num_heads=size("num_attention_heads", "n_head", "num_heads"),
+        vocab_size=size("vocab_size"),
+        sequence_length=sequence_length,
+        largest_layer_parameters=max(_count(each.parameters(recurse=False)) for each in model.modules()),
+        num_expert_parameters=_count(p for name, p in model.named_parameters() if ".experts." in name),
         **known,
     )
+
+
+def _count(parameters: Iterable[Any]) -> int:
+    return sum(each.numel() for each in parameters)
 
 
 # ------------------------------------------------------------------------------------------- of Hugging Face
@@ -212,7 +210,7 @@ def shape_of_huggingface(
         sequence_length = min(room, LONGEST_ASSUMED)
         assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
     tokens_of = partial(torch.zeros, dtype=torch.long, device="meta")
-    with _quietly():
+    with warnings.catch_warnings(record=True):  # of initial values that a meta tensor does not take
         try:
             with torch.device("meta"):
                 names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
@@ -233,20 +231,13 @@ def shape_of_huggingface(
         # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every
         # model takes one.
         mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
-        measured, more = _try_to_measure(
+        measured, more = _measured_activations(
             model, partial(loss, {"attention_mask": mask, "use_cache": False}), precision
         )
         if measured is None:
-            measured, more = _try_to_measure(model, partial(loss, {}), precision)
+            measured, more = _measured_activations(model, partial(loss, {}), precision)
     known = {"activations": measured, "assumptions": (*assumptions, *more)}
-    return shape_of_built(model, config.get_text_config(), sequence_length=sequence_length, **known)
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of initial values that a meta tensor does not take
-        yield
+    return _shape_of_built(model, config.get_text_config(), sequence_length=sequence_length, **known)
 
 
 def _first_sentence(error: BaseException) -> str:
@@ -256,38 +247,54 @@ def _first_sentence(error: BaseException) -> str:
 
 # ------------------------------------------------------------------------------------------- activations
 
+Bytes = dict[str, int]  # by name
 
-def _try_to_measure(
-    model: Any, loss_of: Callable[[int], Any], precision: str
-) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
-    """A model's activations, by the peaks of one sample and of two; or None and why it does not run here."""
 
-    def free(parameter: Any) -> None:
-        parameter.grad = None
+def _measure(
+    model: Any, precision: str, run: Callable[[int, _LiveBytes], list[Bytes]]
+) -> list[tuple[Bytes, Bytes]]:
+    """What a run of a model holds: fixed bytes and bytes of each sample, by runs with one sample and with two.
 
-    def peak(samples: int) -> int:
-        """Most bytes alive in a forward and backward pass, parameters and their gradients aside."""
-        trained = (p for p in model.parameters() if p.requires_grad)
-        handles = [p.register_post_accumulate_grad_hook(free) for p in trained]
-        try:
-            with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
-                loss = loss_of(samples)
-                _run_backward([loss], [torch.ones_like(loss)])
-            return live.peak_bytes
-        finally:
-            for handle in handles:
-                handle.remove()
-
+    Parameters have gradients already, as from the second micro-batch of a step on: what is added to them is let go.
+    """
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    runs = []
     try:
         model.to(DTYPES[precision]).train()
-        one, two = peak(1), peak(2)
+        for samples in (1, 2):
+            for each in parameters:
+                each.grad = torch.zeros_like(each)
+            known = [*model.parameters(), *model.buffers(), *(each.grad for each in parameters)]
+            with _LiveBytes(known) as live, _FusedAttention():
+                runs.append(run(samples, live))
+    finally:
+        for each in parameters:
+            each.grad = None
+    found = []
+    for one, two in zip(*runs, strict=True):
+        more = {name: max(0, two[name] - one[name]) for name in one}
+        found.append(({name: max(0, one[name] - more[name]) for name in one}, more))
+    return found
+
+
+def _measured_activations(
+    model: Any, loss_of: Callable[[int], Any], precision: str
+) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
+    """A model's activations; None, and why, where it does not run on the meta device."""
+
+    def run(samples: int, live: _LiveBytes) -> list[Bytes]:
+        loss = loss_of(samples)
+        _run_backward([loss], [torch.ones_like(loss)])
+        return [{"peak": live.peak_bytes}]
+
+    try:
+        [(fixed, more)] = _measure(model, precision, run)
     except Exception as error:
         reason = f"the model does not run on the meta device: {_first_sentence(error)}"
         return None, (f"activations by the sizes of a transformer ({reason})",)
-    per_sample = max(1, two - one)
     activations = MeasuredActivations(
-        bytes_per_sample=per_sample,
-        fixed_bytes=max(0, one - per_sample),
+        bytes_per_sample=max(1, more["peak"]),
+        fixed_bytes=fixed["peak"],
         element_bytes=ELEMENT_BYTES[precision],
     )
     return activations, ()
@@ -357,64 +364,46 @@ class _Fused(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-# ------------------------------------------------------------------------------------------- a pipeline's layers
-
-
-def _try_to_measure_layers(
+def _measured_layers(
     layers: Sequence[Layer],
     batch_of: Callable[[int], tuple[Any, Any]],
     loss: Callable[[Any, Any], Any],
     precision: str,
 ) -> tuple[tuple[LayerShape, ...], tuple[str, ...]]:
-    """What each layer keeps and hands on; without bytes, and with the reason, where a layer does not run alone.
+    """What each layer keeps and hands on; without bytes, and with the reason, where a layer does not run alone."""
 
-    Parameters have gradients already, as from the second micro-batch of a step on: what is added to them is let go.
-    """
-    modules = torch.nn.ModuleList(layers)
-    parameters = [each for each in modules.parameters() if each.requires_grad]
-
-    def measured(samples: int) -> list[dict[str, int]]:
+    def run(samples: int, live: _LiveBytes) -> list[Bytes]:
         inputs, targets = batch_of(samples)
-        for each in parameters:
-            each.grad = torch.zeros_like(each)
-        known = [*modules.parameters(), *modules.buffers(), *(each.grad for each in parameters)]
-        known += _tensors((inputs, targets))  # held to the end, so that no other storage gets their addresses
+        held = _tensors((inputs, targets))  # to the end, so that no other storage gets their addresses
         found = []
-        with _LiveBytes(known) as live, _FusedAttention():
-            for index, layer in enumerate(layers):
-                has_gradient, is_last = index > 0, index == len(layers) - 1
+        for index, layer in enumerate(layers):
+            has_gradient, is_last = index > 0, index == len(layers) - 1
 
-                def cut_off(tensor: torch.Tensor, has_gradient: bool = has_gradient) -> torch.Tensor:
-                    """As another part's output, whose gradient is sent there."""
-                    return tensor.detach().requires_grad_(has_gradient and tensor.is_floating_point())
+            def cut_off(tensor: torch.Tensor, has_gradient: bool = has_gradient) -> torch.Tensor:
+                """As another part's output, whose gradient is sent there."""
+                return tensor.detach().requires_grad_(has_gradient and tensor.is_floating_point())
 
-                inputs = tree_map_only(torch.Tensor, cut_off, inputs)
-                after = (lambda outputs: loss(outputs, targets)) if is_last else None
-                own, inputs = _measure_layer(layer, inputs, after, live)
-                found.append(own)
+            inputs = tree_map_only(torch.Tensor, cut_off, inputs)
+            after = (lambda outputs: loss(outputs, targets)) if is_last else None
+            own, inputs = _measure_layer(layer, inputs, after, live)
+            found.append(own)
+        del held
         return found
 
-    empty: list[dict[str, int]] = [{} for _ in layers]
-    ones, twos = empty, empty
     reason: tuple[str, ...] = ()
     try:
-        modules.to(DTYPES[precision]).train()
-        ones, twos = measured(1), measured(2)
+        held = _measure(torch.nn.ModuleList(layers), precision, run)
     except Exception as error:
+        held = [({}, {}) for _ in layers]
         reason = (f"stages of even activations (a layer does not run alone: {_first_sentence(error)})",)
-    finally:
-        for each in parameters:
-            each.grad = None
     shapes = []
-    for layer, one, two in zip(layers, ones, twos, strict=True):
-        more = {name: max(0, two[name] - one[name]) for name in one}
-        fixed = {name: max(0, one[name] - more[name]) for name in one}
+    for layer, (fixed, more) in zip(layers, held, strict=True):
         own = list(layer.parameters())
         shapes.append(
             LayerShape(
                 name=layer.name,
-                num_parameters=sum(p.numel() for p in own),
-                num_trainable_parameters=sum(p.numel() for p in own if p.requires_grad),
+                num_parameters=_count(own),
+                num_trainable_parameters=_count(p for p in own if p.requires_grad),
                 tied_key=layer.tied_key,
                 fixed=PartBytes(**fixed),
                 per_sample=PartBytes(**more),
@@ -425,7 +414,7 @@ def _try_to_measure_layers(
 
 def _measure_layer(
     layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
-) -> tuple[dict[str, int], Any]:
+) -> tuple[Bytes, Any]:
     """Bytes of a layer, and its outputs: forward and backward, then again with the backward pass in two."""
     found, handed_on = {"inputs": _bytes(inputs), "unsaved": 0}, None
     for splits in (False, True):

@@ -31,12 +31,7 @@ class WarningKeeper:
         self._forget()
 
     def begin(self, folder: Path, rank: int) -> None:
-        """Keep warnings from now on.
-
-        Args:
-            folder: ``logs`` of the run directory.
-            rank: Of this process.
-        """
+        """Keep the warnings of this rank from now on, in ``logs`` of the run directory."""
         if self._folder is None:
             self._watch()
             # A worker of a data loader counts its own, and may be forked while another thread holds the lock.
@@ -46,37 +41,31 @@ class WarningKeeper:
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._kinds: dict[tuple[str, str], KeptWarning] = {}  # each with its count in all
-        self._written: dict[tuple[str, str], int] = {}  # how many of them the file has
+        self._kinds: dict[tuple[str, str], KeptWarning] = {}  # each with its count since its last line
 
     def keep(self, message: str, *, source: str, level: str = "WARNING") -> None:
-        """Keep a warning that is shown elsewhere."""
+        """Keep a warning that is shown elsewhere: its first one at once, the others with the end of the run."""
         if self._folder is None:
             return
         with self._lock:
             kind, now = kind_of(source, message), time.time()
-            if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
-                source, level = "determined_ds", "WARNING"
-                message = "more warnings of other kinds came, which are not kept"
-                kind = kind_of(source, message)
-            known = self._kinds.get(kind) or KeptWarning(
-                message=message, source=source, level=level, count=0, time=now, steps_completed=HEART.steps
-            )
-            self._kinds[kind] = known = replace(known, count=known.count + 1, last_time=now)
-            if known.count & (known.count - 1) == 0:  # 1, 2, 4, 8, ...
-                self._write(kind, known)
-
-    def _write(self, kind: tuple[str, str], warning: KeptWarning) -> None:
-        new = warning.count - self._written.get(kind, 0)
-        if new and self._folder is not None:
-            append_warning(self._folder, replace(warning, count=new), self._rank)
-            self._written[kind] = warning.count
+            known = self._kinds.get(kind)
+            if known is not None:
+                self._kinds[kind] = replace(known, count=known.count + 1, last_time=now)
+            elif len(self._kinds) < MOST_KINDS:
+                new = KeptWarning(
+                    message=message, source=source, level=level, last_time=now, steps_completed=HEART.steps
+                )
+                append_warning(self._folder, new, self._rank)
+                self._kinds[kind] = replace(new, count=0)
 
     def end(self) -> None:
-        """Write what has been counted and not been written."""
+        """Write how often each has come since its first line."""
         with self._lock:
             for kind, warning in self._kinds.items():
-                self._write(kind, warning)
+                if warning.count and self._folder is not None:
+                    append_warning(self._folder, warning, self._rank)
+                    self._kinds[kind] = replace(warning, count=0)
 
     def _watch(self) -> None:
         """After the filters, whatever the handlers: loggers that do not propagate, too."""
@@ -88,21 +77,17 @@ class WarningKeeper:
             if record.levelno >= logging.WARNING:
                 try:
                     message = record.getMessage()
-                except (
-                    TypeError,
-                    ValueError,
-                ):  # arguments that do not fit: logging itself complains on stderr
+                except (TypeError, ValueError):  # arguments that do not fit: logging itself complains
                     message = str(record.msg)
-                error = record.exc_info[1] if record.exc_info else None
-                if error is not None:
-                    message += f" ({type(error).__name__}: {error})"
+                if record.exc_info and record.exc_info[1] is not None:
+                    message += f" ({record.exc_info[1]!r})"
                 self.keep(message.removeprefix("warning: "), source=record.name, level=record.levelname)
 
         @functools.wraps(show)
         def show_and_keep(
-            message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any
+            message: Any, category: Any, filename: str, lineno: int, *to: Any, **how: Any
         ) -> None:
-            show(message, category, filename, lineno, *more, **named)
+            show(message, category, filename, lineno, *to, **how)
             if show.__module__ != "logging":  # logging.captureWarnings(True): a logger has it
                 self.keep(str(message), source=f"{category.__name__} {filename}:{lineno}")
 

@@ -324,7 +324,7 @@ def test_a_crash_is_followed_by_a_restart_and_too_many_are_the_end(
     run_dir, done = failing
     crashed = trial_that(run_dir, "crashes")
     assert (crashed["status"], crashed["restarts"]) == ("failed", "2")
-    assert "the trial called os._exit(3)" in crashed["reason"]
+    assert "the trial called exit(3)" in crashed["reason"]
     assert "(restart 2 of 2)" in done.stdout
     output = (run_dir / "trials" / f"{int(crashed['trial']):04d}" / "output.log").read_text()
     assert "resumed at batch 4 of 8" in output  # and not from its beginning
@@ -354,7 +354,7 @@ def test_a_search_of_which_nothing_came_fails_and_says_why(
     assert done.returncode == 1
     assert "error: every trial was dropped or failed" in done.stderr
     assert "3 trials: " in done.stdout
-    assert done.stdout.count("  1 failed: the trial called os._exit(3) at trial.py:") == 2
+    assert done.stdout.count("  1 failed: the trial called exit(3) at trial.py:") == 2
 
 
 def test_a_point_that_the_model_refuses_is_dropped_and_not_restarted(

@@ -13,41 +13,31 @@ import psutil
 DEEPSPEEDS_PORT = "29500"
 
 
-def take_own_port() -> None:
-    """Meet at the port that the master gave this allocation, instead of DeepSpeed's default, which all runs share.
+def take_addresses() -> None:
+    """Have this rank meet the others at the allocation's own port, by an interface that reaches them.
 
-    Two trials on one machine with host networking would both bind the default. ``C10D_PORT`` is unique in a cluster
-    and the same on every machine of an allocation. A port that was set explicitly stays, and so does that of torchrun,
-    whose ranks are clients of an existing store.
+    **Port.** Two trials on one machine with host networking would both bind DeepSpeed's default. ``C10D_PORT`` is
+    unique in a cluster and the same on every machine of an allocation. A port that was set explicitly stays, and so
+    does that of torchrun, whose ranks are clients of an existing store.
 
-    Source: ``getPorts`` in determined 0.38.1's ``master/internal/task/allocation.go``; ``_create_c10d_store`` in
-    torch 2.13's ``torch/distributed/rendezvous.py``.
+    **Interface.** By default gloo takes that of the host name's address, which in many images is 127.0.0.1 on every
+    machine. The cluster's ``dtrain_network_interface`` comes first, where this machine has it, else the one that
+    reaches the chief. NCCL finds its interface itself, but is given that of the cluster too, under any launcher.
+
+    Source: ``getPorts`` in determined 0.38.1's ``master/internal/task/allocation.go``; ``_create_c10d_store`` in torch
+    2.13's ``torch/distributed/rendezvous.py``; ``main`` in determined's ``launch/deepspeed.py``.
     """
-    own = os.environ.get("C10D_PORT")
-    is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    own, is_there = os.environ.get("C10D_PORT"), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if own and not is_there and os.environ.get("MASTER_PORT") == DEEPSPEEDS_PORT:
         os.environ["MASTER_PORT"] = own
-
-
-def take_interfaces() -> None:
-    """Have gloo use the interface that reaches the chief, unless ``GLOO_SOCKET_IFNAME`` names one.
-
-    By default gloo takes the interface of the host name's address, which in many images is 127.0.0.1 on every machine.
-    The cluster's ``dtrain_network_interface`` comes first, where this machine has it. NCCL finds its interface itself,
-    but is given that of the cluster too, under any launcher.
-
-    Source: ``main`` in determined 0.38.1's ``launch/deepspeed.py``, which hands it to NCCL; that of
-    ``launch/torch_distributed.py`` does not.
-    """
     of_cluster = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
     if of_cluster and not os.environ.get("NCCL_SOCKET_IFNAME"):
         os.environ["NCCL_SOCKET_IFNAME"] = of_cluster
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return
     is_one = of_cluster in (name for _, name in socket.if_nameindex())
-    interface = of_cluster if is_one else interface_to(os.environ.get("MASTER_ADDR", ""))
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    if not os.environ.get("GLOO_SOCKET_IFNAME"):
+        interface = of_cluster if is_one else interface_to(os.environ.get("MASTER_ADDR", ""))
+        if interface:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_to(host: str) -> str | None:
@@ -66,9 +56,8 @@ def interface_to(host: str) -> str | None:
                 source = probe.getsockname()[0].partition("%")[0]
         except OSError:  # no route
             continue
-        if ipaddress.ip_address(source).is_loopback:
-            continue
-        for name, addresses in psutil.net_if_addrs().items():
-            if any(own.address.partition("%")[0] == source for own in addresses):
-                return str(name)
+        if not ipaddress.ip_address(source).is_loopback:
+            for name, addresses in psutil.net_if_addrs().items():
+                if any(own.address.partition("%")[0] == source for own in addresses):
+                    return str(name)
     return None

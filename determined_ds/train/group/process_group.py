@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,8 +18,8 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.train.ending import exit_code_of, seen_in_store
-from determined_ds.train.group.addresses import take_interfaces, take_own_port
+from determined_ds.train.ending import exit_code_of
+from determined_ds.train.group.addresses import take_addresses
 from determined_ds.train.group.watch import watch_joined
 from determined_ds.train.upstream import load_deepspeed
 
@@ -63,8 +64,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
     else:
-        take_own_port()
-        take_interfaces()
+        take_addresses()
     backend = get_accelerator().communication_backend_name()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if size == 1 and not dist.is_initialized():
@@ -84,29 +84,20 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         world_size=size,
     )
     store: Any = distributed_c10d._get_default_store()
-    _be_patient(store, timeout_s)
-    distributed = TorchDistributedContext()
-    watch_joined(distributed, store)
-    return distributed
-
-
-def _be_patient(store: Any, hang_timeout_s: float) -> None:
-    """Once all ranks are there, let them wait for one another as long as any of them may be busy.
-
-    In all process groups, including those that DeepSpeed makes without a timeout: torch's defaults are 10 minutes for
-    NCCL and 30 for gloo. A hang ends far sooner, by the watch. ``DEEPSPEED_TIMEOUT`` in the environment sets another
-    time.
-
-    Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
-    ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
-    """
     if "DEEPSPEED_TIMEOUT" in os.environ:
         from deepspeed.constants import default_pg_timeout as timeout
     else:
-        timeout = PATIENCE if hang_timeout_s else FOR_EVER
+        timeout = PATIENCE if timeout_s else FOR_EVER
+    # All ranks are there, and wait for one another as long as any may be busy: in all groups, those that DeepSpeed
+    # makes without a timeout too (torch's are 10 minutes for NCCL, 30 for gloo). The watch ends a hang far sooner.
+    # Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
+    # ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     distributed_c10d._set_pg_timeout(timeout)
     store.set_timeout(timeout)
+    distributed = TorchDistributedContext()
+    watch_joined(distributed, store)
+    return distributed
 
 
 def _env(*names: str, default: int) -> int:
@@ -156,11 +147,8 @@ class TorchDistributedContext(core.DistributedContext):
         return self._all(stuff, self._local_group, self.local_size)
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        if self.size < 2:
-            return [stuff]
-        gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(stuff, gathered, dst=0, group=self._group)
-        return gathered
+        gathered = self.allgather(stuff)
+        return gathered if self.rank == 0 else None
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
         gathered = self.allgather_local(stuff)
@@ -230,4 +218,11 @@ def all_ranks_come(name: str, *, within_s: float) -> bool:
         name: Of the meeting, a new one each time.
         within_s: How long to wait for the others.
     """
-    return is_alone() or seen_in_store(name, name, dist.get_world_size(), within_s=within_s)
+    if is_alone():
+        return True
+    store = distributed_c10d._get_default_store()
+    there, wanted, deadline = store.add(name, 1), dist.get_world_size(), time.monotonic() + within_s
+    while there < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+        there = store.add(name, 0)
+    return bool(there >= wanted)

@@ -39,7 +39,6 @@ from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.steps import METHODS, BuiltParameters, StepEnd, TrainCalls, built_callbacks
 from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
 from determined_ds.train.loop.validation import Validator
-from determined_ds.train.memory import record_estimate
 from determined_ds.trial.author import metrics_source
 from determined_ds.trial.pipeline_module import seed_layers
 from determined_ds.trial.printing import print_communication
@@ -436,7 +435,6 @@ class Training:
         state, context = self.state, self.context
         self._open_data()
         context.adopt()
-        record_estimate(self.trial, context)
         self.progress.start(
             total=self.schedule.stated_batches,
             done=state.batches_trained,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class SearchedTrial(DataParallelTrial):
         while HOLD.exists():
             time.sleep(0.01)
         if self.args.does == "crashes":
-            os._exit(3)
+            sys.exit(3)
         if self.args.does == "spoils":
             self.spoil()
 
@@ -53,7 +53,7 @@ class SearchedTrial(DataParallelTrial):
             content = bytearray(file.read_bytes())
             content[-1] ^= 1
             file.write_bytes(content)
-        os._exit(3)
+        sys.exit(3)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(samples(64, seed=1))

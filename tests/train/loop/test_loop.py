@@ -161,7 +161,6 @@ def test_what_is_reported(two_ranks: Ranks, tmp_path: Path) -> None:
         assert 1 / 16 < report["peak_memory_gib_min"] <= report["peak_memory_gib"] < 64
         assert {type(value) for value in report.values()} <= {int, float}
         assert "epochs" not in report
-    assert (tmp_path / "memory.json").is_file()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for group in ("training", "validation"):
         for name in records(tmp_path, group)[0][1].keys() - {"batches"}:
