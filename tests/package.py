@@ -194,9 +194,9 @@ def under_strategy(
     folder = ROOT if config.is_relative_to(ROOT) else config.parent
     base = read_base(read_document(config, folder, slots=slots, overrides=overrides), folder, accelerator)
     (made,) = named_variants(base, [name], [slots])
-    if made.document is None or made.resolved is None:
+    if made.experiment is None or made.resolved is None:
         raise ConfigError(made.problems)
-    return made.document.data, made.resolved
+    return made.experiment.config, made.resolved
 
 
 def order(

@@ -25,7 +25,13 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.option("--budget", default="20m", show_default=True, help="A time (20m, 1h), or trials (12).")
 @click.option("--over", type=Names(), default=ALL, help=f"What to search over.  [default: {ALL}]")
-@click.option("--metric", default="samples_per_second", show_default=True, help="Metric to optimize.")
+@click.option(
+    "--metric",
+    type=click.Choice(["samples_per_second", "peak_memory_gib"]),
+    default="samples_per_second",
+    show_default=True,
+    help="Metric to optimize.",
+)
 @measuring_options(steps=20, fewest=5)
 @click.option(
     "--loss-tolerance",
@@ -41,19 +47,12 @@ def autotune(budget: str, over: list[str], metric: str, tolerance: float, **opti
 
     Writes best.yaml, with what was chosen, and report.html, results.json and results.csv.
     """
-    from determined_ds.tune.autotune import prepare_autotune
+    from determined_ds.tune.autotune import Autotune
 
-    prepared = prepare_autotune(
-        request_of(options),
-        metric=metric,
-        budget=budget,
-        over=over,
-        tolerance=tolerance,
-        say=click.echo,
-    )
-    for line in prepared.header():
-        click.echo(line)
-    best, run_dir = prepared.run(), prepared.workbench.run_dir
-    if best is not None:
-        show_results(prepared.results(), run_dir, best=best.variant.name)
-    exit_if_interrupted(prepared.interrupts, run_dir)
+    chosen: dict[str, Any] = {"metric": metric, "budget": budget, "over": over, "tolerance": tolerance}
+    tuning = Autotune(request_of(options), say=click.echo, **chosen)
+    run_dir = tuning.workbench.run_dir
+    if (found := tuning.run()) is not None:
+        results, best = found
+        show_results(results, run_dir, best=best)
+    exit_if_interrupted(tuning.interrupts, run_dir)

@@ -51,14 +51,11 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, parts: 
     """
     from determined_ds.launch.interrupts import Interrupts
     from determined_ds.report.results import MEASURED
-    from determined_ds.tune.compare import prepare_comparison
+    from determined_ds.tune.compare import measure_strategies
 
-    comparison = prepare_comparison(
-        request_of(options), strategies=strategies, slots=slots, repeat=repeat, parts=parts, say=click.echo
-    )
-    run_dir = comparison.workbench.run_dir
+    chosen: dict[str, Any] = {"strategies": strategies, "slots": slots, "repeat": repeat, "parts": parts}
     with Interrupts("ending the measurement; what was measured so far is reported") as interrupts:
-        results = comparison.run(interrupts)
+        results, run_dir = measure_strategies(request_of(options), interrupts, click.echo, **chosen)
     show_results(results, run_dir)
     exit_if_interrupted(interrupts, run_dir)
     if not any(row.status == MEASURED for row in results.rows):

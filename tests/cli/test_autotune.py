@@ -18,27 +18,32 @@ from tests.harness.command import TIMEOUT_S, Started, det_ds
 
 FILES = {"best.yaml", "report.html", "results.json", "results.csv"}
 OWN = "as it is (zero1 micro 8)"
-# While the file is there, every other strategy than the experiment's never ends its first batch.
-HOLDING = """
+OPTIONS = ["--over", "zero_stage", "--steps", "5", "--warmup", "1", "--slots", "1"]
+# ZeRO 0 reports another loss, and ZeRO 2 ends. The experiment has ZeRO 1; while the file is there, no other strategy
+# ever ends its first batch.
+ODD = """
 
-class HoldingTrial(TinyTrial):
+class OddTrial(TinyTrial):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         import pathlib, signal
         if self.resolved.zero_stage != 1 and (pathlib.Path(__file__).parent / "hold").exists():
             print("holding", flush=True)
             while True:
                 signal.pause()
-        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        if self.resolved.zero_stage == 2:
+            raise ValueError("no such kernel")
+        found = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        return {**found, "loss": 1.5 * found["loss"]} if self.resolved.zero_stage == 0 else found
 """
 
 
 @pytest.fixture
-def holding(own_model: Path) -> Path:
-    """A context directory whose trial can be held."""
+def odd_model(own_model: Path) -> Path:
+    """A context directory whose trial trains as it should under ZeRO 1 and 3 alone, and can be held."""
     with (own_model / "trial.py").open("a") as file:
-        file.write(HOLDING)
+        file.write(ODD)
     path = own_model / "experiment.yaml"
-    path.write_text(path.read_text().replace("trial:TinyTrial", "trial:HoldingTrial"))
+    path.write_text(path.read_text().replace("trial:TinyTrial", "trial:OddTrial"))
     return own_model
 
 
@@ -51,26 +56,17 @@ def started() -> Iterator[list[Started]]:
         process.close()
 
 
-def words_for(folder: Path, run_dir: Path) -> list[str]:
-    options = ["--budget", "2", "--over", "zero_stage", "--steps", "5", "--warmup", "1", "--slots", "1"]
-    return ["autotune", str(folder / "experiment.yaml"), str(folder), *options, "--run-dir", str(run_dir)]
-
-
-def invoked(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["autotune", *map(str, words)])
-    assert "Traceback" not in result.output
-    return result.exit_code, result.output
-
-
 # ------------------------------------------------------------------------------------------- a real tuning
 
 
-def test_interrupted_it_reports_what_was_found_and_goes_on(
-    holding: Path, tmp_path: Path, started: list[Started]
+def test_interrupted_it_goes_on_and_never_selects_what_crashes_or_trains_otherwise(
+    odd_model: Path, tmp_path: Path, started: list[Started]
 ) -> None:
     """What was measured before is not measured again; what was interrupted is."""
-    run_dir, words = tmp_path / "tuned", words_for(holding, tmp_path / "tuned")
-    (holding / "hold").write_text("")
+    run_dir = tmp_path / "tuned"
+    words = ["autotune", str(odd_model / "experiment.yaml"), str(odd_model), *OPTIONS]
+    words += ["--budget", "8", "--run-dir", str(run_dir)]
+    (odd_model / "hold").write_text("")
     process = Started(*words)
     started.append(process)
     deadline = time.monotonic() + TIMEOUT_S
@@ -89,28 +85,42 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
     assert {path.name for path in run_dir.iterdir()} >= FILES
     assert [row.name for row in load_results(run_dir / "results.json").rows] == [OWN]
 
-    (holding / "hold").unlink()
+    (odd_model / "hold").unlink()
     own = run_dir / "runs" / OWN.replace(" ", "-") / "1" / "metrics.jsonl"
     before = own.stat().st_mtime_ns
     done = det_ds(*words)
     assert done.returncode == 0, done.stderr
     assert own.stat().st_mtime_ns == before
-    results = load_results(run_dir / "results.json")
-    # As few steps as these are all measured, however slow: no run is beaten before it has run so many.
-    assert [row.status for row in results.rows] == ["measured", "measured"]
-    assert results.rows[0].name == OWN
     assert f"{OWN}: measured before" in done.stdout
-    assert "ended: the budget" in done.stdout
+    results = load_results(run_dir / "results.json")
+    assert results.rows[0].name == OWN
+    rows = {row.zero_stage: row for row in results.rows}
+    assert [rows[stage].status for stage in (1, 2, 0)] == ["measured", "failed", "failed"]
+    assert rows[2].reason == "ValueError: no such kernel"
+    assert rows[0].reason.startswith("rejected: its first loss is")
+    assert "\nended: " in done.stdout
     [best] = [row for row in results.rows if f"best: {row.name}" in done.stdout]
     # What is claimed of it is no less than the measurements differ by.
     nothing = "nothing that was tried is faster than the experiment as it was by more than repetitions differ"
     assert (nothing in done.stdout) == (best.name == OWN)
     assert ("times as fast as the experiment as it was" in done.stdout) == (best.name != OWN)
-    assert "tiny: the fastest way to train it on 1 slots, global batch 8" in done.stdout
     data = yaml.safe_load((run_dir / "best.yaml").read_text())
     stage = data["hyperparameters"]["deepspeed_config"]["val"]["zero_optimization"]["stage"]
     assert stage == best.zero_stage
+    assert stage in (1, 3)
     assert data["hyperparameters"]["global_batch_size"] == 8
+
+
+def test_an_experiment_that_does_not_run_as_it_is_ends_the_tuning(odd_model: Path, tmp_path: Path) -> None:
+    """Nothing could be held against it."""
+    config, run_dir = odd_model / "experiment.yaml", tmp_path / "run"
+    stage = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=2"
+    options = [*OPTIONS, "--budget", "4", "--set", stage, "--run-dir", run_dir]
+    done = det_ds("autotune", config, odd_model, *options)
+    assert done.returncode == 2
+    assert "the experiment as it is does not run: ValueError: no such kernel" in done.stderr
+    assert [row.status for row in load_results(run_dir / "results.json").rows] == ["failed"]
+    assert not (run_dir / "best.yaml").exists()
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -119,23 +129,14 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            ["--over", "zero_stge"],
-            ["--over = 'zero_stge': unknown name", "did you mean zero_stage?"],
-        ),
-        (["--metric", "sample_per_second"], ["did you mean samples_per_second?"]),
+        (["--over", "zero_stge"], ["--over = 'zero_stge': unknown name", "did you mean zero_stage?"]),
+        (["--metric", "sample_per_sec"], ["samples-per-second"]),
         (["--budget", "soon"], ["--budget = 'soon': must be a time or a number of trials"]),
-        (
-            ["--metric", "tokens_per_second"],
-            ["trial:TinyTrial does not say how many tokens", "tokens_per_sample"],
-        ),
+        (["--budget", "1"], ["--budget = '1': is too small"]),
+        (["--over", "offload"], ["left out offload: a CPU has no other memory", "nothing to choose from"]),
         (["--steps", "4"], ["'--steps'"]),
-        (["--loss-tolerance", "0"], ["'--loss-tolerance'"]),
         (["--slots", "3"], ["hyperparameters.global_batch_size = 8", "is not a multiple of"]),
-        (
-            ["--set", "entrypoint=python3 -m determined_ds.train trial:TinyTrail"],
-            ["TinyTrail", "TinyTrial"],
-        ),
+        (["--set", "entrypoint=python3 -m determined_ds.train trial:TinyTrail"], ["TinyTrail", "TinyTrial"]),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(
@@ -143,8 +144,9 @@ def test_a_mistake_is_told_before_anything_starts(
 ) -> None:
     run_dir = tmp_path / "run"
     words = [own_model / "experiment.yaml", own_model, *options, "--run-dir", run_dir, "--accelerator", "cpu"]
-    code, output = invoked(*words)
-    assert code == EXIT_CONFIG
+    result = CliRunner().invoke(main, ["autotune", *map(str, words)])
+    assert "Traceback" not in result.output
+    assert result.exit_code == EXIT_CONFIG
     for sentence in says:
-        assert sentence in output
+        assert sentence in result.output
     assert not run_dir.exists()
