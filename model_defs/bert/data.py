@@ -19,13 +19,11 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from determined_ds.errors import DataError, Problem
-from model_defs.bert.library import module_of, prose_and_code
-from model_defs.bert.tables import Row, read_table
-from model_defs.bert.tokens import SPECIAL_TOKENS, load_tokenizer, trained_tokenizer
-from model_defs.common.records import MAX_PROBLEMS
-from model_defs.common.sections import Section, parse_section
-from model_defs.common.split import overlap_problems, split
+from model_defs.bert.library import Row, prose_and_code
+from model_defs.bert.tokens import SPECIAL_TOKENS, padding_tokenizer, trained_tokenizer
+from model_defs.common.documents import TABLES, files_of, read_table
+from model_defs.common.sections import Section, data_error, parse_section
+from model_defs.common.split import check_apart, split
 
 BATCH = 1000
 INTEGER = re.compile(r"\s*[+-]?\d+\s*")
@@ -136,16 +134,15 @@ def load_texts(
     config = parse_section(DataConfig, data)
     train, validation = read_rows(config)
     classes = classes_of(train, config)
-    labels = [labels_of(rows, classes, config) for rows in (train, validation)]
     if config.tokenizer is not None:
-        tokenizer = load_tokenizer(config.tokenizer)
+        tokenizer = padding_tokenizer(config.tokenizer)
     elif pretrained is not None:
-        tokenizer = load_tokenizer(pretrained, key="hyperparameters.pretrained")
+        tokenizer = padding_tokenizer(pretrained, key="hyperparameters.pretrained")
     else:
         tokenizer = trained_tokenizer((row.text for row in train), config.vocab_size)
     sides = [
-        TokenizedTexts(rows, own, tokenizer, sequence_length)
-        for rows, own in zip((train, validation), labels, strict=True)
+        TokenizedTexts(rows, labels_of(rows, classes), tokenizer, sequence_length)
+        for rows in (train, validation)
     ]
     source = config.path or f"prose and code of the standard library of Python {platform.python_version()}"
     return TextData(
@@ -167,29 +164,43 @@ def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     """Rows for training and for validation.
 
     Raises:
-        DataError: Everything that is wrong with either path; no two texts.
+        DataError: Either path cannot be read; no two texts.
     """
-    problems = overlap_problems(config.path, config.validation_path)
-    tables: dict[str, list[Row]] = {}
-    for key, path in (("data.path", config.path), ("data.validation_path", config.validation_path)):
-        columns = {"text_column": config.text_column, "label_column": config.label_column}
-        try:
-            tables[key] = read_table(key, path, **columns) if path else []
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    rows = tables["data.path"] or prose_and_code()
+    check_apart(config.path, config.validation_path)
+    rows = _table("data.path", config.path, config) if config.path else prose_and_code()
     if config.validation_path is not None:
-        return rows, tables["data.validation_path"]
+        return rows, _table("data.validation_path", config.validation_path, config)
     # A module is on one side with all its texts, and so is a text that occurs twice.
-    names = [module_of(row) if config.path is None else row.text for row in rows]
+    names = [row.name if config.path is None else row.text for row in rows]
     train, validation = split(rows, names, config.validation_fraction, seed=config.split_seed)
     if not validation:
         message = f"all {len(rows)} texts are the same, so that none is for validation."
-        fix = "more texts, or a data.validation_path"
-        raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
+        raise data_error("data.path", config.path, message, "more texts, or a data.validation_path")
     return train, validation
+
+
+def _table(key: str, path: str, config: DataConfig) -> list[Row]:
+    """All rows of a file, or of a folder's files in the order of their names; an empty text is a text."""
+    columns = {"data.text_column": config.text_column, "data.label_column": config.label_column}
+    rows: list[Row] = []
+    for name, file in files_of(path, key=key):
+        if file.suffix.lower() in TABLES:
+            texts, labels = read_table(file, columns, key=key).values()
+            for number, (text, label) in enumerate(zip(texts, labels, strict=True), start=1):
+                rows.append(Row(name=f"{name}:{number}", text=text, label=label))
+    wrong = [
+        row
+        for row in rows
+        if isinstance(row.label, bool) or not isinstance(row.label, str | int) or row.label == ""
+    ]
+    if wrong:
+        message = f"{wrong[0].name}: {config.label_column!r} is {wrong[0].label!r}, neither a name nor a whole number."
+        fix = "label every row by the name of a class, or by its number from 0"
+        raise data_error(key, path, message, fix)
+    if not rows:
+        fix = f"a file, or a folder of files: {', '.join(sorted(TABLES))}"
+        raise data_error(key, path, "there is no row in it.", fix)
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------- labels
@@ -203,47 +214,34 @@ def classes_of(rows: Sequence[Row], config: DataConfig) -> list[str]:
     """
     if config.labels is not None:
         return config.labels
-    if not _by_number(rows):
-        classes = sorted({str(row.label) for row in rows})
-    else:
-        highest = max(int(row.label) for row in rows)
+    classes = sorted({str(row.label) for row in rows})
+    fix = "data.label_column: the column of classes; or data.labels, which lists them"
+    if all(INTEGER.fullmatch(name) for name in classes):
+        highest = max(map(int, classes))
         if highest >= max(2, len(rows)):
             message = (
                 f"has labels up to {highest} in {len(rows)} rows: are they the numbers of classes, from 0?"
             )
-            fix = "data.label_column: the column of classes; or data.labels, which lists them"
-            raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
+            raise data_error("data.path", config.path, message, fix)
         classes = [str(number) for number in range(highest + 1)]
     if len(classes) < 2:
-        found = ", ".join(classes)
-        message = f"all rows for training are of one class, {found!r}."
-        fix = "rows of two classes at least; or data.label_column: the column of classes"
-        raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
+        raise data_error("data.path", config.path, f"all rows for training are of one class, {classes}.", fix)
     return classes
 
 
-def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -> list[int]:
+def labels_of(rows: Sequence[Row], classes: Sequence[str]) -> list[int]:
     """The number of each row's class.
 
     Raises:
         DataError: A label is not the name of a class, or its number is out of range.
     """
     numbers = {name: number for number, name in enumerate(classes)}
-    by_number = _by_number(rows) and not all(str(row.label) in numbers for row in rows)
-    labels = [int(row.label) if by_number else numbers.get(str(row.label), -1) for row in rows]
-    wrong = [row for row, label in zip(rows, labels, strict=True) if not 0 <= label < len(classes)]
-    named = ", ".join(classes[:MAX_PROBLEMS]) + (", ..." if len(classes) > MAX_PROBLEMS else "")
-    there = f"0 to {len(classes) - 1}" if by_number else named
-    message = f"must be the label of a class; the classes are {there}."
-    fix = "correct the row; or name every class in data.labels"
-    problems = [
-        Problem(key="data.labels", value=row.label, origin=row.name, message=message, fix=fix, code="label")
-        for row in wrong[:MAX_PROBLEMS]
-    ]
-    if problems:
-        raise DataError(problems)
+    texts = [str(row.label) for row in rows]
+    by_number = all(map(INTEGER.fullmatch, texts)) and not all(text in numbers for text in texts)
+    labels = [int(text) if by_number else numbers.get(text, -1) for text in texts]
+    for row, label in zip(rows, labels, strict=True):
+        if not 0 <= label < len(classes):
+            message = f"{row.name}: is the label of no class; the classes are {', '.join(classes[:10])}."
+            fix = "correct the row; or name every class in data.labels"
+            raise data_error("data.labels", row.label, message, fix)
     return labels
-
-
-def _by_number(rows: Sequence[Row]) -> bool:
-    return all(isinstance(row.label, int) or INTEGER.fullmatch(row.label) for row in rows)

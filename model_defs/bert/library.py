@@ -10,8 +10,8 @@ import hashlib
 import textwrap
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from model_defs.bert.tables import Row
 from model_defs.common.documents import Document, standard_library_files
 
 PROSE, CODE = "prose", "code"
@@ -23,37 +23,39 @@ MAX_BYTES = 2 * 2**20
 MAX_MODULE_BYTES = 2**17
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A text and what it is.
+
+    Args:
+        name: Its module, or its file and row, for errors.
+        text: To classify.
+        label: A class by name, or by number from 0.
+    """
+
+    name: str
+    text: str
+    label: str | int
+
+
 def prose_and_code(max_bytes: int = MAX_BYTES) -> list[Row]:
-    """Docstrings and function bodies; each row's name is ``module:line``, and no text is there twice.
+    """Docstrings and function bodies; each row's name is its module, and no text is there twice.
 
     Args:
         max_bytes: Modules are taken up to this sum of their sizes, in an order that their names decide.
     """
-    rows: list[Row] = []
-    seen: set[str] = set()
-    for document in _modules(max_bytes):
-        for row in _rows_of(document):
-            if row.text not in seen:
-                seen.add(row.text)
-                rows.append(row)
-    return rows
-
-
-def module_of(row: Row) -> str:
-    """The module that a row of :func:`prose_and_code` is out of."""
-    return row.name.rpartition(":")[0]
-
-
-def _modules(max_bytes: int) -> Iterator[Document]:
-    documents = standard_library_files()
+    rows: dict[str, Row] = {}
     num_bytes = 0
+    documents = standard_library_files()
     for document in sorted(documents, key=lambda each: hashlib.sha256(each.name.encode()).digest()):
         if len(document.content) > MAX_MODULE_BYTES:
             continue
         num_bytes += len(document.content)
         if num_bytes > max_bytes:
-            return
-        yield document
+            break
+        for row in _rows_of(document):
+            rows.setdefault(row.text, row)
+    return list(rows.values())
 
 
 def _rows_of(document: Document) -> Iterator[Row]:
@@ -78,6 +80,6 @@ def _rows_of(document: Document) -> Iterator[Row]:
             if body and body[0].lineno > node.lineno:
                 code = "".join(lines[body[0].lineno - 1 : node.end_lineno])
                 found.append((body[0].lineno, textwrap.dedent(code).strip(), CODE))
-    for line, content, label in sorted(found):
+    for _, content, label in sorted(found):
         if MIN_CHARACTERS <= len(content) <= MAX_CHARACTERS:
-            yield Row(name=f"{document.name}:{line}", text=content, label=label)
+            yield Row(name=document.name, text=content, label=label)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import transformers
 from pydantic import Field
 from torch import nn
 
-from determined_ds.errors import ConfigError, Problem
 from model_defs.common.classifier import ClassifierOptions, base_config, build_classifier, size
+from model_defs.common.sections import config_error
 
 # As published: google/bert_uncased_L-2_H-128_A-2, google-bert/bert-base-uncased, google-bert/bert-large-uncased.
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -28,10 +28,8 @@ class Options(ClassifierOptions):
 
     model_size: Literal["tiny", "base", "large"] | None = "tiny"
     """One of :data:`MODEL_SIZES`; None takes the size of ``pretrained``."""
-    sequence_length: int = Field(
-        128, ge=3
-    )  # a token between the first and the last, which are not of the text
-    """Tokens that a text is cut or padded to."""
+    sequence_length: int = Field(128, ge=3)
+    """Tokens that a text is cut or padded to; the first and the last are not of the text."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Of embeddings, residual paths, attention and the head alike."""
 
@@ -58,7 +56,7 @@ def bert_config(
             checkpoint has, or a checkpoint that does not fit.
     """
     sizes = MODEL_SIZES[options.model_size] if options.model_size else None
-    config, problems = base_config(options, classes, model_type="bert", sizes=sizes, only_sizes=only_sizes)
+    config = base_config(options, classes, model_type="bert", sizes=sizes, only_sizes=only_sizes)
     if options.pretrained is None or (only_sizes and sizes):
         room = 0 if options.model_size == "tiny" else PUBLISHED_VOCAB_SIZE
         config |= {"vocab_size": max(vocab_size, room), "pad_token_id": pad_token_id}
@@ -68,26 +66,15 @@ def bert_config(
         "use_cache": False,  # of a decoder; under gradient checkpointing it would cause a warning
     }
     made = transformers.BertConfig.from_dict(config)
-    problems += _misfits(options, made, vocab_size)
-    if problems:
-        raise ConfigError(problems)
-    return made
-
-
-def _misfits(options: Options, config: Any, vocab_size: int) -> Iterator[Problem]:
-    most = config.max_position_embeddings
+    most = made.max_position_embeddings
     if options.sequence_length > most:
-        key, message = (
-            "hyperparameters.sequence_length",
-            f"must be at most {most}, the positions of the model.",
-        )
-        fix = f"sequence_length: {most}"
-        yield Problem(key=key, value=options.sequence_length, message=message, fix=fix)
-    if vocab_size > config.vocab_size:
-        message = f"has embeddings for {config.vocab_size} tokens, and the tokenizer has {vocab_size}."
+        key, message = "hyperparameters.sequence_length", f"the model has {most} positions."
+        raise config_error(key, options.sequence_length, message, f"sequence_length: {most}")
+    if vocab_size > made.vocab_size:
+        message = f"has embeddings for {made.vocab_size} tokens, and the tokenizer has {vocab_size}."
         fix = "data.tokenizer: null, which takes the checkpoint's own"
-        key = "hyperparameters.pretrained"
-        yield Problem(key=key, value=options.pretrained, message=message, fix=fix)
+        raise config_error("hyperparameters.pretrained", options.pretrained, message, fix)
+    return made
 
 
 def build_bert(options: Options, config: transformers.BertConfig, seed: int) -> nn.Module:

@@ -6,17 +6,15 @@ Legend of shape suffixes: T tokens of a sequence.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from determined_ds.errors import ConfigError, DataError, Problem
-from model_defs.common.huggingface import first_line
+from model_defs.common.huggingface import load_tokenizer
+from model_defs.common.sections import config_error
 
-KEY = "data.tokenizer"
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -54,8 +52,8 @@ def trained_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     )
 
 
-def load_tokenizer(source: str, *, key: str = KEY) -> Any:
-    """A Hugging Face tokenizer, of a folder or by its name on the hub.
+def padding_tokenizer(source: str, *, key: str = "data.tokenizer") -> Any:
+    """A Hugging Face tokenizer, of a folder or by its name on the hub, that can pad.
 
     Args:
         source: Folder or name.
@@ -65,25 +63,11 @@ def load_tokenizer(source: str, *, key: str = KEY) -> Any:
         DataError: It cannot be loaded.
         ConfigError: It cannot pad.
     """
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # What it raises differs by the file that is missing or broken.
-        what = "the folder holds no tokenizer" if Path(source).expanduser().is_dir() else "no tokenizer"
-        fix = "a folder written by the tokenizer's save_pretrained, or a name on the hub if it can be reached"
-        message = f"{what} that can be loaded: {first_line(error)}"
-        raise DataError(_problem(key, source, message, fix if key == KEY else f"{fix}, as {KEY}")) from error
-    # transformers makes an empty tokenizer of a bare config.json.
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        message = "there is no vocabulary in it, only special tokens."
-        fix = f"save the tokenizer there, too; or name another as {KEY}"
-        raise DataError(_problem(key, source, message, fix))
+    tokenizer = load_tokenizer(source, key=key)
     if tokenizer.pad_token_id is None:
         message = "the tokenizer has no pad token, which fills up short texts."
         add = f'tokenizer.add_special_tokens({{"pad_token": "{PAD}"}})'
-        fix = f"tokenizer.pad_token = tokenizer.eos_token, or {add}; and save it again"
-        raise ConfigError(_problem(key, source, message, fix))
+        raise config_error(
+            key, source, message, f"tokenizer.pad_token = tokenizer.eos_token, or {add}; save it again"
+        )
     return tokenizer
-
-
-def _problem(key: str, source: str, message: str, fix: str) -> Problem:
-    return Problem(key=key, value=source, message=message, fix=fix, code="tokenizer")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -11,33 +11,36 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from determined_ds import SequenceGroup
+from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.ulysses import windowed
-from model_defs.causal_lm.source import KEY as MODEL_KEY
-from model_defs.causal_lm.source import Source, locate, model_error
-from model_defs.common.huggingface import first_line
+from model_defs.common.huggingface import first_line, unloadable
+from model_defs.common.sections import config_error
 
-CONFIG_KEY = "hyperparameters.model_config"
+MODEL_KEY, CONFIG_KEY = "hyperparameters.model", "hyperparameters.model_config"
 SMALL = "model_config: {model_type: llama, hidden_size: 128, num_hidden_layers: 4, ...}"
 
 
-def find_model(hparams: Mapping[str, Any]) -> Source | None:
-    """Where the weights are; None for random weights, by ``model_config``.
+def find_model(hparams: Mapping[str, Any]) -> str | None:
+    """Where the weights are, a folder or a name on the hub; None for random weights, by ``model_config``.
 
     Raises:
-        ConfigError: Both or neither are given, or there is nothing at ``model``.
+        ConfigError: Both or neither are given, or ``model`` is a path at which there is no folder.
     """
     model, model_config = hparams.get("model"), hparams.get("model_config")
-    if model is not None and model_config is not None:
-        message, fix = "a model that is loaded has its own configuration.", "leave out model_config, or model"
-        raise model_error(CONFIG_KEY, model_config, message, fix)
-    if model is None and model_config is None:
+    if (model is None) == (model_config is None):
         fix = f"model: a folder or a name on the hub; or, from random weights, {SMALL}"
-        raise ConfigError(Problem(key=MODEL_KEY, message="neither model nor model_config is given.", fix=fix))
-    return None if model is None else locate(model)
+        raise config_error(MODEL_KEY, model, "one of model and model_config must be given.", fix)
+    if model is None:
+        return None
+    folder = Path(str(model)).expanduser()
+    if not isinstance(model, str) or (model.startswith(("/", ".", "~")) and not folder.is_dir()):
+        fix = "a folder that every slot can read, or a name on the hub such as Qwen/Qwen3-0.6B"
+        raise config_error(MODEL_KEY, model, "is neither a folder here nor a name on the hub.", fix)
+    return str(folder) if folder.is_dir() else model
 
 
-def read_config(source: Source | None, model_config: Any, *, vocab_size: int) -> Any:
+def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> Any:
     """The configuration of the model.
 
     Args:
@@ -51,58 +54,50 @@ def read_config(source: Source | None, model_config: Any, *, vocab_size: int) ->
     Raises:
         ConfigError: It cannot be read, has unknown keys, or is not of a causal language model.
     """
-    config = _written(model_config, vocab_size) if source is None else _loaded(source)
+    if source is None:
+        config = _written(model_config, vocab_size)
+    else:
+        try:
+            config = transformers.AutoConfig.from_pretrained(source)
+        except Exception as error:  # What it raises differs by what is wrong with the file.
+            raise unloadable(source, error, MODEL_KEY) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        key, value = (CONFIG_KEY, config.model_type) if source is None else (MODEL_KEY, source.name)
+        key, value = (CONFIG_KEY, config.model_type) if source is None else (MODEL_KEY, source)
         message = f"transformers has no causal language model of the type {config.model_type!r}."
         fix = "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2"
-        raise model_error(key, value, message, fix)
+        raise config_error(key, value, message, fix)
     return config
 
 
-def _loaded(source: Source) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(source.name, **source.options)
-    except Exception as error:  # What it raises differs by what is wrong with the file.
-        message = f"its configuration cannot be read: {first_line(error)}"
-        fix = "save it again with save_pretrained; or install a newer transformers for a newer model_type"
-        raise model_error(MODEL_KEY, source.name, message, fix) from error
-
-
 def _written(given: Any, vocab_size: int) -> Any:
-    if not isinstance(given, Mapping) or "model_type" not in given:
-        raise model_error(CONFIG_KEY, given, "must be a mapping with a model_type.", SMALL)
-    keys = dict(given)
-    model_type = keys.pop("model_type")
-    if model_type not in CONFIG_MAPPING:
-        types = sorted(kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING)
-        fix = nearest(model_type, types)
-        raise model_error(f"{CONFIG_KEY}.model_type", model_type, "no such type of model.", fix)
-    kind = CONFIG_MAPPING[model_type]
-    known = {*kind().to_dict(), *kind.attribute_map, "vocab_size"}
-    wrong = [key for key in keys if key not in known]
-    if wrong:
+    if not isinstance(given, Mapping) or given.get("model_type") not in CONFIG_MAPPING:
+        message = "must be a mapping with a model_type that transformers has."
+        raise config_error(CONFIG_KEY, given, message, SMALL)
+    keys = {name: value for name, value in given.items() if name != "model_type"}
+    kind = CONFIG_MAPPING[given["model_type"]]
+    default = kind()
+    known = {*default.to_dict(), *kind.attribute_map, "vocab_size"}
+    if wrong := [key for key in keys if key not in known]:
+        message = f"{kind.__name__} has no such key."
         raise ConfigError(
-            Problem(
-                key=f"{CONFIG_KEY}.{key}",
-                value=keys[key],
-                message=f"{kind.__name__} has no such key.",
-                fix=nearest(key, known),
-            )
+            Problem(key=f"{CONFIG_KEY}.{key}", value=keys[key], message=message, fix=f"did you mean {close}?")
+            if (close := nearest(str(key), known))
+            else Problem(key=f"{CONFIG_KEY}.{key}", value=keys[key], message=message, fix="remove it")
             for key in wrong
         )
+    if "vocab_size" not in keys:  # a class's own special tokens belong to another vocabulary
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        keys = {
+            "vocab_size": vocab_size,
+            **{name: None for name in special if hasattr(default, name)},
+            **keys,
+        }
     try:
-        return kind(**{"vocab_size": vocab_size, **_own_special_tokens(kind, keys), **keys})
+        return kind(**keys)
     except Exception as error:
-        message = f"{kind.__name__} rejects it: {first_line(error)}"
         fix = "sizes that go together, as in a published model's config.json"
-        raise model_error(CONFIG_KEY, dict(given), message, fix) from error
-
-
-def _own_special_tokens(kind: Any, keys: Mapping[str, Any]) -> dict[str, None]:
-    """No special tokens but those given: a class's defaults belong to another vocabulary."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {} if "vocab_size" in keys else {name: None for name in names if hasattr(kind(), name)}
+        message = f"{kind.__name__} rejects it: {first_line(error)}"
+        raise config_error(CONFIG_KEY, dict(given), message, fix) from error
 
 
 def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str) -> None:
@@ -115,24 +110,17 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
         tokenizer: Name of the tokenizer.
 
     Raises:
-        ConfigError: Everything that does not fit.
+        ConfigError: It does not.
     """
     text = config.get_text_config()
-    problems = []
     if vocab_size > text.vocab_size:
         message = f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}."
-        fix = (
-            "the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
-            f"or model_config.vocab_size: {vocab_size} for a model with random weights"
-        )
-        problems.append(Problem(key="data.tokenizer", value=tokenizer, message=message, fix=fix))
+        fix = f"data.tokenizer: null, which takes the model's own; or model_config.vocab_size: {vocab_size}"
+        raise config_error("data.tokenizer", tokenizer, message, fix)
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int) and sequence_length > positions > 0:
-        key, fix = "hyperparameters.sequence_length", f"sequence_length: {positions} or less"
-        message = f"must be at most {positions}, the positions that the model has."
-        problems.append(Problem(key=key, value=sequence_length, message=message, fix=fix))
-    if problems:
-        raise ConfigError(problems)
+        key, message = "hyperparameters.sequence_length", f"the model has {positions} positions."
+        raise config_error(key, sequence_length, message, f"sequence_length: {positions} or less")
 
 
 def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, isolated: bool) -> None:
@@ -156,13 +144,4 @@ def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, 
     if isolated:
         message = "ranks that share a sequence attend to all tokens before, and are given no mask."
         fix = "attend_across_documents: true, or sequence_parallel_size: 1"
-        raise model_error("hyperparameters.attend_across_documents", False, message, fix)
-
-
-def nearest(word: Any, known: Iterable[str]) -> str:
-    """A fix that names the known words that are like ``word``."""
-    names = sorted(known)
-    close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"one of {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+        raise config_error("hyperparameters.attend_across_documents", False, message, fix)

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator, Field
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-from determined_ds.errors import ConfigError, Problem
-from model_defs.causal_lm.config import nearest
-from model_defs.causal_lm.source import model_error
+from determined_ds.documents.document import one_of
 from model_defs.common.huggingface import first_line
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 KEY = "hyperparameters.lora"
 ALL_LINEAR = "all-linear"
@@ -45,40 +44,22 @@ class LoraOptions(Section):
     """Modules that get one; all-linear: every matrix but the head."""
 
 
-def lora_section(hparams: Mapping[str, Any]) -> Any:
-    """The hyperparameter ``lora``, with the ``target_modules`` beside it.
+def parse_lora(hparams: Mapping[str, Any]) -> LoraOptions | None:
+    """The hyperparameter ``lora``, with the ``target_modules`` beside it; None where there is no LoRA.
 
     A master draws two hyperparameters of one mapping in random order, so a search has ``target_modules`` beside
     ``lora`` and not in it.
 
     Raises:
-        ConfigError: ``target_modules`` without a section ``lora``, or with other targets than it has.
-    """
-    given, targets = hparams.get("lora"), hparams.get("target_modules")
-    if targets is None:
-        return given
-    key = "hyperparameters.target_modules"
-    if not isinstance(given, Mapping):
-        message, fix = "needs a section lora.", "lora: {r: 8, alpha: 16}"
-        raise model_error(key, targets, message, fix)
-    if given.get("target_modules") not in (None, targets):
-        message = f"differs from lora.target_modules = {given['target_modules']}."
-        raise model_error(key, targets, message, "keep one of them")
-    return {**given, "target_modules": targets}
-
-
-def parse_lora(given: Any) -> LoraOptions | None:
-    """The section's keys and types, checked; None where there is no LoRA.
-
-    Raises:
         ConfigError: Everything that is wrong.
     """
-    if given is None or given is False:
-        return None
-    if not isinstance(given, Mapping):
-        message, fix = "must be a mapping of r, alpha, dropout and target_modules.", "lora: {r: 8, alpha: 16}"
-        raise model_error(KEY, given, message, fix)
-    return parse_section(LoraOptions, given, section=KEY)
+    given, targets = hparams.get("lora"), hparams.get("target_modules")
+    if targets is not None:
+        if not isinstance(given, Mapping) or given.get("target_modules") not in (None, targets):
+            message = "needs a section lora, without other target_modules in it."
+            raise config_error("hyperparameters.target_modules", targets, message, "lora: {r: 8, alpha: 16}")
+        given = {**given, "target_modules": targets}
+    return None if given is None or given is False else parse_section(LoraOptions, given, section=KEY)
 
 
 def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
@@ -98,7 +79,13 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
     import peft
 
     if isinstance(options.target_modules, list):
-        _check_targets(model, options.target_modules)
+        kinds = (nn.Linear, nn.Embedding, Conv1D)
+        names = [f".{name}" for name, module in model.named_modules() if isinstance(module, kinds)]
+        for target in options.target_modules:
+            if not any(name.endswith(f".{target}") for name in names):
+                known = sorted({name.rpartition(".")[2] for name in names})
+                message = f"no matrix of {type(model).__name__} has this name."
+                raise config_error(f"{KEY}.target_modules", target, message, one_of(known, target))
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=options.r,
@@ -115,26 +102,7 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
             return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
         except (ValueError, TypeError) as error:
             key, fix = f"{KEY}.target_modules", f"target_modules: {ALL_LINEAR}"
-            raise model_error(key, options.target_modules, first_line(error), fix) from error
-
-
-def _check_targets(model: nn.Module, targets: list[str]) -> None:
-    from transformers.pytorch_utils import Conv1D
-
-    kinds = (nn.Linear, nn.Embedding, Conv1D)
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    known = {name.rpartition(".")[2] for name in names}
-    missing = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in names)]
-    if missing:
-        raise ConfigError(
-            Problem(
-                key=f"{KEY}.target_modules",
-                value=target,
-                message=f"no matrix of {type(model).__name__} has this name.",
-                fix=nearest(target, known),
-            )
-            for target in missing
-        )
+            raise config_error(key, options.target_modules, first_line(error), fix) from error
 
 
 def save_adapter(model: Any, folder: Path) -> None:

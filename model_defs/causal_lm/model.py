@@ -16,8 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from model_defs.causal_lm.config import CONFIG_KEY
-from model_defs.causal_lm.source import KEY, Source, model_error
+from model_defs.causal_lm.config import CONFIG_KEY, MODEL_KEY
 from model_defs.common.huggingface import (
     enable_activation_checkpointing,
     first_line,
@@ -25,6 +24,7 @@ from model_defs.common.huggingface import (
     quiet,
     shortened,
 )
+from model_defs.common.sections import config_error
 
 # On the meta device there is nothing to mask: attention of this name is given no mask, which would be computed
 # from the values of tensors.
@@ -33,7 +33,7 @@ UNMASKED = "sdpa_unmasked"
 
 def build_model(
     config: Any,
-    source: Source | None,
+    source: str | None,
     *,
     seed: int,
     dtype: torch.dtype,
@@ -58,7 +58,8 @@ def build_model(
         ConfigError: The weights cannot be read, or are of another shape than the configuration says.
     """
     if on_meta_device():
-        return _unmasked(config)
+        transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=UNMASKED)
     with _partitioning(zero3), quiet():
         if source is not None:
             return _load(config, source, dtype, zero3 is not None, attention)
@@ -67,7 +68,7 @@ def build_model(
         except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError, ImportError) as error:
             fix = "sizes that go together, as in a published model's config.json"
             message = f"cannot be built: {first_line(error)}"
-            raise model_error(CONFIG_KEY, config.model_type, message, fix) from error
+            raise config_error(CONFIG_KEY, config.model_type, message, fix) from error
         load_initial_weights(model, seed)
     return model
 
@@ -75,11 +76,6 @@ def build_model(
 def on_meta_device() -> bool:
     """Whether only the sizes of what is built are needed."""
     return torch.empty(0).is_meta
-
-
-def _unmasked(config: Any) -> Any:
-    transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=UNMASKED)
 
 
 @contextlib.contextmanager
@@ -101,40 +97,32 @@ def _partitioning(ds_config: dict[str, Any] | None) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------- weights
 
 
-def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool, attention: str) -> Any:
+def _load(config: Any, source: str, dtype: torch.dtype, partitioned: bool, attention: str) -> Any:
     model, reason = None, ""
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source.name,
+            source,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
             # They are reported below; under ZeRO 3, transformers rejects them itself.
             ignore_mismatched_sizes=not partitioned,
-            **source.options,
         )
         reason = shortened(misfits(info))
     except (
         Exception
     ) as error:  # What it raises differs by the file that is missing, broken or of another model.
         reason = first_line(error)
-    if partitioned:
-        reason = _said_by_any(reason)
+    if partitioned:  # rank 0 alone reads the weights: all say what the first has to say
+        reasons: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(reasons, reason)
+        reason = next((each for each in reasons if each), "")
     if reason:
         message = f"its weights do not load into the model of its config.json: {reason}"
         fix = "a folder that save_pretrained has written; an unfinished copy must be copied again"
-        raise model_error(KEY, source.name, message, fix)
+        raise config_error(MODEL_KEY, source, message, fix)
     return model
-
-
-def _said_by_any(reason: str) -> str:
-    """The first rank's reason that has one, on every rank: rank 0 alone reads the weights."""
-    import torch.distributed as dist
-
-    reasons: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, reason)
-    return next((each for each in reasons if each), "")
 
 
 @torch.no_grad()
@@ -159,7 +147,8 @@ def load_initial_weights(model: Any, seed: int) -> None:
             on_the_host(parameters),
             torch.random.fork_rng(devices=[]),
         ):
-            torch.random.default_generator.manual_seed(_seed_of(seed, name))
+            own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
+            torch.random.default_generator.manual_seed(own)
             rule(module)
 
     visit(model, "", model._init_weights)
@@ -185,10 +174,6 @@ def on_the_host(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         for parameter, data in held.items():
             data.copy_(parameter.data)
             parameter.data = data
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
 
 
 # ------------------------------------------------------------------------------------------- training
@@ -217,9 +202,9 @@ def check_masks(model: nn.Module, *, isolated: bool) -> None:
     message = f"{type(model).__name__} makes its own attention masks, which do not "
     if isolated:
         key, fix = "hyperparameters.attend_across_documents", "attend_across_documents: true"
-        raise model_error(key, False, message + "separate documents.", fix)
+        raise config_error(key, False, message + "separate documents.", fix)
     key, fix = "hyperparameters.sequence_parallel_size", "sequence_parallel_size: 1"
-    raise model_error(key, None, message + "go by the positions of a slice.", fix)
+    raise config_error(key, None, message + "go by the positions of a slice.", fix)
 
 
 def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:

@@ -9,13 +9,12 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C width
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
-from model_defs.causal_lm.source import model_error
+from model_defs.common.sections import config_error
 from model_defs.common.text import IGNORED
 
 # Their logits are the head's of the last hidden state, and their MLPs have neither dropout nor experts.
@@ -43,7 +42,7 @@ def check_tiles(config: Any, *, tiled_mlp: int, tiled_loss: int, lora: bool) -> 
         elif tiles > 1 and name == "tiled_loss" and config.tie_word_embeddings:
             message = "a head tied to the embedding would have its gradient reduced before the embedding's is there."
         if message:
-            raise model_error(f"hyperparameters.{name}", tiles, message, f"{name}: 1")
+            raise config_error(f"hyperparameters.{name}", tiles, message, f"{name}: 1")
 
 
 def tile_mlps(model: Any, tiles: int) -> None:
@@ -58,12 +57,11 @@ def tile_mlps(model: Any, tiles: int) -> None:
     for name, module in model.named_modules():
         if name.endswith(".mlp"):
             plain = type(module).forward
-            module.forward = functools.partial(_tiled, TiledMLP, plain, module, tiles)
 
+            def tiled(hidden_BTC: Tensor, module: Any = module, plain: Any = plain) -> Any:
+                return TiledMLP.apply(plain, module, hidden_BTC, tiles, list(module.parameters()))
 
-def _tiled(kind: Any, plain: Any, module: Any, tiles: int, hidden_BTC: Tensor) -> Tensor:
-    output: Tensor = kind.apply(plain, module, hidden_BTC, tiles, list(module.parameters()))
-    return output
+            module.forward = tiled
 
 
 def tile_loss(model: Any, tiles: int) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.causal_lm.config import check_fit, check_sliced, find_model, read_config
-from model_defs.causal_lm.lora import ADAPTER_FOLDER, lora_section, parse_lora, save_adapter, with_lora
+from model_defs.causal_lm.lora import ADAPTER_FOLDER, parse_lora, save_adapter, with_lora
 from model_defs.causal_lm.metrics import TokenLoss
 from model_defs.causal_lm.model import (
     build_model,
@@ -19,11 +19,10 @@ from model_defs.causal_lm.model import (
     on_meta_device,
     positions_in_documents,
 )
-from model_defs.causal_lm.source import model_error
 from model_defs.causal_lm.tiles import check_tiles, tile_loss, tile_mlps
 from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 from model_defs.common.text import IGNORED, export_tokenizer, load_text, next_token_loss
 
 
@@ -62,11 +61,10 @@ class CausalLMTrial(DataParallelTrial):
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
         self.options = parse_section(Options, hparams, section="hyperparameters", closed=False)
-        self.lora = parse_lora(lora_section(hparams))
+        self.lora = parse_lora(hparams)
         self.source = find_model(hparams)
         length = self.options.sequence_length
-        own = None if self.source is None else self.source.name
-        self.data = load_text(self.context.get_data_config(), length, default_tokenizer=own)
+        self.data = load_text(self.context.get_data_config(), length, default_tokenizer=self.source)
         vocab_size, tokenizer = self.data.vocab_size, self.data.tokenizer
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
         check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
@@ -74,11 +72,8 @@ class CausalLMTrial(DataParallelTrial):
         tiles = {"tiled_mlp": self.options.tiled_mlp, "tiled_loss": self.options.tiled_loss}
         check_tiles(self.config, lora=self.lora is not None, **tiles)
         if max(tiles.values()) > 1 and (degree := self.resolved.topology.model_parallel_size) > 1:
-            message, fix = (
-                "is not tested with tiles",
-                "leave out tiled_mlp and tiled_loss, or share no layers",
-            )
-            raise model_error("hyperparameters.model_parallel_size", degree, message, fix)
+            key, fix = "hyperparameters.model_parallel_size", "leave out tiled_mlp and tiled_loss"
+            raise config_error(key, degree, "is not tested with tiles", fix)
         if self.sequence.size > 1:
             check_sliced(self.config, self.sequence, length, isolated=self.isolated)
 
@@ -98,14 +93,11 @@ class CausalLMTrial(DataParallelTrial):
             check_masks(model, isolated=self.isolated)
         if self.options.activation_checkpointing:
             checkpoint_blocks(model)
-        self._tile(model)
-        return model if self.lora is None else with_lora(model, self.lora, seed=seed)
-
-    def _tile(self, model: torch.nn.Module) -> None:
         if self.options.tiled_mlp > 1:
             tile_mlps(model, self.options.tiled_mlp)
         if self.options.tiled_loss > 1:
             tile_loss(model, self.options.tiled_loss)
+        return model if self.lora is None else with_lora(model, self.lora, seed=seed)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         return decay_groups(model)
@@ -150,7 +142,7 @@ class CausalLMTrial(DataParallelTrial):
     def export_files(self, folder: Path) -> None:
         export_tokenizer(self.data, folder)
         if self.source is not None:
-            export_generation_config(self.source.name, folder)
+            export_generation_config(self.source, folder)
 
     def save(self, context: Any, path: Path) -> None:
         """A checkpoint; with LoRA, the adapters also in ``peft``'s own form."""

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from determined_ds.errors import ConfigError, Problem
 from model_defs.common.huggingface import enable_activation_checkpointing, load_pretrained, pretrained_config
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 K = TypeVar("K", bound="ClassifierOptions")
 
@@ -40,8 +39,7 @@ def parse_options(kind: type[K], hparams: Mapping[str, Any]) -> K:
     options = parse_section(kind, hparams, section="hyperparameters", closed=False)
     if options.model_size is None and options.pretrained is None:
         message = "both it and pretrained are null, so that the model has no size."
-        fix = "model_size: tiny"
-        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, fix=fix))
+        raise config_error("hyperparameters.model_size", None, message, "model_size: tiny")
     return options
 
 
@@ -63,8 +61,8 @@ def base_config(
     model_type: str,
     sizes: Mapping[str, int] | None,
     only_sizes: bool = False,
-) -> tuple[dict[str, Any], list[Problem]]:
-    """The configuration of a classifier, its labels named, and what is wrong with its labels.
+) -> dict[str, Any]:
+    """The configuration of a classifier, its labels named.
 
     Args:
         options: What to build.
@@ -74,18 +72,16 @@ def base_config(
         only_sizes: Read no checkpoint where ``sizes`` says enough.
 
     Raises:
-        ConfigError: A checkpoint that cannot be read, or is of another model.
+        ConfigError: A checkpoint that cannot be read or is of another model, or more classes than labels.
     """
     config: dict[str, Any] = dict(sizes or {})
     if options.pretrained is not None and not (only_sizes and sizes):
         config = pretrained_config(options.pretrained, model_type=model_type, sizes=sizes)
-    problems = []
     num_labels = options.num_labels or len(classes)
     if num_labels < len(classes):
         message = f"the data has {len(classes)} classes, so labels from {num_labels} on have no output."
         fix = f"num_labels: {len(classes)}; or null, which takes the classes of the data"
-        key = "hyperparameters.num_labels"
-        problems.append(Problem(key=key, value=num_labels, message=message, fix=fix))
+        raise config_error("hyperparameters.num_labels", num_labels, message, fix)
     names = {label: f"LABEL_{label}" for label in range(num_labels)} | dict(enumerate(classes))
     config |= {
         "id2label": names,
@@ -94,7 +90,7 @@ def base_config(
         "attention_probs_dropout_prob": options.dropout,
     }
     config.pop("num_labels", None)  # the names say it
-    return config, problems
+    return config
 
 
 def build_classifier(

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint by folder or by name: its configuration, and its weights under a head of ours."""
+"""A Hugging Face checkpoint by folder or by name: its configuration, tokenizer, and weights under a head of ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 import transformers
 from torch import nn
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
+from model_defs.common.sections import config_error, data_error
 
 KEY = "hyperparameters.pretrained"
 NUM_SHOWN = 5
@@ -29,25 +30,22 @@ def pretrained_config(source: str, *, model_type: str, sizes: Mapping[str, int] 
     Raises:
         ConfigError: It cannot be read, is of another architecture or of another size.
     """
-    _check_folder(source)
     try:
         config, _ = transformers.PretrainedConfig.get_config_dict(source)
     except Exception as error:  # What it raises differs by what is missing, broken or out of reach.
-        raise _unloadable(source, error) from error
+        raise unloadable(source, error) from error
     found = config.get("model_type")
+    if found is None:  # transformers makes an empty configuration of a folder without one
+        raise unloadable(source, OSError("there is no config.json with a model_type"))
     if found != model_type:
         message = f"is a checkpoint of {found!r}, not of {model_type!r}."
-        raise pretrained_error(source, message, f"a checkpoint of a {model_type}, or the trial of a {found}")
+        raise config_error(KEY, source, message, f"a checkpoint of a {model_type}, or the trial of a {found}")
     default = vars(transformers.AutoConfig.for_model(model_type))
     there = {name: config.get(name, default.get(name)) for name in sizes or ()}
-    others = [name for name, size in (sizes or {}).items() if there[name] != size]
-    if others and sizes:
-        found, wanted = (", ".join(f"{name} {of[name]}" for name in others) for of in (there, sizes))
-        message = (
-            f"is of another size than hyperparameters.model_size: it has {found}, and that has {wanted}."
-        )
+    if sizes and there != dict(sizes):
+        message = f"is of another size than hyperparameters.model_size: {there}, not {dict(sizes)}."
         fix = "the model_size of the checkpoint; or model_size: null, which takes it"
-        raise pretrained_error(source, message, fix)
+        raise config_error(KEY, source, message, fix)
     return dict(config)
 
 
@@ -63,7 +61,6 @@ def load_pretrained(kind: Any, source: str, config: Any, *, head: tuple[str, ...
     Raises:
         ConfigError: The weights cannot be read, or are missing or of other shapes outside the head.
     """
-    _check_folder(source)
     try:
         with quiet():
             model, info = kind.from_pretrained(
@@ -74,14 +71,33 @@ def load_pretrained(kind: Any, source: str, config: Any, *, head: tuple[str, ...
                 dtype=torch.float32,
             )
     except Exception as error:  # as above
-        raise _unloadable(source, error) from error
-    wrong = misfits(info, except_for=head)
-    if wrong:
-        message = f"{len(wrong)} tensors do not fit: {shortened(wrong)}."
+        raise unloadable(source, error) from error
+    if wrong := misfits(info, except_for=head):
         fix = "save the checkpoint again, its weights and its config.json together"
-        raise pretrained_error(source, message, fix)
+        raise config_error(KEY, source, f"{len(wrong)} tensors do not fit: {shortened(wrong)}.", fix)
     loaded: nn.Module = model
     return loaded
+
+
+def load_tokenizer(source: str, *, key: str = "data.tokenizer") -> Any:
+    """A Hugging Face tokenizer, of a folder or by its name on the hub.
+
+    Args:
+        source: Folder or name.
+        key: The configuration key that named it.
+
+    Raises:
+        DataError: It cannot be loaded, or is empty.
+    """
+    fix = "a folder written by the tokenizer's save_pretrained, a name on the hub such as gpt2, or bytes"
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # What it raises differs by the file that is missing or broken.
+        raise data_error(key, source, f"no tokenizer can be loaded: {first_line(error)}", fix) from error
+    # transformers makes an empty tokenizer of a bare config.json.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise data_error(key, source, "there is no vocabulary in it, only special tokens.", fix)
+    return tokenizer
 
 
 def export_generation_config(source: str, folder: Path) -> None:
@@ -150,27 +166,7 @@ def first_line(error: BaseException) -> str:
     return " ".join((str(error).strip() or type(error).__name__).split("\n\n")[0].split())[:300]
 
 
-def pretrained_error(source: str | Path, message: str, fix: str) -> ConfigError:
-    """The error of a checkpoint to start from."""
-    return ConfigError(Problem(key=KEY, value=str(source), message=message, fix=fix, code="pretrained"))
-
-
-def is_path(source: str) -> bool:
-    """Whether a source can only be a path here, not a name on the hub."""
-    return Path(source).expanduser().exists() or source.startswith(("/", ".", "~"))
-
-
-def _check_folder(source: str) -> None:
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            fix = "a folder written by save_pretrained, with config.json and model.safetensors in it"
-            raise pretrained_error(source, "the folder holds no config.json.", fix)
-    elif is_path(source):
-        fix = "a folder that every slot can read, or a name on the Hugging Face hub"
-        raise pretrained_error(source, "no such folder.", fix)
-
-
-def _unloadable(source: str, error: Exception) -> ConfigError:
-    fix = "a folder written by save_pretrained, or a name on the hub, if it can be reached"
-    return pretrained_error(source, f"Hugging Face cannot load it: {first_line(error)}", fix)
+def unloadable(source: str, error: Exception, key: str = KEY) -> ConfigError:
+    """The error of a checkpoint that Hugging Face cannot load."""
+    fix = "a folder written by save_pretrained that every slot can read, or a name on the hub, if it can be reached"
+    return config_error(key, source, f"Hugging Face cannot load it: {first_line(error)}", fix)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from determined_ds.errors import DataError, Problem
+from model_defs.common.sections import data_error
 
 KEY = "data.path"
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+)
 
 
 @contextlib.contextmanager
@@ -26,19 +29,20 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         with Image.open(path) as image:
             yield image
     except Exception as error:  # What PIL raises differs by the format, and by where the file breaks off.
-        raise DataError(unreadable(path, error)) from error
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+        fix = "copy it again, or remove it (and its line in a list, where there is one)"
+        raise data_error(KEY, str(path), f"this image cannot be read: {reason}.", fix) from error
 
 
-def unreadable(path: str | Path, error: Exception) -> Problem:
-    """The problem of an image that PIL cannot read."""
-    reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
-    return Problem(
-        key=KEY,
-        value=str(path),
-        message=f"this image cannot be read: {reason}.",
-        fix="copy it again, or remove it (and its line in a list, where there is one)",
-        code="unreadable-image",
-    )
+def check_images(files: Sequence[str | Path], count: int) -> None:
+    """Read some of the images, evenly spread, so that broken data is found before training.
+
+    Raises:
+        DataError: One cannot be read.
+    """
+    for place in range(min(count, len(files))):
+        with opened(files[place * len(files) // min(count, len(files))]) as image:
+            image.load()
 
 
 def handwritten_digits() -> tuple[np.ndarray, list[int]]:
@@ -51,7 +55,6 @@ def handwritten_digits() -> tuple[np.ndarray, list[int]]:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         message = "the default, handwritten digits, comes with scikit-learn, which is not installed."
-        fix = "pip install scikit-learn; or data.path: a folder of images"
-        raise DataError(Problem(key=KEY, value=None, message=message, fix=fix)) from error
+        raise data_error(KEY, None, message, "pip install scikit-learn; or data.path: a folder") from error
     digits: Any = load_digits()
     return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()

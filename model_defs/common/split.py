@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from determined_ds.errors import Problem
+from model_defs.common.sections import data_error
 
 T = TypeVar("T")
 
@@ -42,18 +42,11 @@ def _place(name: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def overlap_problems(path: str | None, validation_path: str | None) -> list[Problem]:
-    """The problem of ``data.path`` and ``data.validation_path`` where one lies within the other."""
-    if path is None or validation_path is None:
-        return []
-    train, validation = (Path(each).expanduser().resolve() for each in (path, validation_path))
-    if train != validation and train not in validation.parents and validation not in train.parents:
-        return []
-    return [
-        Problem(
-            key="data.validation_path",
-            value=validation_path,
-            message=f"overlaps data.path = {path!r}: validation data would be trained on.",
-            fix="separate the two paths; or data.validation_path: null, which splits data.path",
-        )
-    ]
+def check_apart(path: str | None, validation_path: str | None) -> None:
+    """Refuse a ``data.validation_path`` within ``data.path``, or the other way round."""
+    if path is not None and validation_path is not None:
+        train, validation = (Path(each).expanduser().resolve() for each in (path, validation_path))
+        if train.is_relative_to(validation) or validation.is_relative_to(train):
+            message = f"overlaps data.path = {path!r}: validation data would be trained on."
+            fix = "separate the two paths; or data.validation_path: null, which splits data.path"
+            raise data_error("data.validation_path", validation_path, message, fix)

@@ -22,11 +22,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from determined_ds import SequenceGroup
-from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.errors import ConfigError
 from model_defs.common.documents import Document, read_documents, standard_library_files
-from model_defs.common.huggingface import first_line
-from model_defs.common.sections import Section, section_problems
-from model_defs.common.split import overlap_problems, split
+from model_defs.common.sections import Section, config_error, data_error, section_problems
+from model_defs.common.split import check_apart, split
 
 BYTE_VOCAB_SIZE = 256
 # Ends a document where tokens are bytes: the one byte that text does not contain.
@@ -128,25 +127,40 @@ def load_text(
     if problems:
         raise ConfigError(problems)
     config = DataConfig(**(data or {}))
+    check_apart(config.path, config.validation_path)
+    field = config.text_field
+    documents = read_documents(config.path, text_field=field) if config.path else standard_library_files()
+    if config.validation_path is None:
+        names = [document.name for document in documents]
+        train, validation = split(documents, names, config.validation_fraction)
+    else:
+        train, key = documents, "data.validation_path"
+        validation = read_documents(config.validation_path, key=key, text_field=field)
     name = config.tokenizer or default_tokenizer or "bytes"
-    train, validation = _read(config)
-    encoder = _Bytes() if name == "bytes" else _load_tokenizer(name)
-    train_N = encoder.encode(train)
+    tokenizer = None if name == "bytes" else _load_tokenizer(name)
+    vocab_size = BYTE_VOCAB_SIZE if tokenizer is None else len(tokenizer)
+    train_N = _encoded(tokenizer, train)
     if validation:
-        validation_N = encoder.encode(validation)
+        validation_N = _encoded(tokenizer, validation)
     else:
         num_train = len(train_N) - round(len(train_N) * config.validation_fraction)
         train_N, validation_N = train_N[:num_train], train_N[num_train:]
-    _check_lengths(config, len(train_N), len(validation_N), sequence_length)
+    for key, tokens_N in (("data.path", train_N), ("data.validation_path", validation_N)):
+        if len(tokens_N) <= sequence_length:
+            there = f"{len(train_N)} tokens for training and {len(validation_N)} tokens for validation"
+            message = f"too short: {there}, and one sequence of each needs {sequence_length + 1}."
+            fix = "more text, another data.validation_fraction, or a shorter hyperparameters.sequence_length"
+            raise data_error(key, getattr(config, key.partition(".")[2]), message, fix)
     source = config.path or f"the standard library of Python {platform.python_version()}"
+    tokens = "bytes" if tokenizer is None else f"tokens of {name}"
     return TextData(
         train=TokenSequences(train_N, sequence_length),
         validation=TokenSequences(validation_N, sequence_length, config.max_validation_sequences),
-        vocab_size=encoder.vocab_size,
-        separator=encoder.separator,
+        vocab_size=vocab_size,
+        separator=BYTE_SEPARATOR if tokenizer is None else int(tokenizer.eos_token_id),
         tokenizer=name,
         description=(
-            f"{source}, {len(train) + len(validation)} documents as {encoder.name}: "
+            f"{source}, {len(train) + len(validation)} documents as {tokens}: "
             f"{len(train_N):,} tokens for training, {len(validation_N):,} for validation"
         ),
     )
@@ -160,111 +174,36 @@ def export_tokenizer(data: TextData, folder: Path) -> None:
         folder: Of the export.
     """
     if data.tokenizer != "bytes":
-        _load_tokenizer(data.tokenizer).tokenizer.save_pretrained(folder)
+        _load_tokenizer(data.tokenizer).save_pretrained(folder)
 
 
-def _read(config: DataConfig) -> tuple[list[Document], list[Document]]:
-    """Documents for training and for validation; none for validation where a single document must be cut.
-
-    Raises:
-        DataError: Everything that is wrong with either path.
-    """
-    texts: dict[str, list[Document]] = {}
-    problems = overlap_problems(config.path, config.validation_path)
-    for key, path in (("data.path", config.path), ("data.validation_path", config.validation_path)):
-        try:
-            texts[key] = read_documents(path, key=key, text_field=config.text_field) if path else []
-        except DataError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise DataError(problems)
-    documents = texts["data.path"] or standard_library_files()
-    if not documents:
-        message = "this Python has no standard library as source files."
-        raise DataError(Problem(key="data.path", value=None, message=message, fix="data.path: a text file"))
-    if config.validation_path is not None:
-        return documents, texts["data.validation_path"]
-    return split(documents, [document.name for document in documents], config.validation_fraction)
-
-
-class _Bytes:
-    """Bytes as tokens."""
-
-    name = "bytes"
-    vocab_size = BYTE_VOCAB_SIZE
-    separator = BYTE_SEPARATOR
-
-    def encode(self, documents: Sequence[Document]) -> np.ndarray:
-        """tokens_N, the documents joined by a zero byte."""
+def _encoded(tokenizer: Any, documents: Sequence[Document]) -> np.ndarray:
+    """tokens_N of the smallest type that holds the vocabulary, the documents joined by a separator; None: bytes."""
+    if tokenizer is None:
         joined = bytes([BYTE_SEPARATOR]).join(document.content for document in documents)
         return np.frombuffer(joined, dtype=np.uint8)
+    dtype = np.min_scalar_type(len(tokenizer) - 1)
+    separator = np.array([tokenizer.eos_token_id], dtype=dtype)
+    parts: list[np.ndarray] = []
+    for start in range(0, len(documents), TOKENIZER_BATCH):
+        # Text from disk is UTF-8 already; a few old files of the standard library are not.
+        batch = documents[start : start + TOKENIZER_BATCH]
+        texts = [document.content.decode("utf-8", errors="replace") for document in batch]
+        # The tokenizer's own limit does not matter here: the text is cut into sequences afterwards.
+        for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            parts += [np.array(ids, dtype=dtype), separator]
+    return np.concatenate(parts[:-1])
 
 
-class _Tokens:
-    """Tokens of a Hugging Face tokenizer."""
+def _load_tokenizer(source: str) -> Any:
+    from model_defs.common.huggingface import load_tokenizer
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        self.tokenizer = tokenizer
-        self.name = f"tokens of {name}"
-        self.vocab_size = len(tokenizer)
-        self.separator = int(tokenizer.eos_token_id)
-
-    def encode(self, documents: Sequence[Document]) -> np.ndarray:
-        """tokens_N of the smallest type that holds the vocabulary, the documents joined by the eos token."""
-        dtype = np.min_scalar_type(self.vocab_size - 1)
-        separator = np.array([self.separator], dtype=dtype)
-        parts: list[np.ndarray] = []
-        for start in range(0, len(documents), TOKENIZER_BATCH):
-            batch = documents[start : start + TOKENIZER_BATCH]
-            # Text from disk is UTF-8 already; a few old files of the standard library are not.
-            texts = [document.content.decode("utf-8", errors="replace") for document in batch]
-            # The tokenizer's own limit does not matter here: the text is cut into sequences afterwards.
-            for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
-                parts += [np.array(ids, dtype=dtype), separator]
-        return np.concatenate(parts[:-1])
-
-
-def _load_tokenizer(source: str) -> _Tokens:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # What it raises differs by the file that is missing or broken.
-        message = f"neither a tokenizer's folder nor one that Hugging Face can load: {first_line(error)}"
-        fix = "a folder written by save_pretrained, a name on the hub such as gpt2, or bytes"
-        raise DataError(Problem(key="data.tokenizer", value=source, message=message, fix=fix)) from error
+    tokenizer = load_tokenizer(source)
     if tokenizer.eos_token_id is None:
         message = "the tokenizer has no eos token, which separates documents."
         fix = 'tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"}), and save it again'
-        raise ConfigError(Problem(key="data.tokenizer", value=source, message=message, fix=fix))
-    return _Tokens(tokenizer, source)
-
-
-def _check_lengths(config: DataConfig, num_train: int, num_validation: int, sequence_length: int) -> None:
-    """Refuse text that has no full sequence for training, or none for validation."""
-    counts = {"training": num_train, "validation": num_validation}
-    if config.validation_path is None:
-        parts = [("data.path", config.path, counts)]
-    else:
-        keys = (("data.path", config.path), ("data.validation_path", config.validation_path))
-        parts = [(*key, {use: counts[use]}) for key, use in zip(keys, counts, strict=True)]
-    needed = sequence_length + 1
-    problems = [_too_short(*part, needed) for part in parts if min(part[2].values()) < needed]
-    if problems:
-        raise DataError(problems)
-
-
-def _too_short(key: str, path: str | None, counts: Mapping[str, int], needed: int) -> Problem:
-    """The problem of a text with these numbers of tokens."""
-    there = " and ".join(f"{count} tokens for {use}" for use, count in counts.items())
-    longest = min(counts.values()) - 1
-    fixes = ["more text"]
-    if longest >= 1:
-        fixes.append(f"hyperparameters.sequence_length: {longest} or less")
-    if len(counts) == 2 and sum(counts.values()) >= 2 * needed:
-        fixes.append("another data.validation_fraction")
-    message = f"too short: {there}, and one sequence of each needs {needed} (sequence_length + 1)."
-    return Problem(key=key, value=path, message=message, fix=", or ".join(fixes))
+        raise config_error("data.tokenizer", source, message, fix)
+    return tokenizer
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, sequence: SequenceGroup | None = None) -> Tensor:

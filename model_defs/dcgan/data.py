@@ -1,17 +1,29 @@
-"""The ``data`` section of the experiment YAML -> images for training and for validation."""
+"""Images to learn from: scikit-learn's handwritten digits, or those of any folder.
+
+Legend of shape suffixes: C colours, H height and W width in pixels, Z latent numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from model_defs.common.sections import Section, parse_section
-from model_defs.dcgan.images import ImageFiles, digits, image_files
+from model_defs.common.documents import files_of
+from model_defs.common.images import KEY, SUFFIXES, check_images, handwritten_digits, opened
+from model_defs.common.sections import Section, data_error, parse_section
+from model_defs.common.split import split
+
+DIGITS_EVERY = 5  # each fifth digit is for validation
+CHECKED = 100  # images of a folder that are read before training
 
 
 class DataConfig(Section):
@@ -27,9 +39,64 @@ class DataConfig(Section):
     """Processes a rank that read ahead."""
 
 
+class Images(Dataset[Tensor]):
+    """Item ``i`` is image_CHW, float32 in [-1, 1]: the shorter side scaled to the size, and the middle cut out.
+
+    Args:
+        images: Each one, or the path of its file.
+        image_size: Height and width, in pixels.
+        num_colours: 1 or 3.
+    """
+
+    def __init__(self, images: Sequence[Image.Image | Path], image_size: int, num_colours: int) -> None:
+        self.images = images
+        self.image_size = image_size
+        self.num_colours = num_colours
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        image, size = self.images[index], (self.image_size, self.image_size)
+        mode = "L" if self.num_colours == 1 else "RGB"
+        if isinstance(image, Path):
+            with opened(image) as found:
+                image = found.convert(mode)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        box = (left, top, left + side, top + side)
+        pixels = np.array(image.resize(size, Image.Resampling.BILINEAR, box=box)).reshape(*size, -1)
+        return torch.from_numpy(pixels).permute(2, 0, 1).float() / 127.5 - 1
+
+
+class WithLatents(Dataset[tuple[Tensor, Tensor]]):
+    """Real images for validation, each with the latents of a generated one.
+
+    Item ``i`` is ``(image_CHW, latents_Z)``; the latents are decided by (seed, i), so every validation generates the
+    same ones, whichever rank it is on.
+    """
+
+    def __init__(self, images: Images, latent_size: int, seed: int) -> None:
+        self.images = images
+        self.latent_size = latent_size
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], latents_of(self.seed, index, self.latent_size)
+
+
+def latents_of(seed: int, index: int, latent_size: int) -> Tensor:
+    """latents_Z, decided by seed and index."""
+    generator = np.random.default_rng([seed, index])
+    return torch.from_numpy(generator.standard_normal(latent_size, dtype=np.float32))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageData:
-    """Images, ready to train on: image_CHW, float32 in [-1, 1].
+    """Images, ready to train on.
 
     Args:
         train: For training.
@@ -38,8 +105,8 @@ class ImageData:
         num_workers: For the data loaders.
     """
 
-    train: Dataset[Tensor]
-    validation: Dataset[Tensor]
+    train: Images
+    validation: Images
     num_colours: int
     num_workers: int
 
@@ -56,14 +123,18 @@ def load_images(data: Mapping[str, Any] | None, *, image_size: int) -> ImageData
         DataError: The folder cannot be read, or holds no images.
     """
     config = parse_section(DataConfig, data)
-    if config.path is None:
-        train, validation = digits(image_size)
-        return ImageData(train=train, validation=validation, num_colours=1, num_workers=config.num_workers)
     colours = config.num_colours
-    train_files, validation_files = image_files(config.path, config.validation_fraction)
-    return ImageData(
-        train=ImageFiles(train_files, image_size, colours),
-        validation=ImageFiles(validation_files, image_size, colours),
-        num_colours=colours,
-        num_workers=config.num_workers,
-    )
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    if config.path is None:
+        colours = 1
+        for index, bytes_HW in enumerate(handwritten_digits()[0]):
+            sides[index % DIGITS_EVERY == 0].append(Image.fromarray(bytes_HW))
+    else:
+        files = [(name, file) for name, file in files_of(config.path) if file.suffix.lower() in SUFFIXES]
+        sides = split([file for _, file in files], [name for name, _ in files], config.validation_fraction)
+        if not all(sides):
+            fix = f"two or more files {', '.join(sorted(SUFFIXES))}"
+            raise data_error(KEY, config.path, f"holds {len(files)} images, too few for two splits.", fix)
+        check_images([file for _, file in files], CHECKED)
+    train, validation = (Images(side, image_size, colours) for side in sides)
+    return ImageData(train=train, validation=validation, num_colours=colours, num_workers=config.num_workers)

@@ -18,9 +18,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from determined_ds.errors import ConfigError, Problem
 from model_defs.common.parameters import generator_of
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 SMALLEST = 4  # height and width where the generator begins and the discriminator ends
 INIT_STD = 0.02
@@ -65,7 +64,7 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
         below = max(2 * SMALLEST, 2 ** int(math.log2(size)))
         message = "must be a power of two, at least 8: each layer doubles the height and width."
         fix = f"image_size: {below}" + (f" or {2 * below}" if size > below else "")
-        raise ConfigError(Problem(key="hyperparameters.image_size", value=size, message=message, fix=fix))
+        raise config_error("hyperparameters.image_size", size, message, fix)
     return config
 
 

@@ -11,9 +11,8 @@ from determined.pytorch import PyTorchCallback
 from torch import Tensor, nn
 
 from determined_ds import DataLoader, SeveralEnginesTrial
-from model_defs.dcgan.data import load_images
+from model_defs.dcgan.data import WithLatents, latents_of, load_images
 from model_defs.dcgan.frechet import FrechetDistance
-from model_defs.dcgan.images import WithLatents, latents_of
 from model_defs.dcgan.model import (
     Discriminator,
     Generator,

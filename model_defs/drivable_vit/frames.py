@@ -23,15 +23,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from determined_ds.errors import DataError, Problem
-from model_defs.common.images import KEY, opened, unreadable
+from determined_ds.errors import DataError
+from model_defs.common.images import KEY, opened
+from model_defs.common.sections import data_error
 from model_defs.common.split import split
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-SPLITS = ("train", "validation")
 MASK = "_mask"
-# Of more problems than this, those beyond are cut: one wrong habit of naming makes every file a problem.
-MAX_PROBLEMS = 10
 LAYOUT = "scenes/<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
 
 
@@ -67,25 +65,21 @@ class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         window = self.windows[index]
-        pixels = [[self._image(path) for path in moment.images] for moment in window]
-        masks = [[self._mask(path) for path in moment.masks] for moment in window]
-        return to_tensors(np.array(pixels), np.array(masks))
+        size = (self.img_size, self.img_size)
 
-    def _image(self, path: Path) -> np.ndarray:
-        with opened(path) as image:
-            size = (self.img_size, self.img_size)
-            return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+        def pixels(path: Path) -> np.ndarray:
+            with opened(path) as image:
+                return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
 
-    def _mask(self, path: Path) -> np.ndarray:
-        with opened(path) as image:
-            # By the nearest pixel: between drivable and not there is nothing.
-            size = (self.img_size, self.img_size)
-            return np.asarray(_grey(image).resize(size, Image.Resampling.NEAREST)) > 0
+        def mask(path: Path) -> np.ndarray:
+            with opened(path) as image:
+                # One channel whose zeros are the image's: indices of a palette stay as they are.
+                grey = image if image.mode in ("1", "L", "P", "I", "I;16") else image.convert("L")
+                # By the nearest pixel: between drivable and not there is nothing.
+                return np.asarray(grey.resize(size, Image.Resampling.NEAREST)) > 0
 
-
-def _grey(image: Image.Image) -> Image.Image:
-    """One channel whose zeros are the image's: indices of a palette stay as they are."""
-    return image if image.mode in ("1", "L", "P", "I", "I;16") else image.convert("L")
+        images = np.array([[pixels(path) for path in moment.images] for moment in window])
+        return to_tensors(images, np.array([[mask(path) for path in moment.masks] for moment in window]))
 
 
 def to_tensors(pixels_MVHWC: np.ndarray, masks_MVHW: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -118,109 +112,71 @@ def read_frames(path: str, validation_fraction: float, num_moments: int) -> Fram
         num_moments: A scene with fewer moments gives no sample.
 
     Raises:
-        DataError: All that is wrong (the first ten): a missing file, one that is not an image, a mask of another size,
-            a view that a moment lacks, an unknown scene, a split without a sample.
+        DataError: A file is missing, a mask is of another size, a moment lacks a view, a list names an unknown scene,
+            or a split has no sample.
     """
     root = Path(path).expanduser()
     scenes_dir = root / "scenes"
     if not scenes_dir.is_dir():
-        fix = f"lay the data out as {LAYOUT}; or data.path: null"
-        raise DataError(_problem(scenes_dir, "no such folder.", fix))
+        raise _refusal(scenes_dir, "no such folder.", f"lay the data out as {LAYOUT}; or data.path: null")
     names = sorted(entry.name for entry in scenes_dir.iterdir() if entry.is_dir())
-    problems: list[Problem] = []
-    if any((root / f"{name}.txt").is_file() for name in SPLITS):
-        chosen = {name: _listed(root / f"{name}.txt", names, problems) for name in SPLITS}
-        _check_apart(root, chosen, problems)
-    else:
-        chosen = dict(zip(SPLITS, split(names, names, validation_fraction), strict=True))
-    found: dict[str, list[list[Moment]]] = {}
-    views: tuple[str, ...] = ()
-    for name, of_split in chosen.items():
-        found[name] = []
-        for scene in of_split:
-            moments, views = _scene(scenes_dir / scene, views, problems)
-            found[name].append(moments)
-        if not problems and not any(len(moments) >= num_moments for moments in found[name]):
-            message = f"{name} has no sample: none of its {len(of_split)} scenes has {num_moments} moments."
-            fix = (
-                "more scenes, or fewer data.num_moments; without text files, another data.validation_fraction"
+    lists = [root / "train.txt", root / "validation.txt"]
+    if any(file.is_file() for file in lists):
+        train, validation = map(_listed, lists)
+        if strange := sorted({*train, *validation} - set(names)):
+            raise _refusal(
+                root, f"scene {strange[0]!r} is not in scenes/.", "add it, or take it out of the list"
             )
-            problems.append(_problem(root, message, fix))
-        if len(problems) >= MAX_PROBLEMS:
-            break
-    if problems:
-        raise DataError(problems[:MAX_PROBLEMS])
-    return Frames(train=found["train"], validation=found["validation"], views=views)
+        if both := sorted(set(train) & set(validation)):
+            message = f"scenes for training and for validation at once: {', '.join(both[:3])}."
+            raise _refusal(lists[1], message, "keep each in one of the two lists")
+    else:
+        train, validation = split(names, names, validation_fraction)
+    views: tuple[str, ...] = ()
+    sides: list[list[list[Moment]]] = [[], []]
+    for side, scenes in zip(sides, (train, validation), strict=True):
+        for scene in scenes:
+            moments = [
+                _moment(folder) for folder in sorted((scenes_dir / scene).iterdir()) if folder.is_dir()
+            ]
+            side.append(moments)
+            for moment in moments:
+                there = tuple(file.stem for file in moment.images)
+                views = views or there
+                if not there or there != views:
+                    message = f"its views are {there}; those of the other moments are {views}."
+                    fix = "the same views in every moment of every scene"
+                    raise _refusal(scenes_dir / scene, message, fix)
+        if not any(len(moments) >= num_moments for moments in side):
+            message = f"a split has no sample: none of its {len(scenes)} scenes has {num_moments} moments."
+            fix = "more scenes, fewer data.num_moments, or another data.validation_fraction"
+            raise _refusal(root, message, fix)
+    return Frames(train=sides[0], validation=sides[1], views=views)
 
 
-def _listed(file: Path, names: list[str], problems: list[Problem]) -> list[str]:
+def _listed(file: Path) -> list[str]:
     """The scenes that a text file names."""
     try:
-        chosen = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(_problem(file, f"cannot be read: {error}.", "a text file with one scene a line"))
-        return []
-    if not chosen:
-        problems.append(_problem(file, "names no scene.", "one scene a line"))
-    for name in chosen:
-        if name not in names:
-            message = f"scene {name!r} is not in scenes/."
-            problems.append(_problem(file, message, "add it, or take it out of the list"))
-    return [name for name in chosen if name in names]
+        raise _refusal(file, f"cannot be read: {error}.", "a text file with one scene a line") from error
 
 
-def _check_apart(root: Path, chosen: dict[str, list[str]], problems: list[Problem]) -> None:
-    both = sorted(set(chosen["train"]) & set(chosen["validation"]))
-    if both:
-        shown = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
-        message = f"scenes for training and for validation at once: {shown}."
-        problems.append(_problem(root / "validation.txt", message, "keep each in one of the two lists"))
+def _moment(folder: Path) -> Moment:
+    """The images of a moment, in the order of their views, and their masks, the headers checked."""
+    images = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.stem.endswith(MASK)
+    ]
+    masks = [folder / f"{file.stem}{MASK}.png" for file in images]
+    for image, mask in zip(images, masks, strict=True):
+        with opened(image) as seen, opened(mask) as drivable:
+            if seen.size != drivable.size:
+                message = f"is of {drivable.size} pixels, and {image.name} of {seen.size}."
+                raise _refusal(mask, message, "a mask of the size of its image")
+    return Moment(images=tuple(images), masks=tuple(masks))
 
 
-def _scene(
-    folder: Path, views: tuple[str, ...], problems: list[Problem]
-) -> tuple[list[Moment], tuple[str, ...]]:
-    """The moments of a scene, and the views that all have, which the first moment of all decides."""
-    moments = []
-    for moment in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
-        images = {
-            file.stem: file
-            for file in sorted(moment.iterdir())
-            if file.suffix.lower() in IMAGE_SUFFIXES and not file.stem.endswith(MASK)
-        }
-        views = views or tuple(images)
-        if tuple(images) != views:
-            has, needs = ", ".join(images) or "none", ", ".join(views) or "at least one"
-            message = f"its views are {has}; those of the other moments are {needs}."
-            problems.append(_problem(moment, message, "the same views in every moment of every scene"))
-            continue
-        masks = tuple(moment / f"{view}{MASK}.png" for view in views)
-        for image, mask in zip(images.values(), masks, strict=True):
-            problems.extend(_file_problems(image, mask))
-        moments.append(Moment(images=tuple(images.values()), masks=masks))
-        if len(problems) >= MAX_PROBLEMS:
-            break
-    return moments, views
-
-
-def _file_problems(image: Path, mask: Path) -> list[Problem]:
-    """What is wrong with the headers of an image and its mask."""
-    problems: list[Problem] = []
-    sizes = []
-    for path in (image, mask):
-        try:
-            with Image.open(path) as opened:
-                sizes.append(opened.size)
-        except FileNotFoundError:
-            problems.append(_problem(path, "is missing.", f"a mask beside each image: {mask.name}"))
-        except (OSError, SyntaxError, ValueError) as error:
-            problems.append(unreadable(path, error))
-    if len(sizes) == 2 and sizes[0] != sizes[1]:
-        (width, height), (mask_width, mask_height) = sizes
-        message = f"is {mask_width} x {mask_height}, and {image.name} is {width} x {height}."
-        problems.append(_problem(mask, message, "a mask of the size of its image"))
-    return problems
-
-
-def _problem(path: Path, message: str, fix: str) -> Problem:
-    return Problem(key=KEY, value=str(path), message=message, fix=fix)
+def _refusal(path: Path, message: str, fix: str) -> DataError:
+    return data_error(KEY, str(path), message, fix)

@@ -18,9 +18,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from determined_ds.errors import ConfigError, Problem
 from model_defs.common.parameters import generator_of
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 COLOURS = 3
 INIT_STD = 0.02
@@ -74,26 +73,15 @@ def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> Drivabl
     """
     given = {**hyperparameters, **of_the_data}
     config = parse_section(DrivableViTConfig, given, section="hyperparameters", closed=False)
-    problems = [
-        *_must_divide("patch_size", config.patch_size, "img_size", config.img_size),
-        *_must_divide("num_heads", config.num_heads, "embed_dim", config.embed_dim),
-    ]
-    if problems:
-        raise ConfigError(problems)
+    for name, divisor, of, number in (
+        ("patch_size", config.patch_size, "img_size", config.img_size),
+        ("num_heads", config.num_heads, "embed_dim", config.embed_dim),
+    ):
+        if number % divisor:
+            near = min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - divisor))
+            fix = f"{name}: {near}; or {of}: {number + divisor - number % divisor}"
+            raise config_error(f"hyperparameters.{name}", divisor, f"does not divide {of} {number}.", fix)
     return config
-
-
-def _must_divide(name: str, divisor: int, of: str, number: int) -> list[Problem]:
-    if number % divisor == 0:
-        return []
-    fitting = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-    smaller = [candidate for candidate in fitting if candidate < divisor][-1:]
-    larger = [candidate for candidate in fitting if candidate > divisor][:1]
-    above = number + divisor - number % divisor
-    below = [number - number % divisor] if number > divisor else []
-    own, other = (" or ".join(map(str, nearest)) for nearest in ([*smaller, *larger], [*below, above]))
-    message, fix = f"does not divide {of} {number}.", f"{name}: {own}; or {of}: {other}"
-    return [Problem(key=f"hyperparameters.{name}", value=divisor, message=message, fix=fix)]
 
 
 class Patches(nn.Module):

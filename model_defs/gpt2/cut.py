@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import Pipeline
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 
 class _Checkpointing(Section):
@@ -34,8 +33,7 @@ def checkpoint_interval(hparams: Mapping[str, Any]) -> int:
     if switch not in (None, bool(interval)):
         message = f"contradicts activation_checkpointing: {str(switch).lower()}."
         fix = "leave out activation_checkpointing: the interval is enough"
-        key = "hyperparameters.activation_checkpoint_interval"
-        raise ConfigError(Problem(key=key, value=interval, message=message, fix=fix))
+        raise config_error("hyperparameters.activation_checkpoint_interval", interval, message, fix)
     return interval
 
 
@@ -61,19 +59,15 @@ def check_partition(method: Any, layer_names: Sequence[str], pipe: Pipeline) -> 
     except re.error as error:
         matching, kinds = [], f"{kinds} (not a regular expression: {error})"
     if not matching:
-        key, value, fix = "partition_method", method, "partition_method: type:Block"
         message = f"must be parameters, uniform, measured, or type: and the class of a layer, one of {kinds}."
-    elif pipe.parts > len(matching) and pipe.chunks > 1:
-        key, value = "pipe_chunks", pipe.chunks
+        raise config_error(
+            "hyperparameters.partition_method", method, message, "partition_method: type:Block"
+        )
+    if (pipe.parts if pipe.chunks > 1 else pipe.ranks) > len(matching):
+        key, value = ("pipe_chunks", pipe.chunks) if pipe.chunks > 1 else ("pipe_parallel_size", pipe.ranks)
         message = f"{pipe.ranks} ranks x {pipe.chunks} chunks are {pipe.parts} parts, and {method} matches"
         message += f" {len(matching)} layers: each part must have one."
-        fix = "another pipe_schedule, fewer ranks or chunks, or a model_size of more blocks"
+        fix = "fewer ranks or chunks, or a model_size of more blocks"
         if pipe.parts <= len(layer_names):
             fix = f"partition_method: uniform, which counts all {len(layer_names)} layers; {fix}"
-    elif pipe.ranks > len(matching):
-        key, value = "pipe_parallel_size", pipe.ranks
-        message = f"must be at most {len(matching)}, the layers that {method} matches."
-        fix = f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks"
-    else:
-        return
-    raise ConfigError(Problem(key=f"hyperparameters.{key}", value=value, message=message, fix=fix))
+        raise config_error(f"hyperparameters.{key}", value, message, fix)

@@ -10,21 +10,20 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import transformers
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from determined_ds.errors import ConfigError, Problem
 from model_defs.common.parameters import generator_of
-from model_defs.common.sections import Section, parse_section
+from model_defs.common.sections import Section, config_error, parse_section
 
 # The sizes of the paper, as published on the Hugging Face hub; "tiny" is ours, for tests and laptops.
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -99,7 +98,7 @@ def vocab_size_of(hparams: Mapping[str, Any], num_tokens: int) -> int:
         return given
     message = f"must be a whole number at least {num_tokens}, the tokens of the tokenizer."
     fix = f"vocab_size: {num_tokens} or more; or leave it out"
-    raise ConfigError(Problem(key="hyperparameters.vocab_size", value=given, message=message, fix=fix))
+    raise config_error("hyperparameters.vocab_size", given, message, fix)
 
 
 class HuggingFaceNamed:
@@ -209,39 +208,15 @@ class FinalNorm(HuggingFaceNamed, nn.LayerNorm):
         super().__init__(config.n_embd, eps=config.layer_norm_epsilon)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedLayer:
-    """One layer of the pipeline, to be built where its pipeline stage lives.
-
-    Args:
-        layer: The module's class.
-        args: What to construct it with.
-        tied_key: Layers of the same key share one module and its weight; None: not tied.
-        tied_weight_attr: The attribute of the tied weight, by DeepSpeed's name for it.
-        forward_fn: Called as ``forward_fn(module, inputs)`` instead of the module; None: the module itself.
-    """
-
-    layer: type[nn.Module]
-    args: tuple[Any, ...]
-    tied_key: str | None = None
-    tied_weight_attr: str = "weight"
-    forward_fn: Callable[[Any, Tensor], Tensor] | None = None
-
-
-def pipeline_layer_plan(config: transformers.GPT2Config) -> tuple[PlannedLayer, ...]:
-    """The model as layers, in order; composed they compute what :class:`GPT2` computes.
-
-    A layer with a ``tied_key`` becomes a ``TiedLayerSpec(tied_key, layer, *args, forward_fn=forward_fn,
-    tied_weight_attr=tied_weight_attr)``, any other a ``LayerSpec(layer, *args)``.
-    """
-    embedding = PlannedLayer(layer=TokenEmbedding, args=(config,), tied_key="wte")
-    return (
-        embedding,
-        PlannedLayer(layer=PositionEmbedding, args=(config,)),
-        *(PlannedLayer(layer=Block, args=(config, index)) for index in range(config.n_layer)),
-        PlannedLayer(layer=FinalNorm, args=(config,)),
-        replace(embedding, forward_fn=tied_head),
-    )
+def pipeline_layers(config: transformers.GPT2Config) -> list[LayerSpec]:
+    """The model as layers, in order; composed they compute what :class:`GPT2` computes."""
+    return [
+        TiedLayerSpec("wte", TokenEmbedding, config),
+        LayerSpec(PositionEmbedding, config),
+        *(LayerSpec(Block, config, index) for index in range(config.n_layer)),
+        LayerSpec(FinalNorm, config),
+        TiedLayerSpec("wte", TokenEmbedding, config, forward_fn=tied_head),
+    ]
 
 
 def parameters_by_huggingface_name(module: nn.Module) -> dict[str, nn.Parameter]:

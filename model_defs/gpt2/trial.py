@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.pipe import LayerSpec, PipelineModule
 
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
 from model_defs.common.huggingface import export_generation_config
@@ -20,7 +20,7 @@ from model_defs.gpt2.model import (
     gpt2_config,
     load_initial_weights,
     parameters_by_huggingface_name,
-    pipeline_layer_plan,
+    pipeline_layers,
     vocab_size_of,
 )
 from model_defs.gpt2.pretrained import load_pretrained
@@ -102,22 +102,11 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
 
     def prepare(self) -> None:
         super().prepare()
-        names = [planned.layer.__name__ for planned in pipeline_layer_plan(self.config)]
+        names = [layer.typename.__name__ for layer in pipeline_layers(self.config)]
         check_partition(self.chosen_partition, names, self.resolved.strategy.pipeline)
 
     def build_layers(self) -> list[LayerSpec]:
-        return [
-            TiedLayerSpec(
-                layer.tied_key,
-                layer.layer,
-                *layer.args,
-                forward_fn=layer.forward_fn,
-                tied_weight_attr=layer.tied_weight_attr,
-            )
-            if layer.tied_key
-            else LayerSpec(layer.layer, *layer.args)
-            for layer in pipeline_layer_plan(self.config)
-        ]
+        return pipeline_layers(self.config)
 
     def load_weights(self, module: PipelineModule) -> None:
         self.start_weights(module)

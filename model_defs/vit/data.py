@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +22,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers.utils.hub import cached_file
 
-from determined_ds.errors import DataError, Problem
-from model_defs.common.images import handwritten_digits, opened
+from model_defs.common.images import check_images, handwritten_digits, opened
 from model_defs.common.sections import Section, parse_section
 from model_defs.common.split import split
 from model_defs.vit.augment import Augmentation, Pixels
-from model_defs.vit.folders import MAX_PROBLEMS, Finder, ImageFile
+from model_defs.vit.folders import find_images
 
 # Crops as torchvision and timm make them are for a hundred epochs and more; a fine-tuning is shorter.
 PHOTOGRAPHS = Augmentation(crop_scale=0.3, horizontal_flip=True, color_jitter=0.2)
@@ -58,58 +57,6 @@ class DataConfig(Section):
     """This many images, evenly spread, are read before training; the others when training needs them."""
 
 
-class Images(Protocol):
-    """Labelled images."""
-
-    def __len__(self) -> int: ...
-
-    def label(self, index: int) -> int:
-        """From 0."""
-        ...
-
-    def image(self, index: int) -> Image.Image:
-        """In RGB.
-
-        Raises:
-            DataError: It cannot be read; the file is named.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Files:
-    """Images of files."""
-
-    files: Sequence[ImageFile]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def label(self, index: int) -> int:
-        return self.files[index].label
-
-    def image(self, index: int) -> Image.Image:
-        with opened(self.files[index].path) as image:
-            return image.convert("RGB")
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Handwritten digits, 8 x 8 pixels."""
-
-    images_NHW: np.ndarray
-    labels: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def label(self, index: int) -> int:
-        return self.labels[index]
-
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self.images_NHW[index]).convert("RGB")
-
-
 class ImageDataset(Dataset[tuple[Tensor, int]]):
     """``(pixels_CHW, label)`` of each image.
 
@@ -117,12 +64,12 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     which is what :class:`EpochSampler` yields.
 
     Args:
-        images: What there is.
+        images: Each one, or the path of its file; and its label, from 0.
         pixels: What becomes of it.
         seed: The run's.
     """
 
-    def __init__(self, images: Images, pixels: Pixels, seed: int) -> None:
+    def __init__(self, images: Sequence[tuple[Image.Image | str, int]], pixels: Pixels, seed: int) -> None:
         self.images = images
         self.pixels = pixels
         self.seed = seed
@@ -133,7 +80,11 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         epoch, sample = divmod(index, len(self))
         generator = np.random.default_rng([self.seed, epoch, sample])
-        return self.pixels(self.images.image(sample), generator), self.images.label(sample)
+        source, label = self.images[sample]
+        if isinstance(source, str):
+            with opened(source) as image:
+                source = image.convert("RGB")
+        return self.pixels(source, generator), label
 
 
 class EpochSampler(Sampler[int]):
@@ -174,8 +125,8 @@ class ImageData:
         description: One line for the log.
     """
 
-    train: Images
-    validation: Images
+    train: Sequence[tuple[Image.Image | str, int]]
+    validation: Sequence[tuple[Image.Image | str, int]]
     classes: list[str]
     augmentation: Augmentation
     num_workers: int
@@ -203,60 +154,32 @@ def load_images(data: Mapping[str, Any] | None) -> ImageData:
         DataError: The folder has neither layout, a split is empty, or an image cannot be read.
     """
     config = parse_section(DataConfig, data)
+    train: Sequence[tuple[Image.Image | str, int]]
+    validation: Sequence[tuple[Image.Image | str, int]]
+    fraction, seed = config.validation_fraction, config.split_seed
     if config.path is None:
-        train, validation = _digits(config)
+        images_NHW, labels = handwritten_digits()
+        images = [Image.fromarray(image_HW).convert("RGB") for image_HW in images_NHW]
+        names = [f"digit {index}" for index in range(len(labels))]
+        train, validation = split(list(zip(images, labels, strict=True)), names, fraction, seed=seed)
         classes, default, source = [str(digit) for digit in range(10)], DIGITS, "handwritten digits"
     else:
-        finder = Finder(
-            path=config.path,
-            validation_fraction=config.validation_fraction,
-            split_seed=config.split_seed,
-        )
-        found = finder.find()
-        train, validation = Files(found.train), Files(found.validation)
+        found = find_images(config.path, validation_fraction=fraction, split_seed=seed)
+        train, validation = found.train, found.validation
         classes, default, source = found.classes, PHOTOGRAPHS, config.path
-        _read_some(train, validation, config.check_images)
+        check_images([path for path, _ in (*found.train, *found.validation)], config.check_images)
+    given = {name: getattr(config, name) for name in ("crop_scale", "horizontal_flip", "color_jitter")}
     return ImageData(
         train=train,
         validation=validation,
         classes=classes,
-        augmentation=_augmentation(config, default),
+        augmentation=replace(default, **{name: value for name, value in given.items() if value is not None}),
         num_workers=config.num_workers,
         description=(
             f"{source}, {len(classes)} classes: {len(train):,} images for training, "
             f"{len(validation):,} for validation"
         ),
     )
-
-
-def _augmentation(config: DataConfig, default: Augmentation) -> Augmentation:
-    """The values of the section, and the default where it has none."""
-    names = ("crop_scale", "horizontal_flip", "color_jitter")
-    given = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
-    return replace(default, **given)
-
-
-def _digits(config: DataConfig) -> tuple[Images, Images]:
-    images_NHW, labels = handwritten_digits()
-    names = [f"digit {index}" for index in range(len(labels))]
-    sides = split(range(len(labels)), names, config.validation_fraction, seed=config.split_seed)
-    train, validation = (Digits(images_NHW[side], [labels[index] for index in side]) for side in sides)
-    return train, validation
-
-
-def _read_some(train: Images, validation: Images, count: int) -> None:
-    """Read images evenly spread over both splits, so that broken data is found before training."""
-    total = len(train) + len(validation)
-    count = min(count, total)
-    problems: list[Problem] = []
-    for index in (place * total // count for place in range(count)):
-        side, own = (train, index) if index < len(train) else (validation, index - len(train))
-        try:
-            side.image(own)
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems[:MAX_PROBLEMS])
 
 
 def normalization(source: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,7 +8,6 @@ from typing import Literal
 import transformers
 from torch import nn
 
-from determined_ds.errors import ConfigError
 from model_defs.common.classifier import ClassifierOptions, base_config, build_classifier, size
 
 # As published: base google/vit-base-patch16-224, large google/vit-large-patch16-224, huge
@@ -42,9 +41,7 @@ def vit_config(
         ConfigError: More classes than ``num_labels``, or a checkpoint that does not fit.
     """
     sizes = MODEL_SIZES[options.model_size] if options.model_size else None
-    config, problems = base_config(options, classes, model_type="vit", sizes=sizes, only_sizes=only_sizes)
-    if problems:
-        raise ConfigError(problems)
+    config = base_config(options, classes, model_type="vit", sizes=sizes, only_sizes=only_sizes)
     return transformers.ViTConfig.from_dict(config)
 
 

@@ -12,41 +12,35 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from determined_ds.errors import Problem
-from model_defs.causal_lm.config import check_fit, read_config
-from model_defs.causal_lm.lora import LoraOptions, lora_section, parse_lora, with_lora
+from model_defs.causal_lm.config import check_fit, find_model, read_config
+from model_defs.causal_lm.lora import LoraOptions, parse_lora, with_lora
 from model_defs.causal_lm.model import build_model
-from model_defs.causal_lm.source import Source, locate
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
 from tests.package import refusal, refusals
 
 
 def build(folder: Path, zero3: dict[str, Any] | None = None) -> Any:
-    source = Source(name=str(folder))
-    config = read_config(source, None, vocab_size=256)
-    return build_model(config, source, seed=0, dtype=torch.float32, zero3=zero3)
+    config = read_config(str(folder), None, vocab_size=256)
+    return build_model(config, str(folder), seed=0, dtype=torch.float32, zero3=zero3)
 
 
 # ------------------------------------------------------------------------------------- where it is
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    for folder in (tmp_path / "nowhere", tmp_path):
-        found = refusal(lambda folder=folder: locate(str(folder)))
-        assert (found.key, found.value) == ("hyperparameters.model", str(folder))
-
-
-def test_a_name_while_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    def unreachable(*args: Any, **kwargs: Any) -> None:
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "model_info", unreachable)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args: None)
-    assert "hf download some-owner/some-model" in refusal(lambda: locate("some-owner/some-model")).fix
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args: "there/config.json")
-    assert locate("some-owner/some-model").local_files_only
+    nowhere = str(tmp_path / "nowhere")
+    found = [
+        refusal(lambda: find_model({"model": nowhere})),
+        refusal(lambda: read_config(str(tmp_path), None, vocab_size=256)),
+    ]
+    assert [(each.key, each.value) for each in found] == [
+        ("hyperparameters.model", nowhere),
+        ("hyperparameters.model", str(tmp_path)),
+    ]
+    for both_or_none in ({}, {"model": "gpt2", "model_config": tiny.MODEL_CONFIG}):
+        message = refusal(lambda given=both_or_none: find_model(given)).message
+        assert message == "one of model and model_config must be given."
 
 
 # -------------------------------------------------------------------------------- the configuration
@@ -55,7 +49,7 @@ def test_a_name_while_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("model_config", "below", "fix"),
     [
-        ({"model_type": "lama"}, ".model_type", "llama"),
+        ({"model_type": "lama"}, "", "llama"),
         ({"hidden_size": 32}, "", "model_type"),
         ({"model_type": "llama", "hidden_sise": 3}, ".hidden_sise", "hidden_size"),
         ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, "", "sizes"),
@@ -70,11 +64,10 @@ def test_a_configuration_that_is_none(model_config: dict[str, Any], below: str, 
 
 def test_a_vocabulary_and_sequences_that_do_not_fit() -> None:
     config = read_config(None, {**tiny.MODEL_CONFIG, "vocab_size": 100}, vocab_size=256)
-    vocabulary, length = refusals(
-        lambda: check_fit(config, vocab_size=256, sequence_length=65, tokenizer="bytes")
-    )
-    assert "model_config.vocab_size: 256" in vocabulary.fix
-    assert length.fix == "sequence_length: 64 or less"
+    found = refusal(lambda: check_fit(config, vocab_size=256, sequence_length=64, tokenizer="bytes"))
+    assert "model_config.vocab_size: 256" in found.fix
+    found = refusal(lambda: check_fit(config, vocab_size=100, sequence_length=65, tokenizer="bytes"))
+    assert found.fix == "sequence_length: 64 or less"
 
 
 # --------------------------------------------------------------------------------------- its weights
@@ -138,22 +131,17 @@ def test_targets_that_match_nothing_and_the_nearest_that_exist() -> None:
 
 
 def test_the_options_of_lora() -> None:
-    assert parse_lora(None) is None
-    assert parse_lora({"target_modules": None}) == LoraOptions()
-    assert parse_lora({"target_modules": "q_proj"}) == LoraOptions(target_modules=["q_proj"])
+    """A search has the targets beside it: a master draws two of one mapping in random order."""
+    assert parse_lora({}) is None
+    assert parse_lora({"lora": {"target_modules": None}}) == LoraOptions()
+    assert parse_lora({"lora": {"target_modules": "q_proj"}}) == LoraOptions(target_modules=["q_proj"])
+    assert parse_lora({"lora": {"r": 4}, "target_modules": ["q_proj"]}) == LoraOptions(
+        r=4, target_modules=["q_proj"]
+    )
     wrong = {"r": 0, "alpha": "x", "dropout": 1, "rank": 8, "target_modules": 3}
-    found = refusals(lambda: parse_lora(wrong))
+    found = refusals(lambda: parse_lora({"lora": wrong}))
     assert {problem.key for problem in found} == {f"hyperparameters.lora.{name}" for name in wrong}
-    assert refusal(lambda: parse_lora(True)).fix == "lora: {r: 8, alpha: 16}"
-
-
-def test_the_targets_of_lora_may_stand_beside_it() -> None:
-    """So a search has them at the top level: a master draws two of one mapping in random order."""
-    beside = {"lora": {"r": 4}, "target_modules": ["q_proj"]}
-    assert lora_section(beside) == {"r": 4, "target_modules": ["q_proj"]}
-    assert lora_section({"lora": {"r": 4}}) == {"r": 4}
-    assert lora_section({}) is None
+    assert refusal(lambda: parse_lora({"lora": True})).key == "hyperparameters.lora"
     twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
-    for wrong in ({"target_modules": "all-linear"}, twice):
-        found = refusal(lambda wrong=wrong: lora_section(wrong))
-        assert found.key.endswith("target_modules")
+    for given in ({"target_modules": "all-linear"}, twice):
+        assert refusal(lambda given=given: parse_lora(given)).key == "hyperparameters.target_modules"

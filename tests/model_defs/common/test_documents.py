@@ -1,24 +1,24 @@
-"""Files of every format become documents; what cannot be read is named by file, line and byte."""
+"""Files of every format become documents and columns; what cannot be read is named by its file."""
 
 from __future__ import annotations
 
 import pytest
 
-from model_defs.common.documents import read_documents, standard_library_files
-from tests.package import refusals
+from model_defs.common.documents import read_documents, read_table, standard_library_files
+from tests.package import refusal
+
+COLUMNS = {"data.text_column": "text", "data.label_column": "label"}
 
 
 def contents(path, **options):
     return [(document.name, document.content.decode()) for document in read_documents(str(path), **options)]
 
 
-def problems_of(path, **options):
-    found = refusals(lambda: read_documents(str(path), **options))
-    assert {(problem.key, problem.value) for problem in found} == {("data.path", str(path))}
-    return found
+def write_parquet(file, **columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
 
-
-# --- the standard library ---
+    parquet.write_table(pyarrow.table(columns), file)
 
 
 def test_the_standard_library_is_large_sorted_and_without_what_was_installed():
@@ -35,22 +35,24 @@ def test_the_standard_library_is_large_sorted_and_without_what_was_installed():
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json"])
 def test_json_lines_are_one_document_each(tmp_path, suffix):
+    """A text that looks like a date is one, and so is one longer than a block of the reader."""
     file = tmp_path / f"a{suffix}"
-    file.write_text('{"body": "one\\u2028"}\n\n{"body": ""}\n{"body": "two", "text": 3}', encoding="utf-8")
-    assert contents(file, text_field="body") == [(f"{file.name}:1", "one\u2028"), (f"{file.name}:4", "two")]
+    long = "x" * 3 * 2**20
+    lines = [
+        '{"body": "one\\u2028"}',
+        '{"body": ""}',
+        f'{{"id": 3, "body": "{long}"}}',
+        '{"body": "2020-01-01"}',
+    ]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    found = [("1", "one\u2028"), ("3", long), ("4", "2020-01-01")]
+    assert contents(file, text_field="body") == [(f"{file.name}:{row}", text) for row, text in found]
 
 
 def test_parquet_rows_are_one_document_each(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     file = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"body": ["one", "", "two"], "id": [1, 2, 3]}), file)
+    write_parquet(file, body=["one", "", "two"], id=[1, 2, 3])
     assert contents(file, text_field="body") == [("a.parquet:1", "one"), ("a.parquet:3", "two")]
-    assert "its columns: body, id" in problems_of(file)[0].message
-    assert problems_of(file, text_field="id")[0].message.startswith("a.parquet:1")
-    file.write_text("not a table")
-    assert "a.parquet" in problems_of(file)[0].message
 
 
 def test_folders_are_read_recursively_by_name_without_hidden_binary_and_empty_files(tmp_path):
@@ -67,44 +69,55 @@ def test_folders_are_read_recursively_by_name_without_hidden_binary_and_empty_fi
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
-    assert sorted(contents(tmp_path)) == [
-        ("a.py", "1"),
-        ("b/a.rs", "2"),
-        ("b/c.txt", "3"),
-        ("z.jsonl:1", "4"),
-    ]
+    found = [("a.py", "1"), ("b/a.rs", "2"), ("b/c.txt", "3"), ("z.jsonl:1", "4")]
+    assert sorted(contents(tmp_path)) == found
     assert read_documents(str(tmp_path)) == read_documents(str(tmp_path))
+
+
+def test_tables_of_texts_and_labels(tmp_path):
+    def columns(name):
+        return [list(values) for values in read_table(tmp_path / name, COLUMNS).values()]
+
+    (tmp_path / "a.csv").write_bytes('\ufefflabel,text\r\nyes,"one, ""two""\nthree"\r\nno,naïve\r\n'.encode())
+    assert columns("a.csv") == [['one, "two"\nthree', "naïve"], ["yes", "no"]]
+    (tmp_path / "b.tsv").write_text("text\tlabel\tid\none, two\t1\t7\nNA\tNA\t8\n")
+    assert columns("b.tsv") == [["one, two", "NA"], ["1", "NA"]]
+    (tmp_path / "c.jsonl").write_text('{"text": "one", "label": 0}\n\n{"label": 2, "text": "two"}')
+    assert columns("c.jsonl") == [["one", "two"], [0, 2]]
+    write_parquet(tmp_path / "d.parquet", text=["one", "two"], label=[1, 0])
+    assert columns("d.parquet") == [["one", "two"], [1, 0]]
 
 
 # --- what cannot be read ---
 
 
-def test_nothing_to_read(tmp_path):
-    assert len(problems_of(tmp_path / "nowhere")) == 1
-    (tmp_path / "picture.png").write_bytes(b"\0")
-    assert ".jsonl" in problems_of(tmp_path)[0].fix
-    for name in ("a.txt", "a.jsonl"):
-        (tmp_path / name).touch()
-        assert "empty" in problems_of(tmp_path / name)[0].message
-    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
-    assert problems_of(tmp_path)[0].message.startswith("b.txt")
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("nowhere/a.txt", None, "there is no file"),
+        ("a.txt", b"", "there is no text"),
+        ("a.txt", b"na\xefve", "byte 0xef in position 2"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', "row 1"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 7}\n', "Column(/text) changed from string to number"),
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "its columns: text, body, id"),
+        ("a.parquet", b"not a table", "cannot be read"),
+    ],
+)
+def test_what_is_no_text(tmp_path, name, content, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    found = refusal(lambda: read_documents(str(tmp_path / name)))
+    assert (found.key, found.value, said in found.message) == ("data.path", str(tmp_path / name), True), found
 
 
-def test_text_that_is_not_utf_8_is_named_by_file_and_byte(tmp_path):
-    (tmp_path / "good.txt").write_text("good")
-    (tmp_path / "latin.txt").write_bytes(b"na\xefve")
-    (tmp_path / "worse.txt").write_bytes(b"\xff")
-    latin, worse = (problem.message for problem in problems_of(tmp_path))
-    assert all(word in latin for word in ("latin.txt", "0xef", "offset 2"))
-    assert all(word in worse for word in ("worse.txt", "0xff", "offset 0"))
-
-
-def test_lines_that_are_wrong_are_named_by_file_and_line(tmp_path):
-    file = tmp_path / "a.jsonl"
-    lines = ['{"text": "good"}', '{"text": ', '["text"]', '{"body": "b", "id": 1}', '{"text": 7}', "{}"]
-    file.write_text("\n".join(lines))
-    problems = problems_of(file)
-    assert [problem.message.split()[0].rstrip(":") for problem in problems] == [
-        f"a.jsonl:{line}" for line in range(2, 7)
-    ]
-    assert problems[2].fix == "data.text_field: one of body, id"
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "sentence,label\nx,1\n", "its columns: sentence, label"),
+        ("a.csv", "text,label\nx\ny,1\n", "Expected 2 columns, got 1"),
+        ("a.jsonl", '{"text": "x", "label": null}', "a row has no 'label'"),
+    ],
+)
+def test_what_is_no_table(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    assert said in refusal(lambda: read_table(tmp_path / name, COLUMNS)).message

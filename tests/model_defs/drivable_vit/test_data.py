@@ -160,18 +160,21 @@ def test_a_folder(folder: Path) -> None:
 
 SMALL_MASK = Image.new("L", (6, 4))
 WRONG: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "missing mask": (lambda root: (root / "scenes/a/001/left_mask.png").unlink(), ["a/001/left_mask.png"]),
+    "missing mask": (
+        lambda root: (root / "scenes/a/001/left_mask.png").unlink(),
+        ["a/001/left_mask.png", "No such file"],
+    ),
     "small mask": (
         lambda root: SMALL_MASK.save(root / "scenes/b/000/front_mask.png"),
-        ["b/000/front_mask.png", "6 x 4", "12 x 8"],
+        ["b/000/front_mask.png", "(6, 4)", "(12, 8)"],
     ),
     "no image": (
         lambda root: (root / "scenes/c/000/left.png").write_bytes(b"no image"),
         ["c/000/left.png", "cannot be read"],
     ),
-    "empty list": (lambda root: (root / "validation.txt").write_text("\n"), ["validation.txt"]),
+    "empty list": (lambda root: (root / "validation.txt").write_text("\n"), ["none of its 0 scenes"]),
     "in both": (lambda root: (root / "validation.txt").write_text("a\nc\n"), ["at once: a"]),
-    "too few moments": (lambda root: rmtree(root / "scenes/c/001"), ["validation has no sample"]),
+    "too few moments": (lambda root: rmtree(root / "scenes/c/001"), ["a split has no sample"]),
 }
 
 

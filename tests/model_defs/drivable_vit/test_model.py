@@ -109,7 +109,5 @@ def test_iou_is_a_ratio_of_sums() -> None:
 @pytest.mark.parametrize("divisor", [5, 17, 300])
 def test_every_fix_works(divisor: int) -> None:
     own, other = refusal(lambda: model_config({**TINY, "patch_size": divisor})).fix.split("; or ")
-    for patch_size in own.removeprefix("patch_size: ").split(" or "):
-        model_config({**TINY, "patch_size": int(patch_size)})
-    for img_size in other.removeprefix("img_size: ").split(" or "):
-        model_config({**TINY, "patch_size": divisor, "img_size": int(img_size)})
+    model_config({**TINY, "patch_size": int(own.removeprefix("patch_size: "))})
+    model_config({**TINY, "patch_size": divisor, "img_size": int(other.removeprefix("img_size: "))})

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from model_defs.gpt2.cut import check_partition, checkpoint_interval
-from model_defs.gpt2.model import gpt2_config, pipeline_layer_plan, vocab_size_of
+from model_defs.gpt2.model import gpt2_config, pipeline_layers, vocab_size_of
 from tests.harness.ranks import ROOT, Ranks
 from tests.model_defs.training import reported, train
 from tests.package import decide, refusal
 
 LAYERS = [
-    planned.layer.__name__
-    for planned in pipeline_layer_plan(gpt2_config("tiny", vocab_size=61, sequence_length=16))
+    layer.typename.__name__
+    for layer in pipeline_layers(gpt2_config("tiny", vocab_size=61, sequence_length=16))
 ]
 
 
@@ -59,7 +59,7 @@ def test_methods_that_are_none(method: Any) -> None:
 @pytest.mark.parametrize(
     ("ranks", "chunks", "key", "fix"),
     [
-        (5, 1, "pipe_parallel_size", "pipe_parallel_size: 4 or less"),
+        (5, 1, "pipe_parallel_size", "partition_method: uniform"),
         # Chunks are counted too; all layers together are enough.
         (2, 4, "pipe_chunks", "partition_method: uniform"),
         (4, 2, "pipe_chunks", "partition_method: uniform"),

@@ -49,7 +49,7 @@ def test_by_default_handwritten_digits() -> None:
         assert pixels_CHW.shape == (3, 16, 16)
         assert pixels_CHW.dtype == torch.float32
         assert -1 <= pixels_CHW.min() < pixels_CHW.max() <= 1
-        assert label == dataset.images.label(0)
+        assert label == dataset.images[0][1]
     assert torch.equal(validation[3][0], validation[3 + 2 * len(validation)][0])
 
 
@@ -144,10 +144,9 @@ def test_an_epoch_has_every_sample_once() -> None:
 # --- what cannot be ---
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", "half"])
-def test_an_image_that_cannot_be_read_is_named(folder: Path, content: bytes | str) -> None:
+def test_an_image_that_cannot_be_read_is_named(folder: Path) -> None:
     broken = folder / "a" / "04.png"
-    broken.write_bytes(broken.read_bytes()[:40] if content == "half" else content)  # type: ignore[arg-type]
+    broken.write_bytes(broken.read_bytes()[:40])
     assert refusal(lambda: load_images({"path": str(folder)})).value == str(broken)
     # Looked at only when its turn comes, it is named all the same.
     sides = load_images({"path": str(folder), "check_images": 0}).datasets(image_size=16, seed=0)

@@ -73,8 +73,8 @@ def test_a_checkpoint_that_is_not_there_or_of_another_model_or_size(tmp_path: Pa
     transformers.BertConfig().save_pretrained(tmp_path)
     assert "'bert'" in refused(tmp_path).message
     message = refused(checkpoint, Options(model_size="base")).message
-    assert "hidden_size 64" in message
-    assert "hidden_size 768" in message
+    assert "'hidden_size': 64" in message
+    assert "'hidden_size': 768" in message
 
 
 NORM, BIAS = "vit.layernorm.weight", "vit.encoder.layer.2.intermediate.dense.bias"  # as published
