@@ -87,7 +87,7 @@ def _trials(
     for number, run, warnings in recorded_trials(trials, experiments, master):
         label = f"trial {number}" if f"trial {number}" not in taken else f"trial {number} on the cluster"
         place = f"trial {number} on the cluster"
-        found.append(RunView(run=run, label=label, warnings=warnings, place=place))
+        found.append(RunView(run, label, warnings, place))
     return found
 
 

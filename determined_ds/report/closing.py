@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import statistics
 import textwrap
@@ -10,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.documents.document import get_path
-from determined_ds.report.numbers import count, duration, percent, rate, short_number, short_span
-from determined_ds.report.state import LOSS, TRAINING, VALIDATION, RunState, metric_of
+from determined_ds.report.numbers import duration, percent, rate, short_number, short_span
+from determined_ds.report.runs import RUNNING, RunView, trained_on
+from determined_ds.report.state import TRAINING, VALIDATION
 from determined_ds.rundir.records import COMPLETED, RecordedRun
 from determined_ds.rundir.run_dir import short
 
 COLUMNS, LABEL = 80, 12
-UNEVEN = 0.15  # of the time, beyond a pipeline's own bubble, from which its stages are badly uneven
 
 
 def closing_block(run: RecordedRun) -> list[str]:
@@ -27,83 +26,46 @@ def closing_block(run: RecordedRun) -> list[str]:
     """
     if not run.of_group(TRAINING) and not run.of_group(VALIDATION):
         return []
-    state, result = RunState.of_config(run.config), run.result
-    for record in run.records:
-        state.take(record["group"], record["steps_completed"], record["metrics"])
-    batches = max(state.batch, 0 if result is None else result.steps_completed)
-    status = "training" if result is None and run.is_running else "ended" if result is None else result.status
-    title = f"{run.name}: {status}, {batches:,}{f' of {state.total:,}' if state.total else ''} batches"
+    shown, result = RunView(run), run.result
+    status = "training" if shown.status == RUNNING else "ended" if result is None else result.status
+    planned = f" of {shown.planned:,}" if shown.planned else ""
+    title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
     if result is not None and result.reason:
         title += f"; {result.cause}: {result.reason}" if result.cause else f"; {result.reason}"
-    lines = textwrap.wrap(title, COLUMNS, subsequent_indent="  ", break_long_words=False)
-    for label, words in _facts(run, state):
-        lines += textwrap.wrap(
-            words,
-            COLUMNS,
-            initial_indent=f"  {label:<{LABEL}}",
-            subsequent_indent=" " * (LABEL + 2),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    how = {"width": COLUMNS, "break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(title, subsequent_indent="  ", **how)  # type: ignore[arg-type]
+    for label, words in _facts(shown):
+        first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
+        lines += textwrap.wrap(words, initial_indent=first, subsequent_indent=further, **how)  # type: ignore[arg-type]
     return [*lines, *(f"  {label:<{LABEL}}{command}" for label, command in _commands(run))]
 
 
-def _facts(run: RecordedRun, state: RunState) -> Iterator[tuple[str, str]]:
+def _facts(shown: RunView) -> Iterator[tuple[str, str]]:
     """Label and words; those without words take no line."""
-    training, launch = run.of_group(TRAINING), run.launches[-1] if run.launches else None
-
-    def reported(*names: str) -> list[float]:
-        values = (metric_of(record["metrics"], *names) for record in training)
-        return [value for value in values if value is not None]
-
+    run, figures = shown.run, shown.figures
     yield "damaged", "; ".join(run.damaged)
-    losses = [short_number(loss) for loss in reported(*LOSS)]
-    yield "loss", " -> ".join([losses[0], losses[-1]][-len(losses) :]) if losses else ""
-    if (last := state.validation) is not None:
-        shown = state.best or last  # the last one, where nothing says which is the best
-        best = ", the best" if state.best else ""
-        words = f"{shown.name} {short_number(shown.value)} at batch {shown.batch:,}{best}"
-        later = f"; {short_number(last.value)} at batch {last.batch:,}" if shown is not last else ""
-        yield "validation", words + later
-
-    # Of all launches, each from its start to its last report; throughput of the last one, its first report aside.
-    starts = [each.time for each in run.launches]
-    times = [record["time"] for record in run.records if isinstance(record.get("time"), (int, float))]
-    spent = sum(
-        max((time - start for time in times if start <= time < following), default=0.0)
-        for start, following in itertools.pairwise([*starts, float("inf")])
-    )
-    facts = [duration(spent if spent < 10 else round(spent))] if spent else []
-    late = [each for each in training if not starts or each.get("time", 0) >= starts[-1]]
+    yield "loss", " -> ".join(map(short_number, shown.losses[:1] + shown.losses[1:][-1:]))
+    if curve := shown.curves.get(f"{VALIDATION}/{shown.metric}"):
+        last = f"{short_number(curve.values[-1])} at batch {curve.steps[-1]:,}"
+        words = f"{shown.metric} {last}"
+        if best := shown.best:
+            words = f"{shown.metric} {short_number(best.value)} at batch {best.steps:,}, the best"
+            words += f"; {last}" if best.steps != curve.steps[-1] else ""
+        yield "validation", words
+    times = [duration(figures["seconds"])] if figures["seconds"] is not None else []
     for unit in ("samples", "tokens"):
-        rates = (metric_of(record["metrics"], f"{unit}_per_second") for record in late)
-        if found := [value for value in rates if value is not None]:
-            facts.append(rate(statistics.median(found[1:] or found), unit))
-    yield "time", ", ".join(facts)
-
-    if most := reported("peak_memory_gib"):
-        least = reported("peak_memory_gib_min") or most
-        yield "memory", f"{short_span(max(least), max(most))} GiB a rank at most"
-    counted = metric_of(training[-1]["metrics"], "bubble_ideal") if training else None
-    if (bubbles := reported("bubble")) and counted is not None:
+        if (value := figures[f"{unit}_per_second"]) is not None:
+            times.append(rate(value, unit))
+    yield "time", ", ".join(times)
+    if (most := figures["peak_memory_gib"]) is not None:
+        least = max(shown.training("peak_memory_gib_min"), default=most)
+        yield "memory", f"{short_span(least, most)} GiB a rank at most"
+    if (bubbles := shown.training("bubble")) and (counted := shown.training("bubble_ideal")):
         waits = statistics.median(bubbles[1:] or bubbles)  # the first report aside
-        words = f"{percent(waits)} of the time; {percent(counted)} by the schedule alone"
-        measured = get_path(run.config, ("hyperparameters", "partition_method")) == "measured"
-        if waits > counted + UNEVEN and not measured:
-            words += "; the stages are uneven: try hyperparameters.partition_method: measured"
-        yield "bubble", words
-    if launch is not None:
-        names = [launch.strategy]
-        if launch.ds_config:
-            on = (name for name in ("bf16", "fp16") if get_path(launch.ds_config, (name, "enabled")) is True)
-            names.append(next(on, "fp32"))
-        names.append(f"{count(launch.slots, 'slot')} on {launch.accelerator}")
-        names += [f"{launch.machines} machines"] if launch.machines > 1 else []
-        if launch.global_batch_size:
-            parts = f"{launch.micro_batch_size} x {launch.accumulation} x {launch.replicas}"
-            names.append(f"batch {launch.global_batch_size} = {parts}")
-        yield "strategy", ", ".join(filter(None, names))
-        yield "seed", str(launch.trial_seed)
+        yield "bubble", f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone"
+    if shown.launch is not None:
+        yield "strategy", trained_on(shown.launch)
+        yield "seed", str(shown.launch.trial_seed)
     yield "run dir", short(run.path)
     if run.checkpoints:
         yield "checkpoint", f"batch {run.checkpoints[0].steps_completed:,}, {run.checkpoints[0].uuid}"
@@ -118,10 +80,8 @@ def _commands(run: RecordedRun) -> Iterator[tuple[str, str]]:
         for unit in ("batches", "epochs"):
             length = get_path(run.config, ("hyperparameters", "fit", "max_length", unit))
             if isinstance(length, int):
-                yield (
-                    "longer",
-                    f"{result.continued_by} --set hyperparameters.fit.max_length.{unit}={2 * length}",
-                )
+                longer = f"--set hyperparameters.fit.max_length.{unit}={2 * length}"
+                yield "longer", f"{result.continued_by} {longer}"
     if run.checkpoints and any(run.checkpoints[0].path.glob("model0/*")):  # those of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"
         yield "export", f"det-ds checkpoint export {which} --run-dir {there} --to safetensors"

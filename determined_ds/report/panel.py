@@ -30,11 +30,7 @@ class OpenConsole(Console):
 
 
 class DrawnPanel:
-    """The panel while it is on the terminal; nothing of it is left at its end.
-
-    Args:
-        console: The terminal; that of this process if None.
-    """
+    """The panel while it is on the terminal, by default that of this process; nothing of it is left at its end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or OpenConsole(highlight=False)
@@ -68,54 +64,51 @@ class DrawnPanel:
         self.console.file.write(f"\r\x1b[{lines}A\x1b[J")
 
     def drawn(self) -> Group:
-        """Its lines, and an empty one: whatever else is written to the terminal begins on a line of its own."""
+        """Its lines, each shorter than the terminal is wide, and an empty one for what else is written there."""
         is_unicode = self.console.encoding.lower().replace("-", "").startswith("utf")
-        return Group(*_lines(self.state, self.console.width, UNICODE if is_unicode else ASCII), Text())
+        columns = self.console.width
+        lines: list[Text] = []
+        for label, parts in _parts(self.state, columns, UNICODE if is_unicode else ASCII):
+            if parts:
+                line = Text(no_wrap=True, overflow="crop")
+                line.append(f"{label:<{LABEL}}", "dim" if lines else "bold")
+                for words, style in parts:
+                    line.append(f"{words}  ", style)
+                line.truncate(columns - 1)
+                lines.append(line)
+        return Group(*lines, Text())
 
 
-def _lines(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[Text]:
-    """Each shorter than ``columns`` by one at least."""
+def _parts(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[tuple[str, list[Part]]]:
+    """A label, and what stands in its line; nothing where nothing is known."""
     levels, full, empty = signs
     now: list[Part] = [(state.detail or f"batch {state.batch:,}", "")]
     if state.total and not state.detail:
         share, left = min(1.0, state.batch / state.total), state.seconds_left()
-        now = [(f"batch {state.batch:,}/{state.total:,}", ""), (f"{math.floor(100 * share)} %", "")]
         bar = min(BAR, columns - 50)
         done = math.floor(bar * share)
+        now = [(f"batch {state.batch:,}/{state.total:,}", ""), (f"{math.floor(100 * share)} %", "")]
         now.append((full * done + empty * (bar - done), "cyan"))
-        if left is not None and share < 1:
-            now.append((f"{duration(round(left))} left", ""))
+        now += [(f"{duration(round(left))} left", "")] if left is not None and share < 1 else []
 
-    def number(name: str) -> float | None:
-        return metric_of(state.training, name)
-
+    known = {name: value for name in state.training if (value := metric_of(state.training, name)) is not None}
     losses: list[Part] = []
-    if (loss := metric_of(state.training, *LOSS)) is not None:
+    if (loss := metric_of(known, *LOSS)) is not None:
         curve = _sparkline(state.losses, min(CURVE, columns - 2 * LABEL), levels)
         losses = [(f"{short_number(loss):<8}", "" if math.isfinite(loss) else "bold red"), (curve, "cyan")]
         losses += [(f"from {short_number(state.losses[0])}", "dim")] if len(state.losses) > 1 else []
-    steps: list[Part] = []
-    if (lr := metric_of(state.training, *RATE)) is not None:
-        steps.append((f"{lr:.3g}", ""))
-    for name, words in (
-        ("grad_norm", "gradient norm"),
-        ("loss_scale", "loss scale"),
-        ("skipped_steps", "skipped"),
-    ):
-        value = number(name)
-        if value is not None and (value or name != "skipped_steps"):
-            steps.append((f"{words} {short_number(value)}", ""))
-    speed: list[Part] = [
-        (rate(value, unit), "")
-        for unit in ("samples", "tokens")
-        if (value := number(f"{unit}_per_second")) is not None
-    ]
-    if (bubble := number("bubble")) is not None:
-        speed.append((f"bubble {percent(bubble, 0)}", ""))
+    lr = metric_of(known, *RATE)
+    steps: list[Part] = [(f"{lr:.3g}", "")] if lr is not None else []
+    for name in ("grad_norm", "loss_scale", "skipped_steps"):
+        if name in known and (known[name] or name != "skipped_steps"):
+            words = {"grad_norm": "gradient norm"}.get(name, name.replace("_", " "))
+            steps.append((f"{words} {short_number(known[name])}", ""))
+    units = [unit for unit in ("samples", "tokens") if f"{unit}_per_second" in known]
+    speed: list[Part] = [(rate(known[f"{unit}_per_second"], unit), "") for unit in units]
+    speed += [(f"bubble {percent(known['bubble'], 0)}", "")] if "bubble" in known else []
     memory: list[Part] = []
-    if (most := number("peak_memory_gib")) is not None:
-        least = number("peak_memory_gib_min")
-        memory.append((f"peak {short_span(most if least is None else least, most)} GiB/rank", ""))
+    if (most := known.get("peak_memory_gib")) is not None:
+        memory = [(f"peak {short_span(known.get('peak_memory_gib_min', most), most)} GiB/rank", "")]
     validation: list[Part] = []
     if (last := state.validation) is not None:
         where = "before training" if last.batch == 0 else f"at batch {last.batch:,}"
@@ -124,29 +117,15 @@ def _lines(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[T
         if best := state.best:
             words = "the best" if best is last else f"best {short_number(best.value)} at {best.batch:,}"
             validation.append((words, "green"))
-    checkpoint: list[Part] = []
-    if state.checkpoint is not None:
-        checkpoint.append((f"batch {state.checkpoint:,}", ""))
-    if state.writing is not None:
-        checkpoint.append((f"writing batch {state.writing:,}", "yellow"))
+    checkpoint = [(f"batch {state.checkpoint:,}", "")] if state.checkpoint is not None else []
+    checkpoint += [(f"writing batch {state.writing:,}", "yellow")] if state.writing is not None else []
     if state.checkpoint is not None and state.checkpoint_time is not None:
         checkpoint.append((f"{duration(max(0, round(time.time() - state.checkpoint_time)))} ago", "dim"))
-
-    labelled = {"loss": losses, "lr": steps, "speed": speed, "memory": memory}
-    labelled |= {"validation": validation, "checkpoint": checkpoint}
-    status = NAMED.get(state.status, state.status)
-    found = []
-    for label, style, parts in (
-        (status, "bold", now),
-        *((name, "dim", parts) for name, parts in labelled.items()),
-    ):
-        if parts:
-            line = Text(no_wrap=True, overflow="crop").append(f"{label:<{LABEL}}", style)
-            for words, how in parts:
-                line.append(f"{words}  ", how)
-            line.truncate(columns - 1)
-            found.append(line)
-    return found
+    return [
+        (NAMED.get(state.status, state.status), now),
+        *(("loss", losses), ("lr", steps), ("speed", speed), ("memory", memory)),
+        *(("validation", validation), ("checkpoint", checkpoint)),
+    ]
 
 
 def _sparkline(values: Sequence[float], width: int, levels: str) -> str:

@@ -21,16 +21,9 @@ from markupsafe import Markup
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.comparison import PAGE, RESULTS
-from determined_ds.report.numbers import (
-    UNKNOWN,
-    count,
-    duration,
-    loss_text,
-    number,
-    printable,
-)
+from determined_ds.report.numbers import UNKNOWN, count, duration, loss_text, number, printable
 from determined_ds.report.page import self_contained
-from determined_ds.report.runs import LOSSES, RUNNING, RunView, Settings, differing
+from determined_ds.report.runs import RUNNING, RunView, differing, trained_on
 from determined_ds.report.state import VALIDATION
 from determined_ds.report.style import PALETTE
 from determined_ds.rundir.metrics_file import jsonable
@@ -38,8 +31,6 @@ from determined_ds.rundir.records import COMPLETED, START
 
 RUNS_PAGE = "runs.html"  # beside the report of det-ds compare or autotune
 MARK = b'<meta name="generator" content="det-ds report">'
-HEAD_BYTES = 500
-SCRIPTS = ("uPlot.iife.min.js", "sort.js", "runs.js")
 MOST_COLUMNS = 8  # keys that are columns beside the final figures
 LONG = 10  # characters of a number
 MOST_POINTS = 90_000  # of all curves of a page together: one and a half megabytes
@@ -59,7 +50,16 @@ TITLES = {
     "bubble": "share of time that a pipeline's stages wait",
 }
 TOGETHER = {"learning_rate": "lr", "peak_memory_gib_min": "peak_memory_gib", "bubble_ideal": "bubble"}
-Cells = list[tuple[str, str]]  # of each run: the value, whole, to sort by, and as it is shown
+# Final figures: heading, what stands below it, a tip, the text of a value.
+FIGURES: dict[str, tuple[str, str, str, Callable[[float | None], str]]] = {
+    "batches": ("batches", "planned", "", lambda value: f"{value:,.0f}"),
+    "seconds": ("time", "", "time in training: pauses between launches are left out", duration),
+    "loss": ("loss", "at first", "last training report", loss_text),
+    "best": ("best", "after", "", loss_text),
+    "samples_per_second": ("samples/s", "", "median of the reports", number),
+    "tokens_per_second": ("tokens/s", "", "median of the reports", number),
+    "peak_memory_gib": ("peak, GiB", "", "of the rank that took most", number),
+}
 
 
 def page_path(folders: Sequence[Path], output: Path | None) -> Path:
@@ -74,7 +74,7 @@ def page_path(folders: Sequence[Path], output: Path | None) -> Path:
         path = folders[0] / (RUNS_PAGE if (folders[0] / RESULTS).is_file() else PAGE)
     else:
         path = Path(PAGE)
-    if path.is_file() and MARK not in path.read_bytes()[:HEAD_BYTES]:
+    if path.is_file() and MARK not in path.read_bytes()[:500]:
         message, fix = "exists, and was not written by det-ds report", "give another --output FILE"
         raise ConfigError(Problem(key="--output", value=str(path), message=message, fix=fix, code="output"))
     return path
@@ -83,40 +83,33 @@ def page_path(folders: Sequence[Path], output: Path | None) -> Path:
 def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
     """The runs, whole: no curve is thinned. Numbers that JSON lacks are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
     of_launch = ("time", "kind", "reason", "slots", "steps_completed", "checkpoint")
-    found = []
-    for shown in runs:
-        run, sections = (
-            shown.run,
-            {
+    found = [
+        {
+            "label": shown.label,
+            "path": shown.place,
+            "name": shown.run.name,
+            "status": shown.status,
+            "reason": shown.why,
+            "steps_completed": shown.steps,
+            "figures": shown.figures,
+            "best": shown.best._asdict() if shown.best else None,
+            "result": asdict(shown.run.result) if shown.run.result else None,
+            "configuration": {
                 name: {key: setting._asdict() for key, setting in settings.items()}
                 for name, settings in shown.sections.items()
             },
-        )
-        around = sections.pop("environment", {})
-        found.append(
-            {
-                "label": shown.label,
-                "path": shown.place,
-                "name": run.name,
-                "status": shown.status,
-                "reason": shown.why,
-                "steps_completed": shown.steps,
-                "figures": shown.figures(),
-                "best": shown.best._asdict() if shown.best else None,
-                "result": asdict(run.result) if run.result else None,
-                "configuration": sections,
-                "environment": {key: setting["value"] for key, setting in around.items()},
-                "launches": [{key: getattr(each, key) for key in of_launch} for each in run.launches],
-                "checkpoints": [
-                    {"uuid": each.uuid, "steps_completed": each.steps_completed} for each in run.checkpoints
-                ],
-                "warnings": [asdict(each) for each in shown.warnings],
-                "curves": {
-                    name: {"steps": curve.steps, "seconds": curve.seconds, "values": curve.values}
-                    for name, curve in shown.curves.items()
-                },
-            }
-        )
+            "launches": [{key: getattr(each, key) for key in of_launch} for each in shown.run.launches],
+            "checkpoints": [
+                {"uuid": each.uuid, "steps_completed": each.steps_completed} for each in shown.run.checkpoints
+            ],
+            "warnings": [asdict(each) for each in shown.warnings],
+            "curves": {
+                name: {"steps": curve.steps, "seconds": curve.seconds, "values": curve.values}
+                for name, curve in shown.curves.items()
+            },
+        }
+        for shown in runs
+    ]
     differs = differing(runs, "decided", "hyperparameters", "DeepSpeed")
     differs |= {f"environment.{key}": values for key, values in differing(runs, "environment").items()}
     labels = [shown.label for shown in runs]
@@ -141,38 +134,52 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
     several = len(runs) > 1
     charts = _charts(runs)
     content, thinned = _drawn(runs, charts)
-    columns, tables = _differing(runs)
-    figures = _figures(runs)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     for char in "&<>":  # no tag can end it, whatever names and texts are in it
         text = text.replace(char, f"\\u{ord(char):04x}")
-    first, *others = [shown.sections for shown in runs]
-    alike: dict[str, Settings] = {}
+
+    # What differs: first the hyperparameters and what was decided, as columns; then what follows from them.
+    causes, effects = (
+        differing(runs, "hyperparameters", "decided"),
+        differing(runs, "DeepSpeed", "environment"),
+    )
+    cells = {key: [_differing_cell(value) for value in values] for key, values in (causes | effects).items()}
+    columns = list(causes)[:MOST_COLUMNS]
+    others = {key: found for key, found in cells.items() if key not in columns}
+
+    first, *rest = [shown.sections for shown in runs]
+    alike = {}
     for title, settings in first.items():
-        same = {k: v for k, v in settings.items() if all(each.get(title, {}).get(k) == v for each in others)}
+        same = {k: v for k, v in settings.items() if all(each.get(title, {}).get(k) == v for each in rest)}
         if same:
-            alike[f"{title}: the same in all" if others else title] = same
+            alike[f"{title}: the same in all" if rest else title] = same
     names = list(dict.fromkeys(shown.run.name for shown in runs))
     named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    metrics = {shown.metric for shown in runs if shown.metric}
+    known = [name for name in FIGURES if any(shown.figures[name] is not None for shown in runs)]
+    heads = [dict(zip(("head", "small", "tip"), FIGURES[name], strict=False)) for name in known]
+    if "best" in known:
+        heads[known.index("best")]["head"] = f"best {metrics.pop() if len(metrics) == 1 else 'validation'}"
     page = self_contained(
         "runs.html.jinja",
-        SCRIPTS,
+        ["uPlot.iife.min.js", "sort.js", "runs.js"],
         title=printable(f"{named}: {len(runs)} runs" if several else named),
         verdict=printable(_verdict(runs)),
         facts={} if several else _facts(runs[0]),
         several=several,
         running=any(shown.status == RUNNING for shown in runs),
         differing_columns=columns,
-        differing_tables=tables,
-        columns=[head for head, _ in figures],
+        differing_title=f"{'Other keys that differ' if columns else 'What differs'}: {count(len(others), 'key')}",
+        differing_keys=others,
+        columns=heads,
         rows=[
             {
                 "label": shown.label,
                 "colour": index % len(PALETTE),
                 "status": shown.status,
                 "is_odd": shown.status not in (COMPLETED, RUNNING),
-                "differing": [cells[index] for cells in columns.values()],
-                "cells": [cells[index] for _, cells in figures],
+                "differing": [cells[key][index] for key in columns],
+                "cells": [_figure(shown, name) for name in known],
             }
             for index, shown in enumerate(runs)
         ],
@@ -189,13 +196,10 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
     return len(page.encode())
 
 
-# ---------------------------------------------------------------------------------------------- the top
-
-
 def _verdict(runs: Sequence[RunView]) -> str:
     """What came out, in one sentence."""
     if len(runs) == 1:
-        shown, seconds = runs[0], runs[0].figures()["seconds"]
+        shown, seconds = runs[0], runs[0].figures["seconds"]
         planned = f" of {shown.planned:,}" if shown.planned is not None and shown.status != COMPLETED else ""
         text = f"{shown.status.capitalize()}: {shown.steps:,}{planned} batches"
         text += f" in {duration(seconds)}" if seconds is not None else ""
@@ -213,29 +217,21 @@ def _verdict(runs: Sequence[RunView]) -> str:
 
 
 def _facts(shown: RunView) -> dict[str, str]:
-    """Of a page of one run."""
+    """Of a page of one run; those that are not known are left out."""
     launch, result = shown.launch, shown.run.result
-    newest = shown.run.checkpoints[0] if shown.run.checkpoints else None
-    found = {"run directory": shown.place, "to resume": shown.run.resume or ""}
+    found: dict[str, str] = {}
     if launch is not None:
-        kind = {"cpu": "CPU", "cuda": "GPU"}.get(launch.accelerator, launch.accelerator)
-        trained_on = count(launch.slots, "slot") + (f" ({kind})" if kind else "")
-        trained_on += f", {launch.strategy}" if launch.strategy else ""
-        trained_on += f", global batch {launch.global_batch_size:,}" if launch.global_batch_size else ""
-        if launch.replicas:
-            replicas = count(launch.replicas, "replica")
-            trained_on += f" = {launch.micro_batch_size} x {launch.accumulation} x {replicas}"
         words = [str(launch.machine[key]) for key in ("host", "processor") if launch.machine.get(key)]
         words += [f"{launch.machine['cores']} cores"] if launch.machine.get("cores") else []
         started = _date(shown.run.launches[0].time)
         found |= {"command": launch.command, "runs": launch.runs, "started": started}
-        found |= {"trained on": trained_on, "machine": ", ".join(words)}
+        found |= {"trained on": trained_on(launch), "machine": ", ".join(words)}
+    if shown.run.checkpoints:
+        newest = shown.run.checkpoints[0]
+        found["newest checkpoint"] = f"{newest.uuid}, batch {newest.steps_completed:,}"
     found["best checkpoint"] = str((result.best or {}).get("checkpoint") or "") if result else ""
-    found["newest checkpoint"] = f"{newest.uuid}, batch {newest.steps_completed:,}" if newest else ""
-    order = ("command", "runs", "started", "trained on", "machine")
-    return {
-        name: printable(found[name]) for name in dict.fromkeys((*order, *reversed(found))) if found.get(name)
-    }
+    found |= {"to resume": shown.run.resume or "", "run directory": shown.place}
+    return {name: printable(fact) for name, fact in found.items() if fact}
 
 
 def _date(time: float) -> str:
@@ -243,64 +239,27 @@ def _date(time: float) -> str:
     return f"{at.day} {at:%B %Y, %H:%M:%S %Z}"
 
 
-def _figures(runs: Sequence[RunView]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
-    """The columns of final figures of which any run knows something: a heading, and the cell of each run."""
-    metrics = list(dict.fromkeys(shown.metric for shown in runs if shown.metric))
-    best = f"best {metrics[0]}" if len(metrics) == 1 else "best validation"
-    heads: dict[str, tuple[str, str, str, Callable[[float | None], str]]] = {
-        "batches": ("batches", "planned", "", lambda value: f"{value:,.0f}"),
-        "seconds": ("time", "", "time in training: pauses between launches are left out", duration),
-        "loss": ("loss", "at first", "last training report", loss_text),
-        "best": (best, "after", "", loss_text),
-        "samples_per_second": ("samples/s", "", "median of the reports", number),
-        "tokens_per_second": ("tokens/s", "", "median of the reports", number),
-        "peak_memory_gib": ("peak, GiB", "", "of the rank that took most", number),
-    }
-    each = [(shown, shown.figures()) for shown in runs]
-    found = []
-    for name, (head, small, tip, as_text) in heads.items():
-        if all(values[name] is None for _, values in each):
-            continue
-        cells = []
-        for shown, values in each:
-            losses = shown.training(*LOSSES)
-            below = {
-                "batches": "" if shown.planned is None else f"of {shown.planned:,}",
-                "loss": f"from {loss_text(losses[0])}" if losses else "",
-                "best": f"batch {shown.best.steps:,}" if shown.best else "",
-            }
-            text = UNKNOWN if values[name] is None else as_text(values[name])
-            cells.append({"text": text, "small": below.get(name, ""), "value": values[name]})
-        found.append(({"head": head, "small": small, "tip": tip}, cells))
-    return found
+def _figure(shown: RunView, name: str) -> dict[str, Any]:
+    """The cell of a final figure."""
+    value, small = shown.figures[name], ""
+    if name == "batches" and shown.planned is not None:
+        small = f"of {shown.planned:,}"
+    elif name == "loss" and shown.losses:
+        small = f"from {loss_text(shown.losses[0])}"
+    elif name == "best" and shown.best:
+        small = f"batch {shown.best.steps:,}"
+    return {"text": UNKNOWN if value is None else FIGURES[name][3](value), "small": small, "value": value}
 
 
-def _differing(runs: Sequence[RunView]) -> tuple[dict[str, Cells], list[tuple[str, bool, dict[str, Cells]]]]:
-    """Key -> cells: the columns beside the final figures, and tables of the others: a title, and whether it is open.
-
-    First the hyperparameters and what was decided, then what follows from them.
-    """
-
-    def cell(value: str | None) -> tuple[str, str]:
-        if value is None:
-            return "", UNKNOWN
-        try:
-            is_long = len(value) > LONG and math.isfinite(float(value)) and not value.isdigit()
-        except ValueError:
-            is_long = False
-        return value, f"{float(value):.6g}" if is_long else value
-
-    causes, others = (
-        {key: [cell(value) for value in values] for key, values in differing(runs, *sections).items()}
-        for sections in (("hyperparameters", "decided"), ("DeepSpeed", "environment"))
-    )
-    tables, is_wide = [], len(causes) > MOST_COLUMNS
-    if is_wide:
-        tables.append((f"Hyperparameters and what was decided: {count(len(causes), 'key')}", True, causes))
-    if others:
-        title = f"In DeepSpeed's configuration and the environment: {count(len(others), 'key')}"
-        tables.append((title, not causes, others))
-    return {} if is_wide else causes, tables
+def _differing_cell(value: str | None) -> tuple[str, str]:
+    """A value, whole, to sort by, and as it is shown."""
+    if value is None:
+        return "", UNKNOWN
+    try:
+        is_long = len(value) > LONG and math.isfinite(float(value)) and not value.isdigit()
+    except ValueError:
+        is_long = False
+    return value, f"{float(value):.6g}" if is_long else value
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -333,11 +292,11 @@ def _keys(names: Sequence[str], several: bool) -> list[tuple[str, str, int]]:
     Several metrics of one run differ in colour, those of several runs in dashes.
     """
     plain = [name for name in names if not name.startswith(f"{VALIDATION}/")]
-    keys = [(name, "dots", 0) for name in names if name not in plain]
-    style = "dashed" if several else "line"
-    return [
-        (name, style if place else "line", place % len(PALETTE)) for place, name in enumerate(plain)
-    ] + keys
+    lines = [
+        (name, "dashed" if several and place else "line", place % len(PALETTE))
+        for place, name in enumerate(plain)
+    ]
+    return [*lines, *((name, "dots", 0) for name in names if name not in plain)]
 
 
 def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[dict[str, Any], str]:
@@ -369,43 +328,31 @@ def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[di
             at = bisect_right(longest.steps, each.steps_completed) - 1 if longest else -1
             seconds = longest.seconds[at] if longest and at >= 0 else None
             checkpoints.append({"step": each.steps_completed, "seconds": seconds})
-        launches = zip(shown.run.launches, shown.starts, strict=False)
+        marks = [
+            {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
+            for launch, seconds in zip(shown.run.launches, shown.starts, strict=False)
+            if launch.kind != START
+        ]
         drawn.append(
             {
                 "label": shown.label,
                 "colour": index % len(PALETTE),
                 "samples": shown.launch.global_batch_size if shown.launch else 0,
-                "marks": [
-                    {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
-                    for launch, seconds in launches
-                    if launch.kind != START
-                ],
+                "marks": marks,
                 "checkpoints": checkpoints,
                 "curves": curves,
             }
         )
-    content = {
-        "runs": drawn,
-        "charts": [{"title": title, "curves": names} for title, names in charts.items()],
-    }
-    if not kept:
-        return content, ""
-    return content, (
+    pictures = [{"title": title, "curves": names} for title, names in charts.items()]
+    left_out = (
         f"The longest curve is drawn with {kept:,} of its {reported:,} points: the lowest and the highest of each part."
         " Validations are exact, except where there are thousands. All values are in metrics.jsonl."
     )
+    return {"runs": drawn, "charts": pictures}, left_out if kept else ""
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """The indexes of the points to draw of a long curve, rising.
-
-    The curve is cut into parts of equal length; of each part the lowest and the highest point stay, and the first one
-    that is not finite. So do the curve's first and last point.
-
-    Args:
-        values: Of the curve, in their order.
-        most: About how many points to keep, at least 4.
-    """
+    """The indexes of about ``most`` points to draw of a long curve: its ends, and extremes of equal parts."""
     count = len(values)
     if count <= most:
         return list(range(count))

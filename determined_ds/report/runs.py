@@ -6,14 +6,15 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.retention import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.numbers import count
 from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION
 from determined_ds.rundir.records import (
     COMPLETED,
@@ -27,7 +28,6 @@ from determined_ds.rundir.records import (
 from determined_ds.rundir.run_dir import RunDir, short
 
 RUNNING, UNFINISHED = "running", "not finished"
-LOSSES = (*LOSS, "training_loss")
 # Facts of a launch that are decided, in the order of the page.
 DECIDED = (
     *("strategy", "slots", "machines", "accelerator", "global_batch_size", "micro_batch_size"),
@@ -40,9 +40,6 @@ class Setting(NamedTuple):
 
     value: str
     origin: str = ""
-
-
-Settings = dict[str, Setting]  # by dotted key
 
 
 class Best(NamedTuple):
@@ -63,9 +60,8 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run on the page.
+    """A run as people look at it.
 
     Args:
         run: What it has left.
@@ -74,28 +70,50 @@ class RunView:
         place: Where it lies, for people.
     """
 
-    run: RecordedRun
-    label: str
-    warnings: tuple[KeptWarning, ...] = ()
-    place: str = ""
+    def __init__(
+        self, run: RecordedRun, label: str = "", warnings: Sequence[KeptWarning] = (), place: str = ""
+    ) -> None:
+        self.run, self.label, self.place = run, label, place
+        configured = dict.fromkeys(text for launch in run.launches for text in launch.warnings)
+        self.warnings = [
+            *(KeptWarning(message=text, source="configuration") for text in configured),
+            *warnings,
+        ]
+        self.launch, result = run.launches[-1] if run.launches else None, run.result
+        self.status = RUNNING if run.is_running else UNFINISHED if result is None else result.status
+        self.why = ""  # it is not complete
+        if result is not None and self.status not in (RUNNING, COMPLETED):
+            self.why = result.reason or ""
+        elif self.status == UNFINISHED:
+            self.why = (
+                "it wrote no result.json: the command that started it was killed, or its machine went down"
+            )
+        given = self.launch.hyperparameters if self.launch else run.config.get("hyperparameters")
+        self.hyperparameters: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+        length = get_path(self.hyperparameters, ("fit", "max_length", "batches"))
+        self.planned = length if isinstance(length, int) else None  # batches
+        reported = [int(record["steps_completed"]) for record in run.records]
+        self.steps = max([*reported, result.steps_completed if result else 0, 0])
 
-    @cached_property
-    def _clock(self) -> list[tuple[float, float]]:
-        """Each launch: when it began, and the seconds in training before it, without pauses and lost work."""
-        times = sorted(
-            time for record in self.run.records if (time := as_number(record.get("time"))) is not None
-        )
-        parts: list[tuple[float, float]] = []
-        for begin in [launch.time for launch in self.run.launches] or times[:1]:
-            last = max((time for time in times if time < begin), default=None)
-            before = parts[-1][1] + max(0.0, last - parts[-1][0]) if parts and last is not None else 0.0
-            parts.append((begin, before))
-        return parts
+        # When each launch began, and the seconds in training before it, without pauses and lost work.
+        times = sorted(time for each in run.records if (time := as_number(each.get("time"))) is not None)
+        begins, self.starts = [launch.time for launch in run.launches] or times[:1], [0.0]
+        for begin, following in pairwise(begins):
+            last = max((time for time in times if time < following), default=begin)
+            self.starts.append(self.starts[-1] + max(0.0, last - begin))
+        self._clock = list(zip(begins, self.starts, strict=False))
 
-    @property
-    def starts(self) -> list[float]:
-        """Seconds in training at each launch."""
-        return [before for _, before in self._clock]
+        # The metric that it is judged by; "" where it was not validated.
+        metric = get_path(run.config, ("searcher", "metric"))
+        validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
+        self.metric = str(metric) if metric in validated else "".join(validated[:1])
+        self.smaller_is_better = get_path(run.config, ("searcher", "smaller_is_better")) is not False
+        best: Best | None = None
+        curve = self.curves.get(f"{VALIDATION}/{self.metric}")
+        for step, value in zip(curve.steps, curve.values, strict=True) if curve else ():
+            if is_better(value, best and best.value, smaller_is_better=self.smaller_is_better):
+                best = Best(self.metric, value, step)
+        self.best = best
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -105,105 +123,42 @@ class RunView:
             group, step = record["group"], record["steps_completed"]
             time, seconds = as_number(record.get("time")), None
             if time is not None and self._clock:
-                part = next(
-                    (part for part in reversed(self._clock) if part[0] <= time), (self._clock[0][0], 0.0)
-                )
+                part = next((part for part in reversed(self._clock) if part[0] <= time), self._clock[0])
                 seconds = round(part[1] + max(0.0, time - part[0]), 3)
             metrics = record["metrics"] if isinstance(record["metrics"], Mapping) else {}
             for metric, value in metrics.items():
                 number = value if type(value) is float else as_number(value)
                 if number is None or metric in (*POSITION, "steps_completed"):
                     continue
-                name = f"{group}/{metric}"
-                curve = found.setdefault(name, Curve(group, metric, [], [], []))
+                curve = found.setdefault(f"{group}/{metric}", Curve(group, metric, [], [], []))
                 if curve.steps and step < curve.steps[-1]:
                     continue
                 if curve.steps and step == curve.steps[-1]:  # reported again
-                    for each in (curve.steps, curve.seconds, curve.values):
+                    for each in curve[2:]:
                         each.pop()
                 curve.steps.append(step)
                 curve.seconds.append(seconds)
                 curve.values.append(number)
         return found
 
-    @property
-    def launch(self) -> Launch | None:
-        """The last one."""
-        return self.run.launches[-1] if self.run.launches else None
-
-    @property
-    def status(self) -> str:
-        """``running``, as of ``result.json``, or ``not finished``: it was killed, or its machine was."""
-        if self.run.is_running:
-            return RUNNING
-        return UNFINISHED if self.run.result is None else self.run.result.status
-
-    @property
-    def why(self) -> str:
-        """Why it is not complete; "" where nothing is to be said."""
-        if self.status in (RUNNING, COMPLETED):
-            return ""
-        if self.run.result is None:
-            return "it wrote no result.json: the command that started it was killed, or its machine went down"
-        return self.run.result.reason or ""
-
-    @property
-    def about_configuration(self) -> list[str]:
-        """What its launches have warned of, each once."""
-        return list(dict.fromkeys(text for launch in self.run.launches for text in launch.warnings))
-
-    @property
-    def steps(self) -> int:
-        """Batches trained."""
-        reported = [int(record["steps_completed"]) for record in self.run.records]
-        return max([*reported, self.run.result.steps_completed if self.run.result else 0, 0])
-
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """The point that is trained."""
-        found = self.launch.hyperparameters if self.launch else self.run.config.get("hyperparameters")
-        return dict(found) if isinstance(found, Mapping) else {}
-
-    @property
-    def planned(self) -> int | None:
-        """Batches that it is to train; None where that is not stated in batches."""
-        length = get_path(self.hyperparameters, ("fit", "max_length", "batches"))
-        return length if isinstance(length, int) else None
-
-    @property
-    def smaller_is_better(self) -> bool:
-        """Of the metric that it is judged by."""
-        return get_path(self.run.config, ("searcher", "smaller_is_better")) is not False
-
-    @property
-    def metric(self) -> str:
-        """The validation metric that it is judged by; "" where it has none."""
-        given = get_path(self.run.config, ("searcher", "metric"))
-        validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
-        return str(given) if given in validated else "".join(validated[:1])
-
-    @property
-    def best(self) -> Best | None:
-        """Its best validation."""
-        curve = self.curves.get(f"{VALIDATION}/{self.metric}")
-        best: Best | None = None
-        for step, value in zip(curve.steps, curve.values, strict=True) if curve else ():
-            if is_better(value, best and best.value, smaller_is_better=self.smaller_is_better):
-                best = Best(self.metric, value, step)
-        return best
-
     def training(self, *metrics: str) -> list[float]:
         """The values of a training metric, the first of these that there is; they may not be finite."""
         known = (self.curves.get(f"{TRAINING}/{metric}") for metric in metrics)
         return next((curve.values for curve in known if curve), [])
 
+    @property
+    def losses(self) -> list[float]:
+        """Of training."""
+        return self.training(*LOSS, "training_loss")
+
+    @cached_property
     def figures(self) -> dict[str, float | None]:
         """Its final figures; None where they are not known."""
         ends = [end for curve in self.curves.values() if (end := curve.seconds[-1]) is not None]
         found: dict[str, float | None] = {
             "batches": self.steps,
             "seconds": max(ends, default=None),
-            "loss": next(iter(self.training(*LOSSES)[-1:]), None),
+            "loss": self.losses[-1] if self.losses else None,
             "best": self.best.value if self.best else None,
         }
         for name in ("samples_per_second", "tokens_per_second", "peak_memory_gib"):
@@ -213,11 +168,10 @@ class RunView:
         return found
 
     @cached_property
-    def sections(self) -> dict[str, Settings]:
-        """All that it was given: what was decided, hyperparameters, what DeepSpeed gets, where it ran."""
-        launch = self.launch
+    def sections(self) -> dict[str, dict[str, Setting]]:
+        """All that it was given, by dotted key: what was decided, hyperparameters, DeepSpeed's JSON, where it ran."""
+        launch, hyperparameters = self.launch, dict(self.hyperparameters)
         ds_config: Any = (launch.ds_config if launch else None) or self.run.ds_config
-        hyperparameters = dict(self.hyperparameters)
         for key in ("deepspeed_config", "overwrite_deepspeed_args") if ds_config else ():
             if isinstance(hyperparameters.get(key), Mapping):  # it is part of ds_config
                 del hyperparameters[key]
@@ -232,16 +186,34 @@ class RunView:
             "environment": {**(launch.versions if launch else {}), **machine},
         }
         folder = str(self.run.path.resolve())  # a path in the run directory is the same in every run
-        found: dict[str, Settings] = {}
+        found: dict[str, dict[str, Setting]] = {}
         for name, tree in sections.items():
+            origins = launch.origins if launch and name == "DeepSpeed" else {}
             for key, value in _leaves(tree, ""):
-                origins, at = launch.origins if launch and name == "DeepSpeed" else {}, key
+                at = key
                 while at and at not in origins:  # that of the mapping that it is in
                     at = at.rpartition(".")[0]
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 setting = Setting(text.replace(folder, "RUN_DIR"), str(origins.get(at, "")))
                 found.setdefault(name, {})[key] = setting
         return found
+
+
+def trained_on(launch: Launch) -> str:
+    """What a launch trains on: ``2 slots (CPU), ZeRO 1, fp32, global batch 32 = 16 x 1 x 2 replicas``."""
+    kind = {"cpu": "CPU", "cuda": "GPU"}.get(launch.accelerator, launch.accelerator)
+    words = [count(launch.slots, "slot") + (f" ({kind})" if kind else "")]
+    words += [f"{launch.machines} machines"] if launch.machines > 1 else []
+    words += [launch.strategy] if launch.strategy else []
+    if launch.ds_config:
+        on = (name for name in ("bf16", "fp16") if get_path(launch.ds_config, (name, "enabled")) is True)
+        words.append(next(on, "fp32"))
+    if launch.global_batch_size:
+        words.append(f"global batch {launch.global_batch_size:,}")
+        if launch.replicas:
+            replicas = count(launch.replicas, "replica")
+            words[-1] += f" = {launch.micro_batch_size} x {launch.accumulation} x {replicas}"
+    return ", ".join(words)
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -286,34 +258,27 @@ def find_runs(folders: Iterable[Path]) -> list[RunView]:
         # Those within it come first: a search's own folder looks like that of a run.
         inner = [sorted(filter(is_run, folder.glob(pattern))) for pattern in ("trials/*", "runs/*/*", "*")]
         found = inner[0] or inner[1] or ([folder] if is_run(folder) else inner[2])
-        paths.update(dict.fromkeys(found))
+        paths.update(dict.fromkeys(path.resolve() for path in found))
         if not found:
             why = "holds no run" if folder.is_dir() else "is not a folder that exists"
-            fix = (
-                "name a folder that det-ds run, search, compare or autotune has made (--run-dir, or one of "
-                "runs/*/*), or one that holds such folders"
-            )
+            fix = "name a folder that det-ds run, search, compare or autotune has made, or one that holds such folders"
             problems.append(Problem(key="RUN_DIR", value=str(folder), message=why, fix=fix, code="run-dir"))
     if problems:
         raise ConfigError(problems)
+
+    # The shortest names that tell folders apart: their last parts, as many as it takes; of a search, its trials.
+    of_search = len({path.parent for path in paths}) == 1 and all(
+        path.parent.name == "trials" and path.name.isdigit() for path in paths
+    )
+    whole = [path.parts for path in paths]
+    labels = [f"trial {int(path.name)}" if of_search else path.name for path in paths]
+    for depth in range(2, max(map(len, whole), default=0) + 1):
+        if len(set(labels)) == len(labels):
+            break
+        labels = ["/".join(parts[-depth:]) for parts in whole]
     runs = []
-    for path, label in zip(paths, _labels(list(paths)), strict=True):
+    for path, label in zip(paths, labels, strict=True):
         run = read_run(path)
         damaged = (KeptWarning(message=message, source="det-ds") for message in run.damaged)
-        warnings = (*damaged, *read_warnings(RunDir(path)))
-        runs.append(RunView(run=run, label=label, warnings=warnings, place=short(path.resolve())))
+        runs.append(RunView(run, label, (*damaged, *read_warnings(RunDir(path))), short(path)))
     return runs
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """The shortest names that tell folders apart: their last parts, as many as it takes; of a search, its trials."""
-    if len({path.parent for path in paths}) == 1 and all(
-        path.parent.name == "trials" and path.name.isdigit() for path in paths
-    ):
-        return [f"trial {int(path.name)}" for path in paths]
-    whole = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, whole), default=0) + 1):
-        names = ["/".join(parts[-depth:]) for parts in whole]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{path.name} ({index})" for index, path in enumerate(paths, start=1)]  # one was given twice

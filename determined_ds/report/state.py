@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.retention import as_number, is_better
 from determined_ds.documents.document import get_path
-from determined_ds.report.numbers import rate, short_number
+from determined_ds.report.numbers import rate, short_number, shortened
 
 TRAINING, VALIDATION = "training", "validation"
 STARTING = "starting"  # no report yet
@@ -23,27 +23,10 @@ HIDDEN = {*POSITION, *("grad_norm", "loss_scale", "peak_memory_gib", "peak_memor
 MOST_TEXT = 40
 
 
-def show(name: str, value: Any) -> str:
-    """A metric for people: four significant digits, thousands grouped, rates with their unit."""
-    if name.endswith("_per_second"):
-        return rate(value, name.removesuffix("_per_second"))
-    if isinstance(value, (list, tuple, Mapping)):
-        return f"{name} [{len(value)} values]"
-    text = short_number(value) if isinstance(value, float) else str(value)
-    return f"{name} {text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + '...'}"
-
-
-def summary(metrics: Mapping[str, Any]) -> str:
-    """The metrics that people read, in a line."""
-    names = [name for name in ORDER if name in metrics]
-    names += [name for name in metrics if name not in ORDER and name not in HIDDEN]
-    return "  ".join(show(name, metrics[name]) for name in names)
-
-
 def report_line(
     group: str, batch: int, total: int | None, metrics: Mapping[str, Any], *, digits: int = 1
 ) -> str:
-    """``training    batch  10/200  loss 3.1  lr 0.0006  164 samples/s``.
+    """The metrics that people read: ``training    batch  10/200  loss 3.1  lr 0.0006  164 samples/s``.
 
     Args:
         group: ``training`` or ``validation``.
@@ -52,8 +35,18 @@ def report_line(
         metrics: As they were reported.
         digits: Of the batch at least, so that lines stand below each other.
     """
-    of = f"/{total}" if total else ""
-    return f"{group:<10}  batch {batch:>{digits}}{of}  {summary(metrics)}"
+    words = [f"{group:<10}", f"batch {batch:>{digits}}" + (f"/{total}" if total else "")]
+    names = [name for name in ORDER if name in metrics]
+    for name in (*names, *(name for name in metrics if name not in ORDER and name not in HIDDEN)):
+        value = metrics[name]
+        if name.endswith("_per_second"):
+            words.append(rate(value, name.removesuffix("_per_second")))
+        elif isinstance(value, (list, tuple, Mapping)):
+            words.append(f"{name} [{len(value)} values]")
+        else:
+            text = short_number(value) if isinstance(value, float) else str(value)
+            words.append(f"{name} {shortened(text, MOST_TEXT)}")
+    return "  ".join(words)
 
 
 def metric_of(metrics: Mapping[str, Any], *names: str) -> float | None:
@@ -72,29 +65,17 @@ class SeenValidation(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunState:
-    """A run, as it is shown.
+    """A run, as it is shown."""
 
-    Args:
-        metric: ``searcher.metric``; "" without one.
-        smaller_is_better: Of that metric.
-        total: Batches in all; None where that is not known.
-        batch: Batches trained.
-        status: In a word: ``starting``, ``training``, ``validating``, ``checkpointing``, or how it ended.
-        writing: The batch whose checkpoint is written while training continues; None where none is.
-        checkpoint: The batch of the newest checkpoint; None without one.
-        checkpoint_time: When it was complete, in seconds since the epoch.
-        detail: What a run that starts is at.
-    """
-
-    metric: str = ""
+    metric: str = ""  # ``searcher.metric``
     smaller_is_better: bool = True
-    total: int | None = None
+    total: int | None = None  # batches; None where that is not known
     batch: int = 0
-    status: str = TRAINING
-    writing: int | None = None
-    checkpoint: int | None = None
-    checkpoint_time: float | None = None
-    detail: str = ""
+    status: str = TRAINING  # in a word: starting, training, validating, checkpointing, or how it ended
+    writing: int | None = None  # the batch whose checkpoint is written while training continues
+    checkpoint: int | None = None  # the batch of the newest
+    checkpoint_time: float | None = None  # when it was complete, in seconds since the epoch
+    detail: str = ""  # what a run that starts is at
     losses: list[float] = field(default_factory=list)
     training: dict[str, Any] = field(default_factory=dict)  # of the last report
     validation: SeenValidation | None = None
@@ -121,16 +102,15 @@ class RunState:
             if (loss := metric_of(metrics, *LOSS)) is not None:
                 self.losses.append(loss)
         elif group == VALIDATION:
-            names = [self.metric, *(name for name in metrics if name not in POSITION)]
-            known = ((name, as_number(metrics.get(name))) for name in names)
-            name, value = next(((name, value) for name, value in known if value is not None), ("", None))
-            if value is None:
+            for name in (self.metric, *(name for name in metrics if name not in POSITION)):
+                if (value := as_number(metrics.get(name))) is None:
+                    continue
+                self.validation = SeenValidation(batch, name, value)
+                before = None if self.best is None else self.best.value
+                # Of a metric that is not the searcher's, which of two is better is not known.
+                if name == self.metric and is_better(value, before, smaller_is_better=self.smaller_is_better):
+                    self.best = self.validation
                 return
-            self.validation = SeenValidation(batch, name, value)
-            before = None if self.best is None else self.best.value
-            # Of a metric that is not the searcher's, which of two is better is not known.
-            if name == self.metric and is_better(value, before, smaller_is_better=self.smaller_is_better):
-                self.best = self.validation
 
     def at(self, batch: int, time: float) -> None:
         """So many batches are trained at a time, in seconds of any clock that does not change."""

@@ -41,7 +41,7 @@ def test_a_run_says_how_it_ended_what_was_best_and_how_it_was_trained(tmp_path: 
     assert page.texts["p"][0] == "Completed: 40 batches in 40 s; best validation_loss 1.1235 after batch 40."
     facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
     assert facts["command"] == "det-ds run gpt2.yaml ."
-    assert facts["trained on"] == "2 slots (CPU), ZeRO 1, global batch 32 = 16 x 1 x 2 replicas"
+    assert facts["trained on"] == "2 slots (CPU), ZeRO 1, fp32, global batch 32 = 16 x 1 x 2 replicas"
     assert facts["newest checkpoint"] == "uuid-40, batch 40"
     for told in ("40 of 40", "1.0000 from 4.9000", "1.1235 batch 40"):
         assert told in page.rows[1]
@@ -102,7 +102,7 @@ def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -
     path = recorded(tmp_path / "run", launches=[launch(warnings=["a batch of 1"])])
     warned(path, "slow loader", "torch", rank=1, count=1200, steps=7)
     page = page_of(path)
-    assert ["a batch of 1 configuration", "1", "", ""] in page.rows
+    assert ["a batch of 1 configuration", "1", "the start", ""] in page.rows
     assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
 
 
