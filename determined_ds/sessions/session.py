@@ -31,7 +31,7 @@ from determined_ds.train.adoption import MADE
 from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
-from determined_ds.train.loop.display import Progress, make_progress
+from determined_ds.train.loop.display import make_progress
 from determined_ds.train.loop.fit import completed, of_hyperparameters
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Training
@@ -389,7 +389,7 @@ class Session:
             if is_whole or done + 1 in (num, schedule.stated_batches):
                 self._is_cut = False
                 self._pause()
-                if training.measure is not None and done + 1 == schedule.stated_batches:
+                if self._is_measured and done + 1 == schedule.stated_batches:
                     raise SystemExit(0)  # what the script would do next is not wanted
                 return
 
@@ -410,6 +410,10 @@ class Session:
     def _counters(self) -> list[tuple[int, int]]:
         return [(engine.global_steps, engine.micro_steps) for engine in self._context.models]
 
+    @property
+    def _is_measured(self) -> bool:
+        return self._here.run is not None and self._here.run.measurement is not None
+
     def _pause(self) -> None:
         """What follows is not training."""
         if not self._is_open:
@@ -417,9 +421,8 @@ class Session:
         training = self._trains("")
         training.reporter.pause()
         has_stepped = any(now[0] > then[0] for now, then in zip(self._counters(), self._before, strict=False))
-        for part in (training.capture, training.measure):
-            if has_stepped and part is not None:
-                part.stop()
+        for each in training.observers if has_stepped else ():
+            each.stop()
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
 
@@ -471,29 +474,23 @@ class Session:
 
     def _make_training(self) -> Training:
         """What the script drives: as the hyperparameters say, or the steps that are measured."""
-        context, run, measure = self.context, self._here.run, None
-        tests = run is not None and run.test
+        context, run = self.context, self._here.run
         if run is not None and run.measurement is not None:
-            from determined_ds.train.loop.measure import Measuring, check_strategy, measured_fit
+            from determined_ds.train.loop.measure import Measuring, check_strategy
 
             check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
-            measure = Measuring(self._trial, context, run.measurement)
-            fit, progress = measured_fit(run.measurement), Progress(shows=False)
-        else:
-            fit = of_hyperparameters(context.resolved.fit)
-            for name in ("validation_period", "step_zero_validation"):
-                if getattr(fit, name) and self.rank == 0:
-                    logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
-            fit = replace(fit, step_zero_validation=False)
-            fit = completed(fit, context, test_mode=tests, states_length=False)
-            progress = make_progress(self.rank == 0, context._run_dir.metrics)
+            return Measuring(self._trial, context, run.measurement, source="s.report").training
+        fit, tests = of_hyperparameters(context.resolved.fit), run is not None and run.test
+        for name in ("validation_period", "step_zero_validation"):
+            if getattr(fit, name) and self.rank == 0:
+                logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
+        fit = replace(fit, step_zero_validation=False)
         return Training(
             self._trial,
             context,
-            fit,
-            progress,
+            completed(fit, context, test_mode=tests, states_length=False),
+            make_progress(self.rank == 0, context._run_dir.metrics),
             test_mode=tests,
-            measure=measure,
             validator=ReportedValidation(context),
             source="s.report",
         )
@@ -522,7 +519,7 @@ class Session:
         training = self._trains("s.report")
         if self._listens and not validation:
             training.take(dict(metrics))
-        elif self._listens and training.measure is None:  # else what was measured is reported in its place
+        elif self._listens:
             training.validator.add(metrics, weight)
 
     @property
@@ -632,10 +629,10 @@ class Session:
         else:
             self._end_step(agreed=True, ends=True)
         training.end(lambda: sums_of_weights(self._context.models))
-        if training.measure is not None and run is not None:
+        if run is not None and self._is_measured:
             from determined_ds.train.loop.measure import keep_row
 
-            row = training.measure.row(training)
+            row = training.validator.row()
             keep_row(run, row, is_chief=training.is_chief, was_stopped=training.is_stopped)
 
 

@@ -47,8 +47,7 @@ class ReportedValidation:
     dataset = None
 
     def __init__(self, context: Any) -> None:
-        warned: set[str] | None = set() if context.distributed.rank == 0 else None
-        self._sums = MetricSums(context.device, source="s.report", warned=warned)
+        self._sums = MetricSums(context.device, source="s.report")
         self.is_pending = False
 
     def add(self, metrics: Mapping[str, Any], weight: float) -> None:

@@ -180,10 +180,16 @@ def is_alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() < 2
 
 
-def reduce_over_ranks(vector: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-    """Sum a vector over ranks, or reduce it by another operation, in place; a collective."""
-    if not is_alone():
-        dist.all_reduce(vector, op=operation)
+def gather_rows(vector: torch.Tensor) -> torch.Tensor:
+    """The vector of each rank, all of one length: a row for each rank, on the host; a collective.
+
+    Waits for the device, as whoever reads the numbers would.
+    """
+    if is_alone():
+        return vector.reshape(1, -1).cpu()
+    rows = vector.new_empty(dist.get_world_size(), vector.numel())
+    dist.all_gather(list(rows), vector)
+    return rows.cpu()
 
 
 def allgather_objects(stuff: Any) -> list[Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
@@ -18,7 +17,7 @@ from determined_ds.profile.median_step import median_step, record_passes
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.recorded_step import write_step
 from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
-from determined_ds.train.group.process_group import reduce_over_ranks
+from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress
@@ -54,32 +53,28 @@ def measure_throughput(
         )
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
     length = Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
-    measure = Measuring(trial, context, length)
-    training = Training(trial, context, measured_fit(length), Progress(shows=False), measure=measure)
-    training.train(None)
-    return measure.row(training)
-
-
-def measured_fit(length: Measurement) -> FitOptions:
-    """How long a training is that measures its steps."""
-    return FitOptions(
-        max_length=Length(unit="batches", value=length.total),
-        checkpoint_policy="none",
-        asynchronous_checkpoints=False,
-        profile=length.profile,
-    )
+    measuring = Measuring(trial, context, length)
+    measuring.training.train(None)
+    return measuring.row()
 
 
 class Measuring:
-    """What a :class:`Training` calls where its steps are measured.
+    """Observes the steps of a :class:`Training`, and is its validator: what it reports is what was measured.
+
+    Args:
+        trial: The trial.
+        context: Its context.
+        length: How many steps, and how many of them are the warm-up.
+        source: Of the training metrics.
 
     Attributes:
-        length: How many steps, and how many of them are the warm-up.
+        training: What is measured; whoever takes its steps.
     """
 
-    def __init__(self, trial: Any, context: Any, length: Measurement) -> None:
-        self.length = length
-        self._trial, self._context = trial, context
+    dataset = None
+
+    def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
+        self._trial, self._context, self._length = trial, context, length
         self._start_seconds = 0.0
         self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
@@ -88,19 +83,42 @@ class Measuring:
         self._weights: list[float] = []
         self._state_bytes = [0 for _ in context.models]
         self._let_go: list[Callable[[], None]] = []
-        self._metrics: dict[str, Any] = {}
+        self._reported: tuple[tuple[int, ...], dict[str, Any]] | None = None
         self._pipeline_step: RecordedStep | None = None
-        self._done: Row | None = None
+        # A trial's own profiler is for the steps that count, where others are recorded beside them.
+        is_own = length.parts > 0 and context.profiler is not None
+        ends = sorted({length.warmup, length.timed} - {0})
+        fit = FitOptions(
+            max_length=Length(unit="batches", value=length.total),
+            # The first report forgets the warm-up, here, where no rank is in a pipeline's step.
+            reporting_period=Length(unit="batches", value=tuple(ends)),
+            checkpoint_policy="none",
+            asynchronous_checkpoints=False,
+            profile=None if is_own else length.profile,
+        )
+        self.training = Training(
+            trial,
+            context,
+            fit,
+            Progress(shows=False),
+            validator=self,
+            source=source,
+            observers=[self],
+            keeps=False,
+        )
+
+    # ------------------------------------------------------------------------------------ of each step
 
     @property
     def _is_done(self) -> bool:
         """Whether all steps that count have ended; what follows is not measured."""
-        return len(self._seconds) >= self.length.timed
+        return len(self._seconds) >= self._length.timed
 
     def begin_step(self) -> None:
         """A step begins."""
-        steps, length = len(self._seconds), self.length
+        steps, length = len(self._seconds), self._length
         if self._is_done:
+            self._take_reported()  # before the profiler takes memory
             return
         if steps == length.warmup:
             record_passes(self._context.models)
@@ -125,14 +143,13 @@ class Measuring:
 
     def _synchronize(self) -> None:
         """Work that a GPU has yet to do belongs to the step that asked for it; in a profile it stays as it is."""
-        if self._context.device.type == "cuda" and not self.length.profiles:
+        if self._context.device.type == "cuda" and not self._length.profiles:
             torch.cuda.synchronize(self._context.device)
 
-    def end_step(self, training: Training) -> None:
-        """A step has ended; a collective after the warm-up and after the last step."""
-        sums, train, device = training.sums, self._context._core.train, self._context.device
+    def end_step(self, _batches_trained: int) -> None:
+        """A step has ended; a collective after the last one that counts."""
+        sums, train, device = self.training.sums, self._context._core.train, self._context.device
         if not self._is_done:
-            self.stop()
             assert self._taken is not None
             self._seconds.append(self._taken)
             while self._let_go:
@@ -140,24 +157,31 @@ class Measuring:
             loss = sums.running("loss")
             self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
             self._weights.append(sums.weight("loss"))
-            if training.is_chief and isinstance(train, LocalTrainContext):
+            if self.training.is_chief and isinstance(train, LocalTrainContext):
                 train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
+            if self._is_done:
+                self._pipeline_step = median_step(self._context.models, self._context.distributed)
         sums.clear()
-        if len(self._seconds) == self.length.warmup:
-            self._reduce(training)  # forgets the warm-up; here, where no rank is in a pipeline's step
-        elif self._is_done and self._pipeline_step is None:
-            self._pipeline_step = median_step(self._context.models, self._context.distributed)
-            if self.length.parts and self._done is None:
-                self._reduce(training)
-                self._done = self.row(training)  # before the profiler takes memory
 
-    def report(self, training: Training) -> None:
-        """Report what was measured; a collective."""
-        self._reduce(training)
-        if len(self._seconds) <= self.length.warmup:
-            return
-        row, done = self.row(training), training.state.batches_trained
-        training.reporter.training(done, self._metrics, progress=done / training.schedule.num_batches)
+    def _take_reported(self) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """Memory by rank and metrics, as reported after the last step that counts."""
+        reporter = self.training.reporter
+        self._reported = self._reported or (reporter.memory_by_rank, reporter.latest)
+        return self._reported
+
+    # ------------------------------------------------------------------------------------ what was measured
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether all steps have ended: what was measured is reported."""
+        return self.training.state.batches_trained == self._length.total
+
+    def add(self, metrics: Any, weight: float) -> None:
+        """What a script reports of its own validation is not looked at."""
+
+    def run(self, _callbacks: list[Any]) -> dict[str, Any]:
+        """The metrics; a collective."""
+        row = self.row()
         peak = row.peak_memory_bytes
         measured = {
             "samples_per_second": row.samples_per_second,
@@ -166,33 +190,26 @@ class Measuring:
             "peak_memory_gib": None if peak is None else peak / GIB,
             "loss": row.loss,
         }
-        known = {name: value for name, value in measured.items() if value is not None}
-        training.reporter.validation(done, {**training.position(), **known})
+        return {name: value for name, value in measured.items() if value is not None}
 
-    def _reduce(self, training: Training) -> None:
-        riders = torch.zeros(0, dtype=torch.float64, device=self._context.device)
-        self._metrics = training.reporter.reduce(training.sums, riders)[0]
-
-    def row(self, training: Training) -> Row:
+    def row(self) -> Row:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
-        if self._done is not None:
-            return self._done
-        resolved, length = self._context.resolved, self.length
-        seconds = torch.tensor(self._seconds, dtype=torch.float64, device=self._context.device)
-        reduce_over_ranks(seconds, dist.ReduceOp.MAX)
-        weights = torch.tensor(self._weights, dtype=torch.float64, device=self._context.device)
-        sums = torch.stack([torch.stack([loss.double() for loss in self._losses]), weights])
-        reduce_over_ranks(sums)
+        resolved, length, device = self._context.resolved, self._length, self._context.device
+        own = torch.tensor([self._seconds, self._weights], dtype=torch.float64, device=device)
+        sums = torch.stack([loss.double() for loss in self._losses])
+        rows = gather_rows(torch.cat([own.flatten(), sums])).reshape(-1, 3, len(self._seconds))
+        seconds, weights, losses = rows[:, 0].amax(0), rows[:, 1].sum(0), rows[:, 2].sum(0)
+        memory_by_rank, metrics = self._take_reported()
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[length.warmup :]),
-            losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
+            losses=tuple((losses / weights).tolist()) if weights.all() else (),
             warmup=length.warmup,
             start_seconds=self._start_seconds,
-            peak_memory_bytes_by_rank=tuple(training.reporter.memory_by_rank),
+            peak_memory_bytes_by_rank=memory_by_rank,
             model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
-            bubble=self._metrics.get("bubble"),
-            bubble_ideal=self._metrics.get("bubble_ideal"),
+            bubble=metrics.get("bubble"),
+            bubble_ideal=metrics.get("bubble_ideal"),
             pipeline_step=self._pipeline_step,
         )
         done, engine = len(self._seconds), engine_name(self._context.models[0])

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,31 +22,21 @@ import torch.distributed as dist
 from determined import pytorch, util
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
-from determined_ds.train.group.process_group import allgather_objects, is_alone, reduce_over_ranks
+from determined_ds.train.group.process_group import allgather_objects, gather_rows, is_alone
 from determined_ds.trial.author import described, place_of
 
 logger = logging.getLogger("determined_ds")
 Reducer = pytorch.Reducer
 # MPS has no float64; everything that trains here does.
 DTYPE = torch.float64
-
-
-class Kind(NamedTuple):
-    """How a reducer makes one number of several, joins two and reduces over ranks; the value of a rank without any."""
-
-    word: str
-    whole: Any
-    join: Any
-    operation: Any
-    absent: float
-
-
-KINDS = {
-    Reducer.AVG: Kind("mean", torch.mean, torch.add, dist.ReduceOp.SUM, 0.0),
-    Reducer.SUM: Kind("sum", torch.sum, torch.add, dist.ReduceOp.SUM, 0.0),
-    Reducer.MAX: Kind("maximum", torch.max, torch.maximum, dist.ReduceOp.MAX, float("-inf")),
-    Reducer.MIN: Kind("minimum", torch.min, torch.minimum, dist.ReduceOp.MIN, float("inf")),
+# How a reducer makes one number of several, and joins two, of batches or of ranks.
+KINDS: dict[Reducer, tuple[Any, Any]] = {
+    Reducer.AVG: (torch.mean, torch.add),
+    Reducer.SUM: (torch.sum, torch.add),
+    Reducer.MAX: (torch.max, torch.maximum),
+    Reducer.MIN: (torch.min, torch.minimum),
 }
+_warned: set[str] = set()  # metrics of several numbers
 
 
 class MetricSums:
@@ -55,7 +46,6 @@ class MetricSums:
         device: Of the training backend.
         reducers: How each metric is reduced, or one for all; the weighted mean by default.
         source: The method that returned the metrics, for messages.
-        warned: Names of metrics of several numbers that a warning has named already; None: no warnings.
     """
 
     def __init__(
@@ -64,9 +54,8 @@ class MetricSums:
         reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG,
         *,
         source: str = "",
-        warned: set[str] | None = None,
     ) -> None:
-        self._device, self._reducers, self._source, self._warned = device, reducers, source, warned
+        self._device, self._reducers, self._source = device, reducers, source
         # Agreed upon at the first reduction, and again where a rank meets another name.
         self._names: list[str] | None = None
         self.clear()
@@ -102,11 +91,10 @@ class MetricSums:
                 self._weights[name] += weight
                 continue
             scalar = self._scalar(name, value)
-            if not weight:
-                continue
-            self._weights[name] = self._weights.get(name, 0.0) + weight
-            new = scalar * weight if kind == Reducer.AVG else scalar
-            self._values[name] = new if before is None else KINDS[kind].join(before, new)
+            if weight:
+                self._weights[name] = self._weights.get(name, 0.0) + weight
+                new = scalar * weight if kind == Reducer.AVG else scalar
+                self._values[name] = new if before is None else KINDS[kind][1](before, new)
 
     def running(self, name: str) -> torch.Tensor | None:
         """The sum of a metric since the last reduction, on the device; None where there is none yet."""
@@ -137,15 +125,15 @@ class MetricSums:
             ) from None
         if tensor.numel() == 1:
             return tensor.reshape(())
-        kind = KINDS[self._reducer(name)]
-        if self._warned is not None and name not in self._warned:
-            self._warned.add(name)
+        whole, _ = KINDS[self._reducer(name)]
+        if name not in _warned and (is_alone() or dist.get_rank() == 0):
+            _warned.add(name)
             logger.warning(
                 "warning: %s: metric %r has shape %s; its %s over all elements is reported, as by Determined. To "
                 "report the elements, return them from a MetricReducer (context.wrap_reducer).",
-                *(self._source, name, tuple(tensor.shape), kind.word),
+                *(self._source, name, tuple(tensor.shape), whole.__name__),
             )
-        return kind.whole(tensor)  # type: ignore[no-any-return]
+        return whole(tensor)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -157,61 +145,39 @@ class MetricSums:
         self._values = {name: value.to(self._device) for name, value in state_dict["values"].items()}
         self._weights = dict(state_dict["weights"])
 
-    def reduce(self, riders: torch.Tensor | None = None) -> tuple[dict[str, float], list[float]]:
+    def reduce(self, *riders: torch.Tensor) -> tuple[dict[str, float], list[list[float]]]:
         """The metrics over all batches and ranks since the last call; a collective. All sums begin anew.
 
         A rank that added no metrics does not count.
 
         Args:
-            riders: More numbers for the same collective: a vector to sum over ranks, of one length on all of them.
+            riders: More numbers for the same collective, as many on each rank.
 
         Returns:
-            The metrics, and the summed riders.
+            The metrics, and the riders of each rank.
         """
-        num_strangers: float = self._names is None
+        has_strangers = self._names is None
         while True:
-            if num_strangers:  # the names that any rank has, in the same order on all
+            if has_strangers or self._names is None:  # the names that any rank has, in the same order on all
                 gathered = [list(self._values)] if is_alone() else allgather_objects(list(self._values))
                 self._names = sorted({name for some in gathered for name in some})
-            num_strangers, result, ridden = self._reduced(self._names or [], riders)
-            if not num_strangers:
-                self.clear()
-                return result, ridden
-
-    def _reduced(
-        self, names: list[str], riders: torch.Tensor | None
-    ) -> tuple[float, dict[str, float], list[float]]:
-        """How many names ranks have beside ``names``, the values of these over all ranks, and the riders."""
-        head = [len(self._values.keys() - set(names)), *(self._weights.get(name, 0.0) for name in names)]
-        rest = [torch.tensor(head, dtype=DTYPE, device=self._device)]
-        rest += [] if riders is None else [riders.to(rest[0])]
-        values: dict[str, float] = {}
-        # The sums go with all the rest; extremes, where there are any, by a collective of their own.
-        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
-            of_these = {name: KINDS[self._reducer(name)] for name in names}
-            own = [name for name, kind in of_these.items() if kind.operation == operation]
-            parts = [self._value(name, of_these[name].absent) for name in own]
-            parts += rest if operation == dist.ReduceOp.SUM else []
-            if parts:
-                vector = torch.cat(parts)
-                reduce_over_ranks(vector, operation)
-                found = vector.tolist()
-                values.update(zip(own, found, strict=False))
-                if operation == dist.ReduceOp.SUM:
-                    num_strangers, *others = found[len(own) :]
-        weights, ridden = dict(zip(names, others, strict=False)), others[len(names) :]
-        result = {
-            name: values[name] / weights[name] if self._reducer(name) == Reducer.AVG else values[name]
-            for name in names
-            if weights[name]
-        }
-        return num_strangers, result, ridden
-
-    def _value(self, name: str, absent: float) -> torch.Tensor:
-        value = self._values.get(name)
-        if value is None:
-            return torch.full((1,), absent, dtype=DTYPE, device=self._device)
-        return value.reshape(1).to(self._device)
+            names, none = self._names, torch.zeros((), dtype=DTYPE, device=self._device)
+            head = [len(self._values.keys() - set(names)), *(self.weight(name) for name in names)]
+            values = torch.stack([self._values.get(name, none).to(self._device) for name in (*names, "")])
+            parts = [torch.tensor(head, dtype=DTYPE, device=self._device), values, *riders]
+            rows = gather_rows(torch.cat([part.reshape(-1).to(values) for part in parts]))
+            has_strangers = bool(rows[:, 0].any())
+            if not has_strangers:
+                break
+        self.clear()
+        result = {}
+        for at, name in enumerate(names, start=1):
+            weights = rows[:, at]
+            own, kind = rows[weights > 0, at + len(names)], self._reducer(name)
+            if len(own):
+                value = functools.reduce(KINDS[kind][1], own)
+                result[name] = float(value / weights.sum() if kind == Reducer.AVG else value)
+        return result, rows[:, 2 * len(names) + 2 :].tolist()
 
 
 class Reducers:
@@ -224,26 +190,21 @@ class Reducers:
         """A copy of the attributes of every reducer, in the order in which they were wrapped.
 
         Raises:
-            CheckpointError: names an attribute that cannot be copied.
+            CheckpointError: one of them cannot be copied.
         """
-        return [self._attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
-
-    def _attributes(self, reducer: Any) -> dict[str, Any]:
-        copies, kind = {}, type(reducer)
-        for name, value in vars(reducer).items():
-            if name == "fn":  # the function of a simple reducer
-                continue
+        found = []
+        for each in self._context._wrapped_reducers:
+            attributes, kind = dict(vars(each.reducer)), type(each.reducer)
+            attributes.pop("fn", None)  # the function of a simple reducer
             try:
-                copies[name] = copy.deepcopy(value)
+                found.append(copy.deepcopy(attributes))
             except Exception as error:  # whatever an object's own methods raise
-                place = place_of(kind)
                 raise CheckpointError(
-                    f"{kind.__name__}{f' ({place})' if place else ''}: the attribute {name!r} of this reducer is "
-                    f"{described(value)}, which cannot be copied ({error}); a validation and a checkpoint copy its "
-                    f"values\n  fix: hold it in an attribute of the class, not of the object: {name} = ... under class "
-                    f"{kind.__name__}"
+                    f"{kind.__name__} ({place_of(kind)}): an attribute of this reducer cannot be copied ({error}); a "
+                    "validation and a checkpoint copy them\n  fix: hold it in an attribute of the class, not of the "
+                    "object"
                 ) from error
-        return copies
+        return found
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
         """Continue from :meth:`state_dict`."""
@@ -275,12 +236,11 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
     for name, value in metrics.items():
         try:
             if value is None and not for_training:
-                raise TypeError
+                raise TypeError("None")
             found[str(name)] = _plain(value)
         except TypeError as error:
-            inside = f" that holds {error}" if str(error) else ""
             raise TrainingError(
-                f"{source}: metric {name!r} is {described(value)}{inside}\n"
+                f"{source}: metric {name!r} is {described(value)}, of which {error} cannot be reported\n"
                 "  fix: return numbers, strings, tensors, arrays, or lists and dicts of them"
             ) from None
     return found
@@ -298,19 +258,19 @@ def _plain(value: Any) -> Any:
     raise TypeError(described(value))
 
 
-def searched(metrics: Mapping[str, Any], name: str, trial: Any) -> float:
+def searched(metrics: Mapping[str, Any], name: str) -> float:
     """The value of the searcher's metric.
 
     Raises:
-        ConfigError: the trial does not report it, or not as a number.
+        ConfigError: it is not reported, or not as a number.
     """
-    if name in metrics and util.is_numerical_scalar(metrics[name]):
+    if util.is_numerical_scalar(metrics.get(name)):
         return float(metrics[name])
     known = ", ".join(sorted(metrics))
     message, fix = f"the trial reports {known}", f"name one of them: {known}"
     if name in metrics:
-        kind, value = type(trial).__name__, described(metrics[name])
-        message = f"{kind} reports {value} by this name, and a search compares numbers"
+        message = f"the trial reports {described(metrics[name])} by this name, and a search compares numbers"
         fix = "name a metric that is a number, or report one besides, such as its mean"
-    problem = {"key": "searcher.metric", "value": name, "code": "searcher-metric"}
-    raise ConfigError(Problem(message=message, fix=fix, **problem))
+    raise ConfigError(
+        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
+    )

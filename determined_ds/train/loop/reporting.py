@@ -22,6 +22,7 @@ class Reporter:
     """Makes reports of the accumulated metrics. Only the chief sends them.
 
     Attributes:
+        latest: The metrics of the last report.
         memory_by_rank: Peak bytes at the last report, in the order of ranks; empty before the first.
     """
 
@@ -32,6 +33,7 @@ class Reporter:
         self._training_s = 0.0
         self._num_batches = 0
         self._started: float | None = None
+        self.latest: dict[str, Any] = {}
         self.memory_by_rank: tuple[int, ...] = ()
 
     def batch_begins(self) -> None:
@@ -58,18 +60,15 @@ class Reporter:
         self._training_s += time.perf_counter() - self._started
         self._started = None
 
-    def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
-        """The training metrics since the last report over all ranks, by one collective."""
-        context, distributed = self._context, self._context.distributed
+    def reduce(self, sums: MetricSums, *riders: torch.Tensor) -> tuple[dict[str, Any], list[list[float]]]:
+        """The training metrics since the last report over all ranks, by one collective; and its other riders."""
+        context = self._context
         times = pipeline_times(context.models)
         own = [peak_bytes(context.device), *(times.take() if times else ())]
-        # A table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows.
-        table = torch.zeros(distributed.size, len(own), dtype=torch.float64)
-        table[distributed.rank] = torch.tensor(own, dtype=torch.float64)
-        reduced, ridden = sums.reduce(torch.cat([riders, table.flatten().to(riders.device)]))
+        reduced, rows = sums.reduce(torch.tensor(own, dtype=torch.float64), *riders)
         self.pause()
-        columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
-        self.memory_by_rank = tuple(map(int, columns[0]))
+        peaks, *columns = list(zip(*rows, strict=True))[: len(own)]
+        self.memory_by_rank = tuple(map(int, peaks))
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(context.models[0]))
@@ -82,10 +81,11 @@ class Reporter:
                 metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
         metrics.update(memory_metrics(self.memory_by_rank))
         if times is not None:
-            busy_s, span_s = columns[1:]
+            busy_s, span_s = columns
             if (measured := bubble(busy_s, span_s, times.pipelines)) is not None:
                 metrics |= {"bubble": measured, "bubble_ideal": times.ideal_bubble}
-        return metrics, ridden[: len(riders)]
+        self.latest = metrics
+        return metrics, [row[len(own) :] for row in rows]
 
     def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
         """Send a report of training metrics."""

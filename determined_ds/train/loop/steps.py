@@ -1,4 +1,4 @@
-"""What an author's code does in a step: the calls of ``train_batch`` and ``on_step_end``, and what it must not do."""
+"""What an author's code does in a step: the calls of ``train_batch``, and what it must not do."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from determined import util
 
 from determined_ds.callbacks import Callback
 from determined_ds.errors import TrainingError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.trial import returned
 from determined_ds.trial.author import failed, written_by_author
-from determined_ds.trial.base import ReconciledTrial
 
 METHODS = ("train_batch", "loss")
-HOOK = "on_step_end"
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
@@ -78,48 +75,21 @@ class TrainCalls:
                 metrics = returned.metrics(trial, metrics, *METHODS)
                 # Source: ``make_metrics`` in determined 0.38.1's ``util.py`` leaves None out of the mean, too.
                 found.append({name: value for name, value in metrics.items() if value is not None})
+        own = written_by_author(trial, METHODS[0])
         rest = getattr(context.models[0], "micro_steps", 0) % self._accumulation
         if rest and context._manual_grad_accumulation and not context.use_pipeline_parallel:
             did = f"stopped after {rest} of {self._accumulation} micro-batches"
             fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
-            own = written_by_author(trial, METHODS[0])
             raise failed(trial, own, None, "all micro-batches of a step", fix, did=did)
-        if not self._has_stepped:
-            self._has_stepped = True
-            if -1 not in before and before == [engine.global_steps for engine in context.models]:
-                did = "trained nothing: no engine made a step"
-                fix, own = (
-                    "call engine.backward(loss) and engine.step()",
-                    written_by_author(trial, METHODS[0]),
-                )
-                raise failed(trial, own, None, "an optimizer step a batch", fix, did=did)
+        has_stepped = before != [getattr(engine, "global_steps", -1) for engine in context.models]
+        if not self._has_stepped and -1 not in before and not has_stepped:
+            did, fix = (
+                "trained nothing: no engine made a step",
+                "call engine.backward(loss) and engine.step()",
+            )
+            raise failed(trial, own, None, "an optimizer step a batch", fix, did=did)
+        self._has_stepped = True
         return found
-
-
-class StepEnd:
-    """Calls ``on_step_end(batch_idx, metrics)`` of a trial and its callbacks after each optimizer step."""
-
-    def __init__(self, trial: Any, callbacks: Sequence[Any]) -> None:
-        owners = [callback for callback in callbacks if callable(getattr(callback, HOOK, None))]
-        if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
-            owners.insert(0, trial)
-        self._hooks = [getattr(owner, HOOK) for owner in owners]
-        self._values: dict[str, list[Any]] = {}  # of each metric, by micro-batch
-
-    def take(self, metrics: dict[str, Any]) -> None:
-        """Keep the metrics of a micro-batch."""
-        for name, value in metrics.items() if self._hooks else ():
-            value = value.detach() if isinstance(value, torch.Tensor) else value
-            self._values.setdefault(name, []).append(value)
-
-    def call(self, batch_idx: int) -> None:
-        """After a step, numbered from 0: pass on the mean of each metric; nothing is read from a device."""
-        if not self._hooks:
-            return
-        mean = {name: sum(each[1:], each[0]) / len(each) for name, each in self._values.items()}
-        self._values = {}
-        for hook in self._hooks:
-            hook(batch_idx, mean)
 
 
 class BuiltParameters:
@@ -139,20 +109,16 @@ class BuiltParameters:
             TrainingError: names the first one.
         """
         for engine, built in self._built:
-            if list(map(REQUIRES_GRAD, engine.module.parameters())) == built:
-                continue
             # torch's own optimizer leaves out a parameter without a gradient.
             plain = getattr(engine, "optimizer", None)
             groups = plain.param_groups if isinstance(plain, torch.optim.Optimizer) else ()
             follows = {id(each) for group in groups for each in group["params"]}
             for (name, each), was_on in zip(engine.module.named_parameters(), built, strict=True):
-                if each.requires_grad == was_on or id(each) in follows:
-                    continue
-                what = "unfrozen in training, and would not be trained: the engine was made without it"
-                if was_on:
-                    what = "frozen in training, and would still move by its momentum and weight decay"
-                raise TrainingError(
-                    f"{name} was {what}\n  fix: let it require a gradient in build_model, put it into a group of its "
-                    "own in build_parameters, and give that group a rate of 0 for these steps: LambdaLR in "
-                    "build_scheduler"
-                )
+                if each.requires_grad != was_on and id(each) not in follows:
+                    verb = "frozen" if was_on else "unfrozen"
+                    raise TrainingError(
+                        f"{name} was {verb} in training, and the engine does not follow: it would move or stay all the "
+                        "same\n  fix: let it require a gradient in build_model, put it into a group of its own in "
+                        "build_parameters, and give that group a rate of 0 for these steps: LambdaLR in "
+                        "build_scheduler"
+                    )

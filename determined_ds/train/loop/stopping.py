@@ -13,13 +13,14 @@ import torch
 
 from determined_ds.config.params import Duration, FitOptions, Length
 from determined_ds.errors import ConfigError, NotFiniteError, Problem
-from determined_ds.train.group.process_group import reduce_over_ranks
+from determined_ds.train.group.process_group import gather_rows
 
 ASK_EVERY_S = 5.0
 # The same while a checkpoint is written, so that it is soon complete.
 ASK_WRITERS_EVERY_S = 0.25
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 MOST_LOSSES = 64  # copies of losses that are looked at together
+NONE = -1.0  # batch of a rank whose losses were all finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +55,21 @@ class Schedule:
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit = fit
         self.batches_per_epoch = batches_per_epoch
-        lengths = {name: getattr(fit, name) for name in LENGTHS}
-        in_epochs = {name: each.value for name, each in lengths.items() if each and each.unit == "epochs"}
+        in_epochs = {name: getattr(fit, name) for name in LENGTHS}
+        in_epochs = {name: each.value for name, each in in_epochs.items() if each and each.unit == "epochs"}
         self.in_epochs = bool(in_epochs)
         if batches_per_epoch is None and in_epochs:
             message, code = "the training data has no length, and so no epochs", "epochs-without-length"
-            fix = "count in batches, {}: {{batches: 1000}}, or give the dataset a __len__"
-            problem = {"message": message, "code": code}
+            fix = "count in batches: {batches: 1000}, or give the dataset a __len__"
             raise ConfigError(
-                Problem(key=f"fit.{name}", value=f"{value} epochs", fix=fix.format(name), **problem)
+                Problem(key=f"fit.{name}", value=f"{value} epochs", message=message, fix=fix, code=code)
                 for name, value in in_epochs.items()
             )
         self.stated_batches: int | None = None
         if fit.max_length is not None:
             assert isinstance(fit.max_length.value, int)
-            self.stated_batches = fit.max_length.value * (
-                (batches_per_epoch or 1) if "max_length" in in_epochs else 1
-            )
+            per_unit = batches_per_epoch or 1 if "max_length" in in_epochs else 1
+            self.stated_batches = fit.max_length.value * per_unit
         self.num_batches = self.stated_batches or sys.maxsize
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
@@ -108,14 +107,13 @@ class StopRequests:
 
     At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
     all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is a few numbers
-    in a reduction, which may be one that is made anyway.
+    in a collective, which may be one that is made anyway.
     """
 
     def __init__(self, context: Any, period: Length | Duration | None, checkpoints: Any) -> None:
         self._context, self._checkpoints = context, checkpoints
         self._period_s = period.seconds if isinstance(period, Duration) else math.inf
-        self.requested = False
-        self.is_written = False
+        self.requested = self.is_written = False
         self.start(0)
 
     @property
@@ -139,7 +137,7 @@ class StopRequests:
         return batches_trained >= self._next
 
     def vote(self, batches_trained: int) -> torch.Tensor:
-        """This rank's numbers, to be summed over ranks: whether it wants to stop, and whether it still writes.
+        """This rank's numbers: whether it wants to stop, and whether it still writes.
 
         Of the chief also how many batches to train until the next question, and whether a checkpoint is due.
         """
@@ -158,27 +156,25 @@ class StopRequests:
         numbers = [stop, wait, checkpoint, not (pending and self._checkpoints.is_written)]
         return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 
-    def count(self, votes: Sequence[float], batches_trained: int) -> None:
-        """Take in the summed votes: whether to stop, when to ask next, whether a checkpoint is due or is written."""
-        stop, wait, checkpoint, still_write = votes
-        self.is_written = still_write == 0
+    def count(self, votes: Sequence[Sequence[float]], batches_trained: int) -> None:
+        """Take in the votes of all ranks: whether to stop, when to ask next, whether a checkpoint is due or written."""
+        stop, wait, checkpoint, still_write = map(sum, zip(*votes, strict=True))
+        self.is_written = not still_write
         self.requested = self.requested or stop > 0
         self.checkpoint_due = checkpoint > 0
         self._next = batches_trained + int(wait)
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
     def ask(self, batches_trained: int) -> None:
-        """Vote by a separate reduction; a collective."""
-        votes = self.vote(batches_trained)
-        reduce_over_ranks(votes)
-        self.count(votes.tolist(), batches_trained)
+        """Vote by a separate collective."""
+        self.count(gather_rows(self.vote(batches_trained)).tolist(), batches_trained)
 
 
 class LossGuard:
     """Remembers, on the device, the first batch whose loss was not finite."""
 
     def __init__(self, device: torch.device) -> None:
-        self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self._first_bad = torch.full((), NONE, dtype=torch.float64, device=device)
         self._losses: dict[int, torch.Tensor] = {}
 
     def look(self, loss: torch.Tensor | None, batch: int) -> None:
@@ -189,49 +185,41 @@ class LossGuard:
         if loss is not None:
             self._losses[batch] = loss.clone()
             if len(self._losses) >= MOST_LOSSES:
-                self._fold()
+                self.first_bad()
 
-    def _fold(self) -> None:
-        if not self._losses:
-            return
-        device = self._first_bad.device
-        bad = ~torch.isfinite(torch.stack([loss.to(device) for loss in self._losses.values()]))
-        batches = torch.tensor(list(self._losses), device=device)
-        new = (self._first_bad < 0) & bad.any()
-        self._first_bad = torch.where(new, batches[bad.to(torch.int8).argmax()], self._first_bad)
-        self._losses.clear()
+    def first_bad(self) -> torch.Tensor:
+        """The first batch whose loss was not finite, else :data:`NONE`; on the device, to ride in a collective."""
+        if self._losses:
+            device = self._first_bad.device
+            bad = ~torch.isfinite(torch.stack([loss.to(device) for loss in self._losses.values()]))
+            batches = torch.tensor(list(self._losses), dtype=torch.float64, device=device)
+            is_new = (self._first_bad == NONE) & bad.any()
+            self._first_bad = torch.where(is_new, batches[bad.to(torch.int8).argmax()], self._first_bad)
+            self._losses.clear()
+        return self._first_bad
 
-    @property
-    def flag(self) -> torch.Tensor:
-        """1.0 where a loss was not finite, else 0.0; on the device, to be part of a reduction."""
-        self._fold()
-        return (self._first_bad >= 0).double()
 
-    def stop(self, distributed: Any, last_checkpoint: str) -> None:
-        """Stop the run; a collective, called by all ranks when any of them has found such a loss.
+def check_losses(first_bad: Sequence[float], last_checkpoint: str) -> None:
+    """Stop the run where a loss was not finite.
 
-        Raises:
-            NotFiniteError: always; names the batch and the ranks.
-        """
-        self._fold()
-        firsts = distributed.allgather(int(self._first_bad))
-        batch = min(first for first in firsts if first >= 0)
-        at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
-        said = f"the loss was not finite at batch {batch}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
+    Args:
+        first_bad: What :meth:`LossGuard.first_bad` is on each rank.
+        last_checkpoint: The uuid of the newest, "" where there is none.
+
+    Raises:
+        NotFiniteError: names the batch and the ranks.
+    """
+    if found := [batch for batch in first_bad if batch != NONE]:
+        at = [str(rank) for rank, batch in enumerate(first_bad) if batch == min(found)]
+        said = (
+            f"the loss was not finite at batch {min(found):.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
+        )
         advice = "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
-        raise NotFiniteError(_with_advice(said, last_checkpoint, advice))
+        raise NotFiniteError(with_advice(said, last_checkpoint, advice))
 
 
-def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
-    """The message about a validation that was not finite."""
-    said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
-    if searched not in names:
-        return f"{said}: check how the trial computes {'it' if len(names) == 1 else 'them'}"
-    advice = "It is never the best. Lower the learning rate, or check the validation data and how "
-    return _with_advice(said, last_checkpoint, f"{advice}{searched} is computed")
-
-
-def _with_advice(said: str, last_checkpoint: str, advice: str) -> str:
+def with_advice(said: str, last_checkpoint: str, advice: str) -> str:
+    """The message of a training that is stopped for a number that is not finite."""
     kept = (
         f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "no checkpoint was made yet"
     )

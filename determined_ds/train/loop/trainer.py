@@ -11,12 +11,12 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from determined import core
+from determined import core, util
 from torch.utils._pytree import tree_flatten
 
 from determined_ds.checkpoints.rank_state import TrialState
@@ -36,23 +36,28 @@ from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import METHODS, BuiltParameters, StepEnd, TrainCalls, built_callbacks
-from determined_ds.train.loop.stopping import Due, LossGuard, Schedule, StopRequests, not_finite_validation
+from determined_ds.train.loop.steps import METHODS, BuiltParameters, TrainCalls, built_callbacks
+from determined_ds.train.loop.stopping import (
+    Due,
+    LossGuard,
+    Schedule,
+    StopRequests,
+    check_losses,
+    with_advice,
+)
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial.author import metrics_source
+from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
 from determined_ds.trial.printing import print_communication
 from determined_ds.trial.schedules import drive_by_validation
-
-if TYPE_CHECKING:
-    from determined_ds.profile.capture import Capture
-    from determined_ds.train.loop.measure import Measuring
 
 logger = logging.getLogger("determined_ds")
 # How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
 AGREE_S = 10.0
 # Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.
 GPU_TOLERANCE = 0.01
+HOOK = "on_step_end"
 
 
 def section_of(context: Any, name: str) -> dict[str, Any]:
@@ -74,7 +79,9 @@ class Training:
         test_mode: One batch is trained, and its checkpoint proved.
         validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
         source: The method that the training metrics come from, as messages name it; the trial's if "".
-        measure: What measures its steps: nothing is validated or saved then.
+        observers: What measures or records its steps, by ``begin_step()``, ``stop()`` once the work of a step is done,
+            and ``end_step(batches_trained)``.
+        keeps: Whether checkpoints are written, and a searcher's metric is looked for.
 
     Attributes:
         state: Where training stands.
@@ -94,22 +101,30 @@ class Training:
         test_mode: bool = False,
         validator: Any = None,
         source: str = "",
-        measure: Measuring | None = None,
+        observers: Sequence[Any] = (),
+        keeps: bool = True,
     ) -> None:
         self.trial, self.context, self.fit, self.progress = trial, context, fit, progress
-        self.validator, self.measure, self._test_mode = validator, measure, test_mode
-        self.capture: Capture | None = None
-        self.is_chief = context.distributed.rank == 0
-        self.is_stopped = False
+        self.validator, self.observers, self._keeps, self._test_mode = (
+            validator,
+            list(observers),
+            keeps,
+            test_mode,
+        )
+        self.is_chief, self.is_stopped = context.distributed.rank == 0, False
         info, self._searcher = cluster_info(), section_of(context, "searcher")
-        self._metric = str(self._searcher.get("metric") or "")
+        self._metric = str(self._searcher.get("metric") or "") if keeps else ""
         self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
         named = built_callbacks(trial, context)
         self._named_callbacks, self.callbacks = named, list(named.values())
-        warned: set[str] | None = set() if self.is_chief else None
-        source = source or metrics_source(trial, *METHODS)
-        self.sums = MetricSums(context.device, source=source, warned=warned)
+        self._hooks = [getattr(each, HOOK) for each in self.callbacks if callable(getattr(each, HOOK, None))]
+        if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
+            self._hooks.insert(0, trial.on_step_end)
+        self._of_step: dict[
+            str, list[Any]
+        ] = {}  # each metric of the step at hand, by micro-batch, for the hooks
+        self.sums = MetricSums(context.device, source=source or metrics_source(trial, *METHODS))
         self.data = TrainingData()
         self.checkpoints = Checkpoints(
             trial,
@@ -123,7 +138,6 @@ class Training:
         self.reporter = Reporter(trial, context, progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
-        self._step_end = StepEnd(trial, self.callbacks)
         self._generators: dict[str, Any] = {}
         self._best_at = -1  # batch of this process's best validation
         self._status = ""
@@ -161,25 +175,23 @@ class Training:
 
     def begin_step(self) -> None:
         """A batch is about to be trained."""
-        index, context = self.state.batches_trained, self.context
-        if self.measure is not None:
-            self.measure.begin_step()
-        if self.capture is not None:
-            self.capture.begin_step()
+        for each in self.observers:
+            each.begin_step()
+        index = self.context._current_batch_idx = self.state.batches_trained
         epoch, is_first, _ = self.schedule.epoch_of(index)
-        context._current_batch_idx = index
-        if is_first:
-            for callback in self.callbacks:
-                # Without the epoch: a form deprecated by Determined in 0.17.8.
-                takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
-                callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
+        for callback in self.callbacks if is_first else ():
+            # Without the epoch: a form deprecated by Determined in 0.17.8.
+            takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
+            callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
         self.reporter.batch_begins()
-        context._loss_ids = {}
+        self.context._loss_ids = {}
 
     def take(self, metrics: dict[str, Any]) -> None:
         """Add the training metrics of a micro-batch."""
         self.sums.add(metrics)
-        self._step_end.take(metrics)
+        for name, value in metrics.items() if self._hooks else ():
+            value = value.detach() if isinstance(value, torch.Tensor) else value
+            self._of_step.setdefault(name, []).append(value)
 
     def end_step(self, also: Callable[[Due], Due] | None = None) -> None:
         """Count a trained batch, do what is due, and stop where that is requested; a collective where something is.
@@ -187,8 +199,6 @@ class Training:
         Args:
             also: What is due, given what the schedule says; called once the batch is counted.
         """
-        if self.measure is not None and self.capture is not None:
-            self.measure.stop()  # the trace is written at the end of the last one
         state = self.state
         epoch, _, is_last = self.schedule.epoch_of(state.batches_trained)
         state.batches_trained = done = state.batches_trained + 1
@@ -200,13 +210,17 @@ class Training:
         if is_last:
             state.epochs_trained = epoch + 1
             self._call_back("on_training_epoch_end", epoch)
-        self._step_end.call(done - 1)
+        if self._hooks:  # nothing is read from a device
+            mean = {name: sum(each[1:], each[0]) / len(each) for name, each in self._of_step.items()}
+            self._of_step = {}
+            for hook in self._hooks:
+                hook(done - 1, mean)
         self.progress.step(done)
         HEART.step(done)
-        if self.capture is not None:
-            self.capture.end_step(done)
-        if self.measure is not None:
-            self.measure.end_step(self)
+        for each in self.observers:
+            each.stop()
+        for each in self.observers:
+            each.end_step(done)
         due = self.schedule.due(done) if also is None else also(self.schedule.due(done))
         if due:
             self.do(due)
@@ -223,10 +237,6 @@ class Training:
         """Do what is due after a batch; a collective."""
         state = self.state
         self._built.check()
-        if self.measure is not None:
-            self._check_loss()
-            self.measure.report(self)
-            return
         if due.report:
             self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
         elif due.validate or due.checkpoint:
@@ -272,11 +282,9 @@ class Training:
 
     def _report(self, share: float) -> None:
         done = self.state.batches_trained
-        riders = torch.cat([self._guard.flag.reshape(1), self._stops.vote(done)])
-        metrics, (num_bad, *votes) = self.reporter.reduce(self.sums, riders)
-        if num_bad and self.fit.stop_on_nan:
-            self._stop_for_loss()
-        self._stops.count(votes, done)
+        metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), self._stops.vote(done))
+        self._stop_for_loss([first_bad for first_bad, *_ in rows])
+        self._stops.count([vote for _, *vote in rows], done)
         metrics["batches"] = done
         self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
         self.context.reset_reducers()
@@ -285,12 +293,15 @@ class Training:
 
     def _check_loss(self) -> None:
         """Before the weights are used: stop if a loss behind them was not finite; a collective."""
-        if self.fit.stop_on_nan and any(self.context.distributed.allgather(bool(self._guard.flag))):
-            self._stop_for_loss()
+        if self.fit.stop_on_nan:
+            self._stop_for_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
 
-    def _stop_for_loss(self) -> None:
-        self.checkpoints.finish()  # its weights are good
-        self._guard.stop(self.context.distributed, self._last_uuid)
+    def _stop_for_loss(self, first_bad: list[float]) -> None:
+        try:
+            check_losses(first_bad if self.fit.stop_on_nan else (), self._last_uuid)
+        except NotFiniteError:
+            self.checkpoints.finish()  # its weights are good
+            raise
 
     @property
     def _last_uuid(self) -> str:
@@ -310,35 +321,31 @@ class Training:
 
     def _validate(self) -> bool:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
-        state, name, stops = self.state, self._metric, self.fit.stop_on_nan
+        state, name = self.state, self._metric
         self._set_status("validating")
         metrics = self.validator.run(self.callbacks)
-        self._call_back("on_validation_end", metrics)
-        state.last_validation = state.batches_trained
+        batch = state.last_validation = state.batches_trained
 
         def judged() -> bool:  # only the chief knows what was best before
-            best_before = self.reporter.validation(state.batches_trained, {**self.position(), **metrics})
-            if not name:
-                return False
-            now = searched(metrics, name, self.trial)
-            return is_better(now, best_before, smaller_is_better=self._smaller_is_better)
+            best_before = self.reporter.validation(batch, {**self.position(), **metrics})
+            better = self._smaller_is_better
+            return bool(name) and is_better(searched(metrics, name), best_before, smaller_is_better=better)
 
         better = as_chief(self.context.distributed, judged)
         if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
-            is_fatal = stops and name in found
-            if is_fatal:
+            said = f"not finite in the validation at batch {batch}: {', '.join(found)}"
+            if self.fit.stop_on_nan and name in found:
                 self.checkpoints.finish()
-            message = not_finite_validation(found, name, state.batches_trained, self._last_uuid)
-            if is_fatal:
-                raise NotFiniteError(message)
+                advice = f"Lower the learning rate, or check the validation data and how {name} is computed"
+                raise NotFiniteError(with_advice(said, self._last_uuid, advice))
             if self.is_chief:
-                logger.warning("warning: %s", message)
+                logger.warning("warning: %s; check how they are computed", said)
         if name:
             drive_by_validation(self.context.models, finite(metrics.get(name)))
         if better:
-            self._best_at = state.batches_trained
+            self._best_at = batch
         policy = self.fit.checkpoint_policy
-        if (better if policy == "best" else policy == "all") and state.batches_trained > 0:
+        if (better if policy == "best" else policy == "all") and batch > 0:
             return True
         self._set_status("training")
         return False
@@ -347,7 +354,7 @@ class Training:
 
     def checkpoint(self, *, waits: bool) -> None:
         """Write a checkpoint, where there is none of this batch; a collective."""
-        if self.measure is not None:  # there is nothing to keep
+        if not self._keeps:
             return
         if self.state.last_checkpoint == self.state.batches_trained:
             if waits:
@@ -463,15 +470,14 @@ class Training:
             is_missing = catch_up()
         if is_missing:
             self._validate()
-        # A trial's own profiler is for the steps that count, where others are recorded beside them.
-        own = self.measure is not None and self.measure.length.parts and context.profiler is not None
-        if self.fit.profile is None or own:
+        if self.fit.profile is None:
             return self.data.batches
-        self.capture = self._make_capture(self.fit.profile)
-        self._closing.callback(self.capture.close)
-        return None if self.data.batches is None else self.capture.data(self.data.batches)
+        capture = self._make_capture(self.fit.profile)
+        self._closing.callback(capture.close)
+        self.observers.append(capture)
+        return None if self.data.batches is None else capture.data(self.data.batches)
 
-    def _make_capture(self, steps: ProfiledSteps) -> Capture:
+    def _make_capture(self, steps: ProfiledSteps) -> Any:
         from determined_ds.logs.tensorboard import uploaded_to
         from determined_ds.profile.capture import Capture
         from determined_ds.report.results import PROFILE_DIR
@@ -555,16 +561,12 @@ def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[
     load()
     after = validate()
     on_gpu = context.device.type == "cuda"
+
+    def is_same(each: Any, then: Any) -> bool:
+        are_floats = isinstance(each, float) and isinstance(then, float)
+        return each == then or (on_gpu and are_floats and math.isclose(each, then, rel_tol=GPU_TOLERANCE))
+
     (left, shape), (right, other) = tree_flatten(before), tree_flatten(after)
-    tolerance = GPU_TOLERANCE if on_gpu else 0.0
-    if shape != other or not all(
-        each == then
-        or (
-            isinstance(each, float)
-            and isinstance(then, float)
-            and math.isclose(each, then, rel_tol=tolerance)
-        )
-        for each, then in zip(left, right, strict=True)
-    ):
+    if shape != other or not all(map(is_same, left, right)):
         raise CheckpointError(f"validated {before} before the checkpoint and {after} after loading it back")
     return f"the same number within {GPU_TOLERANCE:.1%}" if on_gpu else "the same number"

@@ -66,8 +66,6 @@ class Validator:
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
-        # Metrics of several numbers that a warning has named; only the chief's warnings are shown.
-        self._warned: set[str] | None = set() if context.distributed.rank == 0 else None
         self.dataset: Any = None
         self._share: Share | None = None
         mpu, own = context._mpu, "build_prediction_data_loader"
@@ -123,6 +121,8 @@ class Validator:
         self._declared.check_reported(metrics)
         for model in context.models:
             model.train()
+        for callback in callbacks:
+            callback.on_validation_end(metrics)
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Validator:
         trial, context, declared = self._trial, self._context, self._declared
         stated = returned.evaluation_reducer(trial, trial.evaluation_reducer())
         source = metrics_source(trial, *METHODS)
-        sums = MetricSums(context.device, declared.begin(stated), source=source, warned=self._warned)
+        sums = MetricSums(context.device, declared.begin(stated), source=source)
         outputs: list[Any] = []
         for index, (batches, count) in enumerate(self.calls()):
             if self._test_mode and index >= declared.test_batches:
@@ -391,8 +391,6 @@ def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> N
     validator = Validator(trial, context, note=progress.note)
     with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches):
         metrics = validator.run(callbacks)
-        for callback in callbacks:
-            callback.on_validation_end(metrics)
         reporter = Reporter(trial, context, progress)
         reporter.validation(batches, {"batches": batches, **metrics})
         reporter.upload()
