@@ -333,13 +333,13 @@ class Training:
 
         better = as_chief(self.context.distributed, judged)
         if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
-            said = f"not finite in the validation at batch {batch}: {', '.join(found)}"
+            said = f"{', '.join(found)} was not finite in the validation at batch {batch}"
             if self.fit.stop_on_nan and name in found:
                 self.checkpoints.finish()
                 advice = f"Lower the learning rate, or check the validation data and how {name} is computed"
                 raise NotFiniteError(with_advice(said, self._last_uuid, advice))
             if self.is_chief:
-                logger.warning("warning: %s; check how they are computed", said)
+                logger.warning("warning: %s; check how the trial computes it", said)
         if name:
             drive_by_validation(self.context.models, finite(metrics.get(name)))
         if better:
