@@ -47,7 +47,6 @@ logger = logging.getLogger("determined_ds")
 
 ARGUMENTS, STATED_TWICE = "TrainingArguments", "stated-twice"
 SECTION = "training_arguments"  # of the hyperparameters: arguments by their own names
-MICRO, ACCUMULATION = ("train_micro_batch_size_per_gpu",), ("gradient_accumulation_steps",)
 WARMUP: KeyPath = ("scheduler", "params", "warmup_num_steps")
 TOTAL_STEPS: KeyPath = ("scheduler", "params", "total_num_steps")
 # Argument -> its value in the DeepSpeed JSON, and the hyperparameters that state it. What the argument states goes to
@@ -60,11 +59,15 @@ SAME: dict[str, tuple[KeyPath, ...]] = {
     "adam_beta2": ((*PARAMS, "betas", 1), ("betas", 1), ("adam_beta2",)),
     "max_grad_norm": (CLIPPING, ("gradient_clipping",), ("max_grad_norm",)),
     "warmup_steps": (WARMUP, ("warmup_num_steps",), ("warmup_steps",)),
-    "per_device_train_batch_size": (MICRO,),
-    "gradient_accumulation_steps": (ACCUMULATION,),
+    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",),),
+    "gradient_accumulation_steps": (("gradient_accumulation_steps",),),
     "bf16": (("bf16", "enabled"),),
     "fp16": (("fp16", "enabled"),),
 }
+# Those that fill with their defaults, too; of Adam, and where no batch is stated, more of them.
+ALWAYS = {"learning_rate", "max_grad_norm", "warmup_steps"}
+OF_ADAM = {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"}
+OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 # Of fit -> the beginning of two arguments: NAME_strategy and NAME_steps.
 PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_period": "logging"}
@@ -73,6 +76,25 @@ ONE_STEP = {
     **{f"{start}_strategy": "steps" for start in PERIODS.values()},
     **{f"{start}_steps": 1 for start in (*PERIODS.values(), "max")},
     "eval_on_start": False,
+}
+# Hyperparameter of this library that transformers' Trainer cannot carry out -> why, and what to write.
+NOT_READ: dict[KeyPath, tuple[str, str]] = {
+    **{
+        (name,): ("transformers' Trainer trains replicas only", "remove it, or write 1")
+        for name in PARALLEL_SIZES
+    },
+    ("sdpa_kernel",): (
+        "is not read by transformers",
+        "give attn_implementation to from_pretrained or from_config",
+    ),
+    ("fit", "asynchronous_checkpoints"): (
+        "transformers writes its checkpoints itself, and at once",
+        "leave it out",
+    ),
+    ("fit", "profile"): (
+        "steps of transformers' Trainer are not recorded",
+        "leave it out, or train a session",
+    ),
 }
 
 
@@ -104,92 +126,41 @@ class ReconciledArguments:
 
     def __post_init__(self) -> None:
         trial = trial_here()
-        if trial is None:
-            super().__post_init__()  # type: ignore[misc]
-            return
-        hyperparameters = self._take_section(trial.task.hyperparameters)
-        where = Where(
-            context_dir=Path.cwd(),
-            accelerator=accelerator_here(use_cpu=bool(vars(self).get("use_cpu"))),
-            slots=num_ranks(),
-            machines=num_machines(),
-        )
-        self._decide(hyperparameters, self._deepspeed_json(hyperparameters, where), where)
-        assert self.resolved is not None
-        self._take_surroundings(trial, self.resolved.fit)
+        if trial is not None:
+            self._reconcile(trial)
         super().__post_init__()  # type: ignore[misc]
-        mismatches = getattr(getattr(self, "hf_deepspeed_config", None), "mismatches", ())
-        if mismatches:  # transformers would report them once the model is built
-            message = f"transformers finds mismatches: {'; '.join(mismatches)}"
+        found = getattr(getattr(self, "hf_deepspeed_config", None), "mismatches", ())
+        if trial is not None and found:  # transformers would report them once the model is built
             fix, key = 'write "auto" for these values in the DeepSpeed JSON', f"{ARGUMENTS}.deepspeed"
+            message = f"transformers finds mismatches: {'; '.join(found)}"
             raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
 
     def __getstate__(self) -> dict[str, Any]:
         """``training_args.bin`` of a checkpoint: what transformers writes there."""
         return {name: value for name, value in vars(self).items() if name not in ("resolved", "_stated")}
 
-    def _take_section(self, hyperparameters: Document) -> Document:
-        """Take ``hyperparameters.training_arguments``: arguments by their own names, as Determined's examples have.
-
-        Returns:
-            The hyperparameters, with the length of training where only the arguments state it.
-        """
-        section, defaults = hyperparameters.get((SECTION,)), _defaults_of(type(self))
-        problems = []
-        for name, value in section.items() if isinstance(section, dict) else ():
-            path = (SECTION, name)
-            if name not in defaults:
-                problems.append(unknown_key(hyperparameters, path, defaults))
-                continue
-            if isinstance(defaults[name], float) and isinstance(value, (str, int)) and value is not True:
-                value = float(value)  # 1e-5 is a text to YAML
-            problems += self._set(name, hyperparameters, path, value)
-            self._stated[name] = f"{hyperparameters.key(path)} ({hyperparameters.origin(path)})"
-        if problems:
-            raise ConfigError(problems)
-        steps, epochs = vars(self).get("max_steps") or -1, vars(self).get("num_train_epochs") or 0
-        if hyperparameters.get(("fit", "max_length")) is None and (steps > 0 or epochs >= 1):
-            length = {"batches": int(steps)} if steps > 0 else {"epochs": int(epochs)}
-            hyperparameters = hyperparameters.overwritten((("fit", "max_length"), length, ARGUMENTS))
-        return hyperparameters
-
-    def _deepspeed_json(self, hyperparameters: Document, where: Where) -> Document | None:
-        """The DeepSpeed JSON as it is written; None where there is none.
-
-        Raises:
-            ConfigError: it cannot be read, or the argument and the hyperparameter are two.
-        """
-        stated, path = vars(self).get("deepspeed"), ("deepspeed_config",)
-        ds: Document | None
-        if isinstance(stated, Mapping):
-            ds = Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(stated)))
-        else:
-            ds = read_json(Path(stated)) if stated else None
-        if hyperparameters.get(path) is None:
-            return ds
-        there = where.deepspeed_json(hyperparameters)
-        if ds is not None and ds.data != there.data:
-            message = (
-                f"is another configuration than {hyperparameters.key(path)} ({hyperparameters.origin(path)})"
-            )
-            fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
-            raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
-        return there
-
-    def _decide(self, hyperparameters: Document, ds: Document | None, where: Where) -> None:
+    def _reconcile(self, trial: Here) -> None:
         """Decide what runs, and set the arguments to it; where there is a JSON, hand it to transformers."""
-        named, fields = by_real_names(hyperparameters)[0], vars(self)
+        fields, hyperparameters = vars(self), self._take_section(trial.task.hyperparameters)
+        where = Where(
+            context_dir=Path.cwd(),
+            accelerator=accelerator_here(use_cpu=bool(fields.get("use_cpu"))),
+            slots=num_ranks(),
+            machines=num_machines(),
+        )
+        ds = self._deepspeed_json(hyperparameters, where)
+        named = by_real_names(hyperparameters)[0]
         own, stated = parse_hyperparameters(named), ds or Document(name="the DeepSpeed JSON", data={})
         if problems := _not_of_transformers(hyperparameters, own.fit):
             raise ConfigError(problems)
         changes = overwrites(stated, named, own)
         seen = stated.overwritten(*changes)
-        has_total = own.global_batch_size is not None or not _is_open(seen, ("train_batch_size",))
+
+        has_batch = own.global_batch_size is not None or not _is_open(seen, ("train_batch_size",))
         is_adam = str(seen.get(("optimizer", "type"))).lower() in ("adam", "adamw")
-        # Arguments that fill with their defaults, too.
-        filling = {"learning_rate", "max_grad_norm", "warmup_steps", *self._stated}
-        filling |= {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"} if is_adam else set()
-        filling |= set() if has_total else {"per_device_train_batch_size", "gradient_accumulation_steps"}
+        filling = (
+            ALWAYS | set(self._stated) | (OF_ADAM if is_adam else set()) | (set() if has_batch else OF_BATCH)
+        )
         is_share = False  # of the training, which transformers will know: the warm-up
         for name, (path, *places) in SAME.items():
             is_said = not all(_is_open(hyperparameters, place) for place in places)
@@ -220,7 +191,7 @@ class ReconciledArguments:
             found = [(document, at) for document, at in said if not _is_open(document, at)]
             if found and not (name == "warmup_steps" and is_share):
                 problems += self._set(name, *found[0])
-        for name, value in _fields_of_fit(own.fit, hyperparameters).items():
+        for name, value in _fields_of_fit(own.fit).items() if hyperparameters.get(("fit",)) else ():
             problems += self._set(name, hyperparameters, ("fit",), value)
         if own.torch_compile:
             problems += self._set("torch_compile", hyperparameters, ("torch_compile",))
@@ -232,6 +203,51 @@ class ReconciledArguments:
         if is_chief() and script_run() is None:  # det-ds run has shown them
             for warning in self.resolved.warnings:
                 logger.warning("warning: %s", warning)
+        self._take_surroundings(trial, own.fit)
+
+    def _take_section(self, hyperparameters: Document) -> Document:
+        """Take ``hyperparameters.training_arguments``: arguments by their own names, as Determined's examples have.
+
+        Returns:
+            The hyperparameters, with the length of training where only the arguments state it.
+        """
+        defaults, problems = _defaults_of(type(self)), []
+        for name, value in (hyperparameters.get((SECTION,)) or {}).items():
+            path = (SECTION, name)
+            if name not in defaults:
+                problems.append(unknown_key(hyperparameters, path, defaults))
+                continue
+            is_text = isinstance(defaults[name], float) and isinstance(value, str)  # 1e-5 is a text to YAML
+            problems += self._set(name, hyperparameters, path, float(value) if is_text else value)
+            self._stated[name] = f"{hyperparameters.key(path)} ({hyperparameters.origin(path)})"
+        if problems:
+            raise ConfigError(problems)
+        steps, epochs = vars(self).get("max_steps") or -1, vars(self).get("num_train_epochs") or 0
+        if hyperparameters.get(("fit", "max_length")) is None and (steps > 0 or epochs >= 1):
+            length = {"batches": int(steps)} if steps > 0 else {"epochs": int(epochs)}
+            hyperparameters = hyperparameters.overwritten((("fit", "max_length"), length, ARGUMENTS))
+        return hyperparameters
+
+    def _deepspeed_json(self, hyperparameters: Document, where: Where) -> Document | None:
+        """The DeepSpeed JSON as it is written; None where there is none.
+
+        Raises:
+            ConfigError: it cannot be read, or the argument and the hyperparameter are two.
+        """
+        stated, path = vars(self).get("deepspeed"), ("deepspeed_config",)
+        ds: Document | None = None
+        if isinstance(stated, Mapping):
+            ds = Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(stated)))
+        elif stated:
+            ds = read_json(Path(stated))
+        if hyperparameters.get(path) is None:
+            return ds
+        there = where.deepspeed_json(hyperparameters)
+        if ds is not None and ds.data != there.data:
+            message = f"differs from {hyperparameters.key(path)} ({hyperparameters.origin(path)})"
+            fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
+            raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
+        return there
 
     def _set(self, name: str, document: Document, path: KeyPath, value: Any = NOT_GIVEN) -> list[Problem]:
         """Set an argument to what a document says. Returns a problem where another value is stated for it."""
@@ -243,8 +259,7 @@ class ReconciledArguments:
             return []
         message = f"differs from {shown(value)}, {document.key(path)} ({document.origin(path)})"
         fix = f"keep one of them: remove {name} here, or write {shown(value)}"
-        key = self._stated[name]
-        return [Problem(key=key, value=given, message=message, fix=fix, code=STATED_TWICE)]
+        return [Problem(key=self._stated[name], value=given, message=message, fix=fix, code=STATED_TWICE)]
 
     def _take_surroundings(self, trial: Here, fit: FitOptions) -> None:
         """Set what follows from the trial, where nobody states it: the seed, the best metric, the folder."""
@@ -282,54 +297,37 @@ def _place_in(ds: Document, path: KeyPath) -> KeyPath:
     return (place_of_rate(ds) or LR) if path == LR else path
 
 
-def _fields_of_fit(fit: FitOptions, hyperparameters: Document) -> dict[str, Any]:
-    """The arguments that ``fit`` determines; none where ``hyperparameters.fit`` states nothing."""
+def _fields_of_fit(fit: FitOptions) -> dict[str, Any]:
+    """The arguments that ``fit`` determines."""
     fields: dict[str, Any] = {}
-    if not hyperparameters.get(("fit",)):
-        return fields
     if fit.max_length is not None:
         by_batches = fit.max_length.unit == "batches"
         fields["max_steps"] = fit.max_length.value if by_batches else -1
-        if not by_batches:
-            fields["num_train_epochs"] = fit.max_length.value
+        fields |= {} if by_batches else {"num_train_epochs": fit.max_length.value}
     for name, start in PERIODS.items():
-        period = getattr(fit, name)
-        if period is not None:
-            fields[f"{start}_strategy"] = "steps" if period.unit == "batches" else "epoch"
-        if period is not None and period.unit == "batches":
-            fields[f"{start}_steps"] = period.value
-    if fit.step_zero_validation:
-        fields["eval_on_start"] = True
-    if fit.save_total_limit is not None:
-        fields["save_total_limit"] = fit.save_total_limit
-    return fields
+        if (period := getattr(fit, name)) is not None:
+            by_batches = period.unit == "batches"
+            fields[f"{start}_strategy"] = "steps" if by_batches else "epoch"
+            fields |= {f"{start}_steps": period.value} if by_batches else {}
+    fields |= {"eval_on_start": True} if fit.step_zero_validation else {}
+    return fields | ({} if fit.save_total_limit is None else {"save_total_limit": fit.save_total_limit})
 
 
 def _not_of_transformers(hyperparameters: Document, fit: FitOptions) -> list[Problem]:
     """Hyperparameters of this library that transformers' Trainer cannot carry out."""
-    refused: list[tuple[KeyPath, str, str, str]] = []
-    for name in PARALLEL_SIZES:
-        if hyperparameters.get((name,)) not in (None, AUTO, 1):
-            message, fix = "transformers' Trainer trains replicas only", f"remove {name}, or write 1"
-            refused.append(((name,), message, fix, "hf-replicas"))
-    if not _is_open(hyperparameters, ("sdpa_kernel",)):
-        fix = "remove it, and give attn_implementation to from_pretrained or from_config"
-        refused.append((("sdpa_kernel",), "is not read by transformers", fix, "hf-kernel"))
-    if fit.asynchronous_checkpoints:
-        message = "transformers writes its checkpoints itself, and at once"
-        refused.append((("fit", "asynchronous_checkpoints"), message, "leave it out", "hf-asynchronous"))
-    if fit.profile is not None:
-        message = "steps of transformers' Trainer are not recorded"
-        fix = "leave it out, or train a trial or a session"
-        refused.append((("fit", "profile"), message, fix, "hf-profile"))
+    problems = [
+        hyperparameters.problem(path, *words, "hf-unread")
+        for path, words in NOT_READ.items()
+        if hyperparameters.get(path) not in (None, AUTO, 1, False)
+    ]
     for name in PERIODS:
         period = getattr(fit, name)
         is_one = isinstance(period, Length) and isinstance(period.value, int)
         if period is not None and not (is_one and (period.unit == "batches" or period.value == 1)):
             message = "transformers has periods of batches, or of one epoch"
             fix = f"write {name}: {{batches: N}}, or {{epochs: 1}}"
-            refused.append((("fit", name), message, fix, "hf-period"))
-    return [hyperparameters.problem(*each) for each in refused]
+            problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
+    return problems
 
 
 def _open_to_transformers(seen: Document, decided: Document, is_share: bool) -> dict[str, Any]:
@@ -342,20 +340,19 @@ def _open_to_transformers(seen: Document, decided: Document, is_share: bool) -> 
     """
     taken = [TOTAL_STEPS] if _is_open(seen, TOTAL_STEPS) and not _is_open(decided, TOTAL_STEPS) else []
     taken += [WARMUP] if is_share and not _is_open(decided, WARMUP) else []
-    autos: list[KeyPath] = [("zero_optimization", key) for key in BUCKETS]
-    if (
-        decided.get(("zero_optimization", "stage")) != 3
-    ):  # transformers leaves the others, which nothing reads
-        autos = autos[:1]
-    taken += [path for path in autos if seen.get(path) == AUTO]
+    # Below ZeRO 3 transformers leaves two of the three, which nothing reads.
+    buckets = BUCKETS if decided.get(("zero_optimization", "stage")) == 3 else BUCKETS[:1]
+    places: list[KeyPath] = [("zero_optimization", key) for key in buckets]
+    taken += [path for path in places if seen.get(path) == AUTO]
     given = decided.overwritten(*((path, AUTO, "transformers") for path in taken))
     return {"zero_optimization": {"stage": 0}, **as_plain(given.data)}  # accelerate requires the section
 
 
 def _defaults_of(kind: type) -> dict[str, Any]:
     """The arguments of a class, with their defaults."""
-    fields: Any = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
-    made = [field for field in fields if field.default_factory is not dataclasses.MISSING]
-    return {field.name: field.default for field in fields} | {
-        field.name: field.default_factory() for field in made
-    }
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.init:
+            makes = field.default_factory
+            found[field.name] = field.default if makes is dataclasses.MISSING else makes()
+    return found

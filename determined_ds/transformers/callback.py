@@ -19,7 +19,7 @@ from determined import core
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from determined_ds.checkpoints.retention import finite, is_better
-from determined_ds.config.params import FitOptions, parse_hyperparameters
+from determined_ds.config.params import FitOptions, Hyperparameters, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.heartbeat import HEART
@@ -35,7 +35,7 @@ logger = logging.getLogger("determined_ds")
 EVALUATED, TESTED = "eval_", "test_"  # how names of metrics begin
 # Left out, as Determined's callback does: rounded, or of the speed of one evaluation.
 SPEEDS = ("_runtime", "_per_second", "_compilation_time")
-WITH_CALLBACK = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
+POSITION = ("batches", "epochs")
 
 # Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
 _PATIENCE = contextlib.ExitStack()
@@ -76,12 +76,12 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.filter_metrics = filter_metrics
         if filter_metrics is not None:
             self.filter_metrics = [*filter_metrics, *filter(None, (self.searcher_metric, self.time_metric))]
-        self._fit = FitOptions()
+        self._fit = FitOptions(checkpoint_policy="none")
         if self._trial is not None:
-            self._check(self._trial, args)
-            stated = self._trial.task.hyperparameters.get(("fit",)) is not None
-            fit = parse_hyperparameters(self._trial.task.hyperparameters).fit
-            self._fit = fit if stated else FitOptions(checkpoint_policy="none")
+            own = parse_hyperparameters(self._trial.task.hyperparameters)
+            _check(self._trial, own, args)
+            if self._trial.task.hyperparameters.get(("fit",)) is not None:
+                self._fit = own.fit
         if self._fit.profiling_enabled:
             core_context.profiler.on()
         args.output_dir = placed(args.output_dir)
@@ -90,86 +90,38 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             core_context, args.output_dir, trial_id=trial_id, user_data=user_data
         )
         self._is_chief = core_context.distributed.rank == 0
-        self._resumed_steps: int | None = None
         self._is_training = self._is_stopping = False
         self._validation: dict[str, Any] = {}  # of the step at hand, until all data sets are evaluated
         self._validated: set[str] = set()  # names of metrics that were reported of the step at hand
+        self._resumed_step: int | None = None
         self._validated_step = self._trained_step = self._saved_step = -1
         self._best: float | None = None
-        self._best_steps: int | None = None
+        self._best_step: int | None = None
         self._percent = 0
         # Seconds and number of the steps since the last report, without evaluations, checkpoints and reports.
-        self._step_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._step_s, self._steps, self._since = 0.0, 0, 0.0
+        self._is_paused = True
         if self._trial is not None and self._trial.latest_checkpoint is not None:
-            self._resume(Path(self._trial.latest_checkpoint).name, args)
-
-    def _check(self, trial: Here, args: Any) -> None:
-        """Refuse what the experiment requests and the Trainer would not do."""
-        problems, run, metric = [], trial.run, self.searcher_metric
-        if run is not None and run.measurement is not None:
-            message = "compare and autotune do not measure the steps of transformers' Trainer"
-            fix = "measure a trial, or a script with a session"
-            problems.append(Problem(key="--measure", message=message, fix=fix, code="measure"))
-        if run is not None and run.fork is not None:
-            message = "a run of transformers does not start from another's checkpoint by itself"
-            fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
-            key, value = "searcher.source_checkpoint_uuid", str(run.fork)
-            problems.append(Problem(key=key, value=value, message=message, fix=fix, code="hf-fork"))
-        if args.world_size != num_ranks():
-            # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
-            message = (
-                f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
-            )
-            fix = "on CPUs, write TrainingArguments(use_cpu=True), or --use_cpu"
-            problems.append(
-                Problem(key="ranks", value=args.world_size, message=message, fix=fix, code="ranks")
-            )
-        if metric and not (metric.startswith(EVALUATED) and _evaluates(args)):
-            message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
-            fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
-            key, code = "searcher.metric", "searcher-metric"
-            problems.append(Problem(key=key, value=metric, message=message, fix=fix, code=code))
-        if (
-            getattr(args, "resolved", None) is None
-        ):  # transformers' own arguments, which read no hyperparameter
-            stated = trial.task.hyperparameters
-            own, fix = parse_hyperparameters(stated), "use determined_ds.transformers.TrainingArguments"
-            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-            length = own.fit.max_length
-            made = args.max_steps if length and length.unit == "batches" else args.num_train_epochs
-            asked: dict[tuple[str, ...], tuple[Any, Any]] = {
-                ("global_batch_size",): (own.global_batch_size, batch),
-                ("fit", "max_length"): (length and length.value, made),
-            }
-            for path, (wanted, found) in asked.items():
-                if wanted not in (None, found):
-                    message = f"is not read by transformers' own arguments, which have {found}"
-                    problems.append(stated.problem(path, message, fix, "stated-twice"))
-        if problems:
-            raise ConfigError(problems)
-
-    def _resume(self, uuid: str, args: Any) -> None:
-        folder = self._checkpoints.fetch(uuid)
-        args.resume_from_checkpoint = str(folder)
-        state = transformers.TrainerState.load_from_json(str(folder / STATE))
-        self._resumed_steps = self._saved_step = state.global_step
-        self._trained_step = self._validated_step = state.global_step
-        for each in state.log_history:
-            self._note_best(each, each.get("step"))
-        logger.info("resuming from checkpoint %s, step %d", uuid, state.global_step)
+            uuid = Path(self._trial.latest_checkpoint).name
+            folder = self._checkpoints.fetch(uuid)
+            args.resume_from_checkpoint = str(folder)
+            state = transformers.TrainerState.load_from_json(str(folder / STATE))
+            self._resumed_step = self._saved_step = state.global_step
+            self._trained_step = self._validated_step = state.global_step
+            for each in state.log_history:
+                self._note_best(each, each.get("step"))
+            logger.info("resuming from checkpoint %s, step %d", uuid, state.global_step)
 
     # ------------------------------------------------------------------------------- of transformers' Trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that training resumes where it was stopped."""
-        if self._resumed_steps not in (None, state.global_step):
-            message = (
-                f"training begins at step {state.global_step}, and the checkpoint is of step {self._resumed_steps}: "
-                "write trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+        if self._resumed_step not in (None, state.global_step):
+            raise TrainingError(
+                f"training begins at step {state.global_step}, and the checkpoint is of step {self._resumed_step}\n"
+                "  fix: write trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
             )
-            raise TrainingError(message)
         self._is_training, self._is_stopping = True, False
-        self._since = time.perf_counter()
         given = getattr(args, "hf_deepspeed_config", None)
         if given is not None:
             correct_comms_logger()
@@ -181,31 +133,32 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Report the evaluation before the step."""
         _PATIENCE.close()
         self._report_validation()
+        if self._is_paused:
+            self._is_paused, self._since = False, time.perf_counter()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A micro-batch is a sign of life, as is a batch of an evaluation."""
         HEART.beat()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See :meth:`on_substep_end`."""
-        HEART.beat()
+    on_prediction_step = on_substep_end
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Progress, and whether to stop; asked at every step."""
         now = time.perf_counter()
         self._step_s, self._steps, self._since = self._step_s + now - self._since, self._steps + 1, now
-        HEART.step(state.global_step)
-        percent = int(100 * state.global_step / max(1, state.max_steps))
-        if self._is_chief and percent > self._percent:
-            self._percent = percent
-            self.core_context.train.report_progress(min(1.0, state.global_step / max(1, state.max_steps)))
+        step, last = state.global_step, max(1, state.max_steps)
+        HEART.step(step)
+        if self._is_chief and int(100 * step / last) > self._percent:
+            self._percent = int(100 * step / last)
+            self.core_context.train.report_progress(min(1.0, step / last))
         # A finished trial that acknowledged a stop would be started again by the master.
-        if state.global_step < state.max_steps and self._should_stop():
+        if step < state.max_steps and self._should_stop():
             self._is_stopping = control.should_training_stop = True
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_evaluate or control.should_save:
             self._be_patient()
+        self._is_paused = control.should_log or control.should_evaluate
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end, evaluate and save what was not; in the middle of a pass, only save."""
@@ -219,37 +172,34 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = True
         if is_end and (step > self._saved_step or (control.should_evaluate and self._is_stopping)):
             control.should_save = True
-        if control.should_save:
-            control.should_log = True
+        control.should_log = control.should_log or control.should_save
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Report metrics of training; keep those of evaluations until all of them are there."""
-        logs = logs or {}
-        metrics = {"batches": state.global_step, "epochs": state.epoch, **self._kept(logs)}
+        logs, step, kept = logs or {}, state.global_step, self.filter_metrics
+        metrics: dict[str, Any] = {"batches": step, "epochs": state.epoch}
+        for name, value in logs.items():
+            is_skipped = name == "grad_norm" and not math.isfinite(value)  # of a step that was skipped
+            is_wanted = kept is None or any(part in name for part in kept)
+            if is_wanted and not is_skipped and name != "epoch" and not name.endswith(SPEEDS):
+                metrics[name] = value
         if any(name.startswith(EVALUATED) for name in logs):
             self._validation.update(metrics)
             if not self._is_training:
                 self._report_validation()
-        elif (
-            logs
-            and not any(name.startswith(TESTED) for name in logs)
-            and state.global_step > self._trained_step
-        ):
-            self._trained_step = state.global_step
-            self._check_finite("loss", logs.get("loss"), state)
+        elif logs and step > self._trained_step and not any(name.startswith(TESTED) for name in logs):
+            self._trained_step = step
+            self._check_finite("loss", logs.get("loss"), step)
             peaks = self.core_context.distributed.allgather(peak_bytes(args.device))
             if self._is_chief:
-                if self._steps and self._step_s:
+                if self._step_s:
                     samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
                     metrics["samples_per_second"] = samples * self._steps / self._step_s
                 metrics |= memory_metrics(peaks)
-                self.core_context.train.report_training_metrics(
-                    steps_completed=state.global_step, metrics=metrics
-                )
+                self.core_context.train.report_training_metrics(steps_completed=step, metrics=metrics)
             self._step_s, self._steps = 0.0, 0
-        self._since = time.perf_counter()
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
@@ -257,22 +207,20 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Decide whether the evaluated weights are saved."""
         metrics = metrics or {}
         if self._is_training and self.searcher_metric in metrics:
-            self._check_finite(self.searcher_metric, metrics[self.searcher_metric], state)
+            self._check_finite(self.searcher_metric, metrics[self.searcher_metric], state.global_step)
             is_best = self._note_best(metrics, state.global_step)
             policy = self._fit.checkpoint_policy
             wanted = policy == "all" or (policy == "best" and is_best)
             # One answer for all ranks, since a checkpoint is a collective.
             if self.core_context.distributed.broadcast(wanted) and state.global_step > self._saved_step:
                 control.should_save = True
-        self._since = time.perf_counter()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Store what the Trainer has written."""
         self._report_validation()
         self._saved_step = state.global_step
         self._checkpoints.store(state.global_step)
-        self._checkpoints.prune(args.save_total_limit, self._best_steps)
-        self._since = time.perf_counter()
+        self._checkpoints.prune(args.save_total_limit, self._best_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
@@ -295,18 +243,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         _PATIENCE.close()
         _PATIENCE.enter_context(HEART.patiently())
 
-    def _kept(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics of logs that are reported."""
-        kept = self.filter_metrics
-        return {
-            name: value
-            for name, value in logs.items()
-            if name != "epoch"
-            and not name.endswith(SPEEDS)
-            and (kept is None or any(part in name for part in kept))
-            and not (name == "grad_norm" and not math.isfinite(value))  # of a step that was skipped
-        }
-
     def _report_validation(self) -> None:
         """Report the evaluations of one step, of one data set or several, each metric once."""
         metrics, self._validation = self._validation, {}
@@ -317,41 +253,85 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return
         if step > self._validated_step:
             self._validated, self._validated_step = set(), step
-            names = [each for each in metrics if each not in ("batches", "epochs")]
+            fix = f"use one of {', '.join(sorted(metrics.keys() - set(POSITION)))}, or return it from compute_metrics"
             keys = {"searcher.metric": self.searcher_metric, "searcher.time_metric": self.time_metric}
-            message = "is not among the metrics of an evaluation"
-            fix = f"use one of {', '.join(names)}, or return it from compute_metrics"
-            problems = [
-                Problem(key=key, value=name, message=message, fix=fix, code="searcher-metric")
-                for key, name in keys.items()
-                if name is not None and name not in metrics
-            ]
-            if problems:
-                raise ConfigError(problems)
+            for key, name in keys.items():
+                if name is not None and name not in metrics:
+                    message, code = "is not among the metrics of an evaluation", "searcher-metric"
+                    raise ConfigError(Problem(key=key, value=name, message=message, fix=fix, code=code))
         metrics = {name: value for name, value in metrics.items() if name not in self._validated}
         self._validated |= set(metrics)
         if self._is_chief and metrics:
             self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
 
-    def _note_best(self, metrics: Mapping[str, Any], steps: int | None) -> bool:
+    def _note_best(self, metrics: Mapping[str, Any], step: int | None) -> bool:
         value = finite(metrics.get(self.searcher_metric)) if self.searcher_metric else None
         if not is_better(value, self._best, smaller_is_better=self._smaller_is_better):
             return False
-        self._best, self._best_steps = value, steps
+        self._best, self._best_step = value, step
         return True
 
-    def _check_finite(self, name: str | None, value: Any, state: Any) -> None:
+    def _check_finite(self, name: str | None, value: Any, step: int) -> None:
         if isinstance(value, torch.Tensor):
             value = value.item()
         if self._fit.stop_on_nan and isinstance(value, float) and not math.isfinite(value):
             raise NotFiniteError(
-                f"{name} is {value} at step {state.global_step}: nothing is saved of it; lower the learning rate, "
+                f"{name} is {value} at step {step}: nothing is saved of it; lower the learning rate, "
                 "or set hyperparameters.fit.stop_on_nan: false"
             )
 
 
 def _evaluates(args: Any) -> bool:
     return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+
+
+def _check(trial: Here, own: Hyperparameters, args: Any) -> None:
+    """Refuse what the experiment requests and the Trainer would not do."""
+    problems, run, metric = [], trial.run, trial.task.searcher.get("metric")
+
+    def refuse(key: str, value: Any, message: str, fix: str, code: str) -> None:
+        problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
+
+    if run is not None and run.measurement is not None:
+        message = "compare and autotune do not measure the steps of transformers' Trainer"
+        refuse(
+            "--measure",
+            run.measurement.steps,
+            message,
+            "measure a trial, or a script with a session",
+            "measure",
+        )
+    if run is not None and run.fork is not None:
+        message = "a run of transformers does not start from another's checkpoint by itself"
+        fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
+        refuse("searcher.source_checkpoint_uuid", str(run.fork), message, fix, "hf-fork")
+    if args.world_size != num_ranks():
+        # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
+        message = f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
+        refuse("ranks", args.world_size, message, "on CPUs, write TrainingArguments(use_cpu=True)", "ranks")
+    if metric and not (metric.startswith(EVALUATED) and _evaluates(args)):
+        message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
+        fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
+        refuse("searcher.metric", metric, message, fix, "searcher-metric")
+    if getattr(args, "resolved", None) is None:  # transformers' own arguments, which read no hyperparameter
+        stated, length = trial.task.hyperparameters, own.fit.max_length
+        # Ranks that share layers make one replica.
+        ds = getattr(getattr(args, "hf_deepspeed_config", None), "config", {})
+        sharing = (ds.get("tensor_parallel") or {}).get("autotp_size") or own.model_parallel_size
+        replicas = args.world_size // int(sharing)
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * replicas
+        made = args.max_steps if length and length.unit == "batches" else args.num_train_epochs
+        asked: dict[tuple[str, ...], tuple[Any, Any]] = {
+            ("global_batch_size",): (own.global_batch_size, batch),
+            ("fit", "max_length"): (length and length.value, made),
+        }
+        for path, (wanted, found) in asked.items():
+            if wanted not in (None, found):
+                message = f"is not read by transformers' own arguments, which have {found}"
+                fix = "use determined_ds.transformers.TrainingArguments"
+                problems.append(stated.problem(path, message, fix, "stated-twice"))
+    if problems:
+        raise ConfigError(problems)
 
 
 class ResumingTrainer:
@@ -387,7 +367,8 @@ class ResumingTrainer:
         )
         if callback is None or not trainer.is_deepspeed_enabled:
             message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
-            raise ConfigError(Problem(key="--test", message=message, fix=WITH_CALLBACK, code="test"))
+            fix = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
+            raise ConfigError(Problem(key="--test", message=message, fix=fix, code="test"))
         engine = trainer.model_wrapped
 
         def load() -> None:

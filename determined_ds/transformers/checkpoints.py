@@ -39,11 +39,8 @@ class TrainerCheckpoints:
         trial_id: int | None,
         user_data: dict[str, Any] | None,
     ) -> None:
-        self._core = core_context
-        self._distributed = core_context.distributed
-        self._folder = Path(output_dir)
-        self._trial_id = trial_id
-        self._user_data = user_data
+        self._core, self._distributed = core_context, core_context.distributed
+        self._folder, self._trial_id, self._user_data = Path(output_dir), trial_id, user_data
         self._kept: list[dict[str, Any]] = []  # uuid and steps_completed, the oldest first
 
     def fetch(self, uuid: str) -> Path:
