@@ -20,22 +20,19 @@ import determined_ds
 FORM = sys.argv[1] if len(sys.argv) > 1 else "range"
 EPOCHS = 3
 SAMPLES = 44  # 5 steps of 8, and a rest that is dropped
-HPARAMS = {
-    "global_batch_size": 8,
-    "deepspeed_config": {
-        "gradient_accumulation_steps": int(os.environ.get("ACCUMULATION", "2")),
-        "zero_optimization": {"stage": int(os.environ.get("ZERO", "1"))},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
-    },
-    "fit": {
-        "checkpoint_period": {"batches": 3},
-        "reporting_period": {"batches": 4},
-    },
+DS = {
+    "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
 }
 CONFIG = {
     "name": "victim",
-    "hyperparameters": {**HPARAMS, "deepspeed_config": {"type": "const", "val": HPARAMS["deepspeed_config"]}},
+    "hyperparameters": {
+        "global_batch_size": 8,
+        "deepspeed_config": {"type": "const", "val": DS},
+        "fit": {"checkpoint_period": {"batches": 3}, "reporting_period": {"batches": 4}},
+    },
     "searcher": {"name": "single", "metric": "validation_loss"},
     "reproducibility": {"experiment_seed": 7},
 }

@@ -22,7 +22,6 @@ def train(
     *,
     zero: int = 1,
     pipe: int = 1,
-    save_total_limit: int | None = None,
 ) -> tuple[list[str], str]:
     """In a rank: train a trial of ``trials.py`` so far, with a checkpoint after each third batch.
 
@@ -33,7 +32,6 @@ def train(
         latest: The checkpoint to resume from.
         zero: ZeRO stage.
         pipe: Stages of the pipeline.
-        save_total_limit: How many checkpoints are kept.
 
     Returns:
         The checkpoints that were written, and what was raised.
@@ -54,11 +52,7 @@ def train(
 
     periods = ("checkpoint_period", "reporting_period", "validation_period")
     how: dict[str, Any] = dict.fromkeys(periods, ("batches", 3))
-    how |= {
-        "save_total_limit": save_total_limit,
-        "latest_checkpoint": latest,
-        "max_length": ("batches", batches),
-    }
+    how |= {"latest_checkpoint": latest, "max_length": ("batches", batches)}
     hparams = {**hyperparameters(zero), "pipe_parallel_size": pipe}
     try:
         with clients_of(storage, objects_of(run_dir.parent)):
