@@ -471,7 +471,6 @@ class SearchMethod:
         space, problems = read_space(config, searcher=searcher["name"], seed=seed)
         assert not problems
         self._search = make_search(with_defaults(searcher), space)
-        self._created = 0
 
     def start(self) -> list[tuple[Any, ...]]:
         """What it does at first."""
@@ -486,15 +485,10 @@ class SearchMethod:
         return self._done(self._search.exited(trial, reason))
 
     def _done(self, actions: list[Any]) -> list[tuple[Any, ...]]:
-        done: list[tuple[Any, ...]] = []
-        for action in actions:
-            if hasattr(action, "hparams"):
-                self._created += 1
-                self._search.created(self._created, action)
-                done.append(("create", action.hparams, action.seed))
-            else:
-                done.append(("stop", action.trial_id))
-        return done
+        return [
+            ("create", each.hparams, each.seed) if hasattr(each, "hparams") else ("stop", each.number)
+            for each in actions
+        ]
 
 
 # ------------------------------------------------------------------------------------------- processes

@@ -21,7 +21,9 @@ Examples:
 @experiment_options("Default: runs/<name>/<time>.")
 @click.option("--slots", type=int, help="Slots of a trial; resources.slots_per_trial if absent.")
 @click.option(
-    "--machine-slots", type=int, help="Slots that the trials share; default: the GPUs, else the cores."
+    "--machine-slots",
+    type=click.IntRange(min=1),
+    help="Slots that the trials share; default: the GPUs, else the cores.",
 )
 @click.option("--resume", is_flag=True, help="Resume the search in --run-dir.")
 def search(**options: Any) -> None:

@@ -13,50 +13,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.documents.document import get_path
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.space import SearchSpace
-from determined_ds.search.methods import Action, Create, Reason, make_search
+from determined_ds.search.methods import Action, Create, make_search
+
+if TYPE_CHECKING:
+    from determined_ds.launch.trial_process import TrialProcess
 
 EVENTS = "events.jsonl"
-FORMAT = 3  # 1 and 2 were written by Optuna
-BEGINS = b'{"event": "search", '
+FORMAT = 4
 # What becomes of a trial.
 WAITING, RUNNING = "waiting", "running"
 COMPLETED, STOPPED, FAILED, DROPPED = "completed", "stopped", "failed", "dropped"
+ANOTHER = "start again in another --run-dir, or restore the file"
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """A trial of a search.
+    """A trial of a search: what its events say of it, and its process."""
 
-    Args:
-        number: From 1, in the order of creation.
-        create: Its hyperparameters and its seed.
-        point: Its searched hyperparameters, by dotted name.
-        status: ``waiting``, ``running``, ``completed``, ``stopped``, ``failed`` or ``dropped``.
-        why: It failed or was dropped; "" elsewhere.
-        restarts: How often it was started again after a crash.
-        values: Batches trained -> the searcher's metric, of the validations that the method has received.
-        time: ``searcher.time_metric`` at the last of them; 0 before, and for a searcher without one.
-        stop_asked: Whether the method has stopped it.
-        started: None before its first process.
-        ended: None before its end.
-    """
-
-    number: int
-    create: Create
-    point: Mapping[str, Any]
+    create: Create  # its number, from 1, its hyperparameters and its seed
+    point: Mapping[str, Any]  # its searched hyperparameters, by dotted name
     status: str = WAITING
-    why: str = ""
-    restarts: int = 0
-    values: dict[int, float] = field(default_factory=dict)
-    time: float = 0.0
-    stop_asked: bool = False
+    why: str = ""  # it failed or was dropped
+    restarts: int = 0  # how often it was started again after a crash
+    values: dict[int, float] = field(default_factory=dict)  # batches -> the metric, as the method received it
+    time: float = 0.0  # searcher.time_metric at the last of them; 0 before, and for a searcher without one
+    stop_asked: bool = False  # whether the method has stopped it
     started: datetime | None = None
     ended: datetime | None = None
+    # Of the search under way.
+    is_judged: bool = False  # whether its point is known to be possible
+    length: int | None = None  # batches in all, if known
+    process: TrialProcess | None = None  # while it has one
+    is_asked: bool = False  # whether that has been asked to stop
+    from_checkpoint: bool = False  # whether that resumed from one
+    gpus: tuple[str, ...] = ()  # that it has
+    steps: int | None = None  # batches trained, as far as it has reported; None before its first report
+
+    @property
+    def number(self) -> int:
+        return self.create.number
 
     @property
     def is_open(self) -> bool:
@@ -85,76 +86,71 @@ class SearchEvents:
         path: Of the file; it is begun where there is none.
         searcher: The ``searcher`` section, defaults filled in.
         space: What is searched.
-        digest: Of all that decides the search.
 
     Raises:
         ConfigError: the file is damaged, is not that of a search, or is of another search.
     """
 
-    def __init__(self, path: Path, searcher: Mapping[str, Any], space: SearchSpace, digest: str) -> None:
+    def __init__(self, path: Path, searcher: Mapping[str, Any], space: SearchSpace) -> None:
         self._path, self._space = path, space
         self._metric, self._time_metric = str(searcher["metric"]), str(searcher.get("time_metric") or "")
         self._method = make_search(searcher, space)
         self.trials: list[Trial] = []  # by number
         self.dropped_in_a_row = 0  # impossible points since a trial has last shown that it can be trained
         self._num_written = 0  # trials whose creation is in the file
+        begin = {"event": "search", "format": FORMAT, "searcher": as_plain(searcher)}
         try:
             content = path.read_bytes() if path.exists() else b""
             whole = content.rfind(b"\n") + 1
-            if not content.startswith(BEGINS) and not BEGINS.startswith(content):
-                raise self.problem("is not the record of a search, or its first line is missing")
             self._act(self._method.start())
             lines = content[:whole].splitlines()
             for number, line in enumerate(lines, start=1):
                 try:
                     record = json.loads(line)
-                    if number == 1:
-                        self._check_begin(record, digest)
-                    else:
+                    if number > 1:
                         self._take(record)
+                    elif record != begin:
+                        raise ValueError("the record of something else")
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-                    message = f"is damaged: line {number} of {len(lines)} is not what was written"
-                    raise self.problem(message) from None
+                    message = f"is damaged: line {number} of {len(lines)} is not one of this search"
+                    raise self._problem(message) from None
             if whole < len(content):
                 os.truncate(path, whole)
             if not lines:
-                self._write({"event": "search", "format": FORMAT, "search": digest})
+                self._write(begin)
         except OSError as error:
             fix = "give a --run-dir that can be written to"
-            raise self.problem(f"cannot be opened: {error.strerror}", fix) from None
+            raise self._problem(f"cannot be opened: {error.strerror}", fix) from None
         self._write_created()
 
-    def problem(
-        self, message: str, fix: str = "start again in another --run-dir, or restore the file"
-    ) -> ConfigError:
-        """The error of a file that cannot be used."""
-        return ConfigError(Problem(key="", origin=str(self._path), message=message, fix=fix, code="events"))
+    def tell(self, event: str, trial: Trial, **more: Any) -> None:
+        """Write an event down, then act on it.
 
-    def _check_begin(self, record: dict[str, Any], digest: str) -> None:
-        if record["format"] != FORMAT:
-            message = f"is of format {record['format']}, and this version reads {FORMAT}"
-            fix = "resume with the version that began it, or use another --run-dir"
-            raise self.problem(message, fix)
-        if record["search"] != digest:
-            raise self.problem(f"is of another search than {self._path.parent} holds")
-
-    def _write(self, record: dict[str, Any]) -> None:
-        with self._path.open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _tell(self, event: str, trial: Trial, **more: Any) -> None:
+        Args:
+            event: ``started``; ``restarted``, with its ``why``; ``validated``, with ``steps`` and ``metrics``; or
+                ``ended``, with its ``status``, ``why``, and a ``reason`` where that was not the trial's own.
+            trial: Its trial.
+            **more: Of the event.
+        """
         record = {"event": event, "trial": trial.number, "time": datetime.now().isoformat(), **more}
         self._write(record)
         self._take(record)
         self._write_created()
 
+    def _problem(self, message: str, fix: str = ANOTHER) -> ConfigError:
+        return ConfigError(Problem(key="", origin=str(self._path), message=message, fix=fix, code="events"))
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
     def _write_created(self) -> None:
         """Write down the trials that the method has created; whoever replays them creates them likewise."""
         for trial in self.trials[self._num_written :]:
-            created = {"seed": trial.create.seed, "point": dict(trial.point)}
             now = datetime.now().isoformat()
+            created = {"seed": trial.create.seed, "point": dict(trial.point)}
             self._write({"event": "created", "trial": trial.number, "time": now, **created})
             self._num_written = trial.number
 
@@ -165,25 +161,20 @@ class SearchEvents:
             ValueError: it is not one of this search.
         """
         kind, number, time = record["event"], record["trial"], datetime.fromisoformat(record["time"])
-        if not 1 <= number <= len(self.trials):
+        if number < 1:
             raise ValueError("no such trial")
         trial = self.trials[number - 1]
         if kind == "created":
-            if number != self._num_written + 1:
-                raise ValueError("a trial is missing")
             if (record["seed"], record["point"]) != (trial.create.seed, dict(trial.point)):
-                raise self.problem(f"holds another trial {number} than this search creates")
+                raise self._problem(f"holds another trial {number} than this search creates")
             self._num_written = number
-            return
-        if not trial.is_open:
+        elif not trial.is_open or (kind == "validated" and trial.stop_asked):
             raise ValueError("the trial has ended")
-        if kind == "started":
+        elif kind == "started":
             trial.status, trial.started = RUNNING, time
         elif kind == "restarted":
-            trial.restarts = int(record["restarts"])
+            trial.restarts += 1
         elif kind == "validated":
-            if trial.stop_asked:
-                raise ValueError("the trial was stopped")
             metrics = {name: float(value) for name, value in record["metrics"].items()}
             trial.values[int(record["steps"])] = metrics[self._metric]
             trial.time = metrics.get(self._time_metric, 0.0)
@@ -191,7 +182,7 @@ class SearchEvents:
             self._act(self._method.validated(number, metrics))
         elif kind == "ended":
             trial.status, trial.why, trial.ended = record["status"], record["why"], time
-            reason: Reason | None = record["reason"]
+            reason = record["reason"]
             self.dropped_in_a_row = self.dropped_in_a_row + 1 if reason == "INVALID_HP" else 0
             self._act(self._method.exited(number, reason))
         else:
@@ -201,25 +192,6 @@ class SearchEvents:
         for action in actions:
             if isinstance(action, Create):
                 point = {axis.name: get_path(action.hparams, axis.path) for axis in self._space.axes}
-                self.trials.append(Trial(number=len(self.trials) + 1, create=action, point=point))
-                self._act(self._method.created(len(self.trials), action))
+                self.trials.append(Trial(create=action, point=point))
             else:
-                self.trials[action.trial_id - 1].stop_asked = True
-
-    # -------------------------------------------------------------------- written first, then acted on
-
-    def started(self, trial: Trial) -> None:
-        """A trial has got its first process."""
-        self._tell("started", trial)
-
-    def restarted(self, trial: Trial, why: str) -> None:
-        """A trial has crashed, and is started again."""
-        self._tell("restarted", trial, restarts=trial.restarts + 1, why=why)
-
-    def validated(self, trial: Trial, steps: int, metrics: Mapping[str, float]) -> None:
-        """A trial has reported a validation after ``steps`` batches."""
-        self._tell("validated", trial, metrics=dict(metrics), steps=steps)
-
-    def ended(self, trial: Trial, status: str, why: str = "", reason: Reason | None = None) -> None:
-        """A trial has come to its end; ``reason`` where that was not its own."""
-        self._tell("ended", trial, reason=reason, status=status, why=why)
+                self.trials[action.number - 1].stop_asked = True

@@ -3,10 +3,9 @@
 A method receives events and returns actions::
 
     search = make_search(searcher, space)
-    todo = search.start()                       # [Create, ...]
-    todo = search.created(trial_id, create)
-    todo = search.validated(trial_id, {"batches": 50, "validation_loss": 2.3})
-    todo = search.exited(trial_id, "INVALID_HP")
+    todo = search.start()                       # [Create, ...], numbered from 1
+    todo = search.validated(1, {"batches": 50, "validation_loss": 2.3})
+    todo = search.exited(1, "INVALID_HP")
 
 The same events in the same order give the same actions: so an interrupted search is resumed.
 
@@ -19,36 +18,33 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from determined_ds.experiment.space import SearchSpace, draw_trial_seed, master_random
+from determined_ds.experiment.space import HALVING, SearchSpace, draw_trial_seed, master_random
 
 Hparams = dict[str, Any]
-Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
+Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]  # of an end that was not a trial's own
 MAX_CONCURRENT_TRIALS = 16  # where the configuration says nothing (schemas expconf/v0/searcher-*.json)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Create:
-    """Create a trial at this point; ``bracket`` is the part of the search that wants it."""
+    """Create a trial at this point."""
 
+    number: int  # of the trial, from 1
     hparams: Hparams
     seed: int
-    bracket: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop a trial early."""
 
-    trial_id: int
+    number: int
 
 
 Action = Create | Stop
-
-
-# --- Points -------------------------------------------------------------------------------------------------
 
 
 class Draws:
@@ -68,6 +64,7 @@ class Draws:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self._random = master_random(space.seed)
+        self._created = 0
 
     def draw(self) -> Create:
         """A trial at a random point."""
@@ -75,192 +72,129 @@ class Draws:
 
     def at(self, hparams: Hparams) -> Create:
         """A trial at a given point."""
-        return Create(hparams=hparams, seed=draw_trial_seed(self._random))
+        self._created += 1
+        return Create(number=self._created, hparams=hparams, seed=draw_trial_seed(self._random))
 
 
 def grid(space: SearchSpace) -> Iterator[Hparams]:
     """Every point of a grid as it is run: from its end, so that the last hyperparameter, by name, changes fastest."""
-    axes = []
-    for axis in space.axes:
-        assert axis.num_values is not None, f"{axis.name} has no count"
-        axes.append([axis.value(index) for index in reversed(range(axis.num_values))])
-    for values in itertools.product(*axes):
-        yield space.at(values)
+    axes = [[axis.value(index) for index in reversed(range(axis.num_values or 0))] for axis in space.axes]
+    return map(space.at, itertools.product(*axes))
 
 
-# --- Methods ------------------------------------------------------------------------------------------------
+class PointSearch:
+    """``single``, ``random`` and ``grid``: points that depend on no metric.
 
-
-class Search:
-    """A search over a space.
-
-    Args:
-        config: ``searcher`` of the experiment config, defaults filled in (:func:`with_defaults`).
-        draws: Where its points come from.
+    An impossible point is replaced by another in a ``random`` search alone.
     """
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
-        self.config = config
-        self._draws = draws
+        name = config["name"]
+        self._replaces = name == "random"
+        self._points: Iterator[Create] = iter(draws.draw, None)
+        self._left = 1 if name == "single" else int(config.get("max_trials") or 0)
+        if name == "grid":
+            self._points, self._left = map(draws.at, grid(draws.space)), draws.space.size or 0
+        self._at_once = int(config.get("max_concurrent_trials") or 0) or self._left
 
     def start(self) -> list[Action]:
         """The first trials."""
-        raise NotImplementedError
+        return self._next(self._at_once)
 
-    def created(self, trial_id: int, create: Create) -> list[Action]:
-        """A trial was created as asked."""
-        return []
+    def _next(self, most: int) -> list[Action]:
+        count = min(most, self._left)
+        self._left -= count
+        return list(itertools.islice(self._points, count))
 
-    def validated(self, trial_id: int, metrics: Mapping[str, Any]) -> list[Action]:
+    def validated(self, number: int, metrics: Mapping[str, Any]) -> list[Action]:
         """A trial has reported validation metrics."""
         return []
 
-    def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
+    def exited(self, number: int, reason: Reason | None = None) -> list[Action]:
         """A trial has ended; ``reason`` where it did not come to its end."""
-        return []
+        self._left += self._replaces and reason == "INVALID_HP"
+        return self._next(1)
 
 
-class RandomSearch(Search):
-    """Random points; ``single`` is one of them. An impossible point is replaced by another."""
-
-    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
-        super().__init__(config, draws)
-        self._is_single = config["name"] == "single"
-        self._max_trials = 1 if self._is_single else int(config["max_trials"])
-        self._num_created = 0
-
-    def start(self) -> list[Action]:
-        at_once = int(self.config.get("max_concurrent_trials") or 0) or self._max_trials
-        return [self._next() for _ in range(min(self._max_trials, at_once))]
-
-    def _next(self) -> Create:
-        self._num_created += 1
-        return self._draws.draw()
-
-    def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
-        if reason == "INVALID_HP" and not self._is_single:
-            self._num_created -= 1
-        return [self._next()] if self._num_created < self._max_trials else []
-
-
-class GridSearch(Search):
-    """Every point of a grid, the last first. An impossible point is dropped, and not replaced."""
+class HalvingSearch:
+    """``async_halving``, and ``adaptive_asha``, whose brackets differ in how early they stop."""
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
-        super().__init__(config, draws)
-        self._left = grid(draws.space)
+        self._brackets = [_Bracket(each, draws) for each in brackets_of(config)]
 
     def start(self) -> list[Action]:
-        at_once = int(self.config.get("max_concurrent_trials") or 0) or None
-        return [self._draws.at(point) for point in itertools.islice(self._left, at_once)]
+        """The first trials."""
+        return [action for bracket in self._brackets for action in bracket.start()]
 
-    def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
-        return [self._draws.at(point) for point in itertools.islice(self._left, 1)]
+    def validated(self, number: int, metrics: Mapping[str, Any]) -> list[Action]:
+        """A trial has reported validation metrics, ``searcher.time_metric`` among them."""
+        return self._bracket_of(number).validated(number, metrics)
 
+    def exited(self, number: int, reason: Reason | None = None) -> list[Action]:
+        """A trial has ended; ``reason`` where it did not come to its end."""
+        return self._bracket_of(number).exited(number, reason)
 
-@dataclass(kw_only=True)
-class Rung:
-    """Where trials that have trained so long are compared."""
-
-    needed: int
-    metrics: list[tuple[float, int]] = field(default_factory=list)  # (metric, trial), the best first
-
-    def insert(self, trial_id: int, metric: float) -> int:
-        """Enter a metric. Returns its place: 0 is the best, and of equals the newest."""
-        place = bisect.bisect_left([known for known, _ in self.metrics], metric)
-        self.metrics.insert(place, (metric, trial_id))
-        return place
+    def _bracket_of(self, number: int) -> _Bracket:
+        return next(bracket for bracket in self._brackets if number in bracket.rung_of)
 
 
-class AsyncHalvingSearch(Search):
+class _Bracket:
     """ASHA by stopping: at each rung a trial continues only if it is among the best 1/divisor so far."""
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
-        super().__init__(config, draws)
-        self._divisor = float(config["divisor"])
-        self._num_rungs = int(config["num_rungs"])
-        self._max_trials = int(config["max_trials"])
-        self.rungs = [Rung(needed=needed) for needed in rungs(config)]
-        self._rung_of: dict[int, int] = {}
+        self._config, self._draws = config, draws
+        self._divisor, self._max_trials = float(config["divisor"]), int(config["max_trials"])
+        self._needed = rungs(config)
+        # Of each rung the (metric, trial) that came so far, the best first.
+        self._metrics: list[list[tuple[float, int]]] = [[] for _ in self._needed]
+        self.rung_of: dict[int, int] = {}  # of its trials
         self._num_invalid = 0
 
     def start(self) -> list[Action]:
-        at_once = int(self.config.get("max_concurrent_trials") or 0)
-        if not at_once:
-            at_once = max(1, int(self._divisor ** (self._num_rungs - 1)))
-        return [self._draws.draw() for _ in range(min(at_once, self._max_trials))]
+        at_once = int(self._config.get("max_concurrent_trials") or 0)
+        at_once = at_once or max(1, int(self._divisor ** (len(self._needed) - 1)))
+        return [self._draw() for _ in range(min(at_once, self._max_trials))]
 
-    def created(self, trial_id: int, create: Create) -> list[Action]:
-        self._rung_of[trial_id] = 0
-        return []
+    def _draw(self) -> Create:
+        create = self._draws.draw()
+        self.rung_of[create.number] = 0
+        return create
 
-    @property
-    def _wants_more(self) -> bool:
-        return len(self._rung_of) - self._num_invalid < self._max_trials
+    def _another(self) -> list[Action]:
+        return [self._draw()] if len(self.rung_of) - self._num_invalid < self._max_trials else []
 
-    def validated(self, trial_id: int, metrics: Mapping[str, Any]) -> list[Action]:
-        metric = float(metrics[self.config["metric"]])
-        if not self.config.get("smaller_is_better", True):
+    def validated(self, number: int, metrics: Mapping[str, Any]) -> list[Action]:
+        metric = float(metrics[self._config["metric"]])
+        if not self._config.get("smaller_is_better", True):
             metric = -metric
         if math.isnan(metric):  # NaN ranks last, as in the master's search for its place
             metric = math.inf
-        if not self._is_stopped(trial_id, int(metrics[self.config["time_metric"]]), metric):
-            return []
-        return [Stop(trial_id=trial_id), *([self._draws.draw()] if self._wants_more else [])]
+        trained = int(metrics[self._config["time_metric"]])
+        for index in range(self.rung_of[number], len(self._needed)):
+            self.rung_of[number] = index
+            if trained < self._needed[index]:
+                return []
+            place = self._insert(index, number, metric)
+            is_top = index == len(self._needed) - 1
+            if is_top or place >= max(1, int(len(self._metrics[index]) / self._divisor)):
+                return [Stop(number=number), *self._another()]
+        return []
 
-    def _is_stopped(self, trial_id: int, trained: int, metric: float) -> bool:
-        for index in range(self._rung_of[trial_id], self._num_rungs):
-            rung = self.rungs[index]
-            self._rung_of[trial_id] = index
-            if trained < rung.needed:
-                return False
-            place = rung.insert(trial_id, metric)
-            if index == self._num_rungs - 1:
-                return True
-            if place >= max(1, int(len(rung.metrics) / self._divisor)):
-                return True
-        return False
+    def _insert(self, rung: int, number: int, metric: float) -> int:
+        """Enter a metric. Returns its place: 0 is the best, and of equals the newest."""
+        place = bisect.bisect_left([known for known, _ in self._metrics[rung]], metric)
+        self._metrics[rung].insert(place, (metric, number))
+        return place
 
-    def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
+    def exited(self, number: int, reason: Reason | None) -> list[Action]:
         if reason == "INVALID_HP":
             self._num_invalid += 1
-            for rung in self.rungs:
-                rung.metrics = [entry for entry in rung.metrics if entry[1] != trial_id]
-            return [self._draws.draw()]
+            self._metrics = [[each for each in rung if each[1] != number] for rung in self._metrics]
+            return [self._draw()]
         if reason is None:
             return []
-        self.rungs[self._rung_of[trial_id]].insert(trial_id, math.inf)
-        return [self._draws.draw()] if self._wants_more else []
-
-
-class AdaptiveAsha(Search):
-    """ASHA in several brackets, which differ in how early they stop. All draw from one source."""
-
-    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
-        super().__init__(config, draws)
-        self.brackets = [AsyncHalvingSearch(bracket, draws) for bracket in brackets_of(config)]
-        self._bracket_of: dict[int, int] = {}
-
-    def _marked(self, bracket: int, actions: list[Action]) -> list[Action]:
-        return [
-            replace(action, bracket=bracket) if isinstance(action, Create) else action for action in actions
-        ]
-
-    def start(self) -> list[Action]:
-        started = [self._marked(index, bracket.start()) for index, bracket in enumerate(self.brackets)]
-        return [action for actions in started for action in actions]
-
-    def created(self, trial_id: int, create: Create) -> list[Action]:
-        self._bracket_of[trial_id] = create.bracket
-        return self.brackets[create.bracket].created(trial_id, create)
-
-    def validated(self, trial_id: int, metrics: Mapping[str, Any]) -> list[Action]:
-        index = self._bracket_of[trial_id]
-        return self._marked(index, self.brackets[index].validated(trial_id, metrics))
-
-    def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
-        index = self._bracket_of[trial_id]
-        return self._marked(index, self.brackets[index].exited(trial_id, reason))
+        self._insert(self.rung_of[number], number, math.inf)
+        return self._another()
 
 
 def rungs(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -298,15 +232,6 @@ def brackets_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-METHODS: dict[str, type[Search]] = {
-    "single": RandomSearch,
-    "random": RandomSearch,
-    "grid": GridSearch,
-    "async_halving": AsyncHalvingSearch,
-    "adaptive_asha": AdaptiveAsha,
-}
-
-
 def with_defaults(searcher: Mapping[str, Any]) -> dict[str, Any]:
     """A ``searcher`` section with what the master fills in where nothing is said, or null.
 
@@ -324,6 +249,6 @@ def with_defaults(searcher: Mapping[str, Any]) -> dict[str, Any]:
     return {**searcher, **defaults, **given}
 
 
-def make_search(searcher: Mapping[str, Any], space: SearchSpace) -> Search:
+def make_search(searcher: Mapping[str, Any], space: SearchSpace) -> PointSearch | HalvingSearch:
     """The search of a ``searcher`` section, defaults filled in, over a space."""
-    return METHODS[searcher["name"]](searcher, Draws(space))
+    return (HalvingSearch if searcher["name"] in HALVING else PointSearch)(searcher, Draws(space))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 import shlex
@@ -11,18 +12,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.documents.files import write_files
-from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, Problem
+from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING
 from determined_ds.launch.interrupts import Interrupts
@@ -33,7 +32,7 @@ from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
 from determined_ds.rundir.records import INVALID
 from determined_ds.rundir.run_dir import RunDir, short
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_lock import RunLock, check_run_dir, is_held
 from determined_ds.search.events import (
     COMPLETED,
     DROPPED,
@@ -56,7 +55,6 @@ MOST_DROPPED = 1000
 MOST_REFUSED = 20  # by ranks, which take seconds to start
 MOST_REASONS = 8
 BAR_CELLS = 12
-ON_INTERRUPT = "the trials that run finish their batch and write a checkpoint"
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -69,7 +67,7 @@ def run_search(plan: SearchPlan) -> int:
     Raises:
         ConfigError: the search in the run directory cannot be resumed, or a trial reports no such metric.
     """
-    with Interrupts(ON_INTERRUPT) as interrupts:
+    with Interrupts("the trials that run finish their batch and write a checkpoint") as interrupts:
         for line in _header(plan):
             print(line)
         for warning in plan.warnings:
@@ -79,37 +77,10 @@ def run_search(plan: SearchPlan) -> int:
             path, text = RunDir(plan.run_dir).experiment, stored_yaml(plan.experiment.config)
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 write_files({path: text}, overwrite=True)
-            events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space, plan.digest)
+            events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space)
             search = LocalSearch(plan, events, interrupts)
             search.run()
-            return _conclude(plan, search, interrupts)
-
-
-@dataclass(kw_only=True)
-class Running:
-    """A trial with a process.
-
-    Args:
-        trial: Of the search.
-        process: Its own.
-        from_checkpoint: Whether it resumed from one.
-        gpus: That it has.
-        steps: Batches trained, as far as it has reported; None before its first report.
-        is_asked: Whether it has been asked to stop; ``det-ds run`` takes a second time for an order to end at once.
-    """
-
-    trial: Trial
-    process: TrialProcess
-    from_checkpoint: bool
-    gpus: tuple[str, ...]
-    steps: int | None = None
-    is_asked: bool = False
-
-    def ask_to_stop(self) -> None:
-        """Have it finish its batch, write a checkpoint and end."""
-        if not self.is_asked:
-            self.is_asked = True
-            self.process.stop()
+            return search.conclude()
 
 
 class LocalSearch:
@@ -119,16 +90,11 @@ class LocalSearch:
         plan: What to search.
         events: Where it is written down.
         interrupts: Ends it.
-
-    Attributes:
-        gave_up: Why it ended before its end; "" elsewhere.
     """
 
     def __init__(self, plan: SearchPlan, events: SearchEvents, interrupts: Interrupts) -> None:
         self.plan, self.events, self.interrupts = plan, events, interrupts
-        self.gave_up = ""
-        self._running: dict[int, Running] = {}
-        self._lengths: dict[int, int | None] = {}  # of the trials that were judged: batches in all, if known
+        self._gave_up = ""  # why it ended before its end
         self._free_gpus = list(plan.machine.gpus)
         self._refused_in_a_row = 0
         self._num_judged = 0
@@ -144,9 +110,13 @@ class LocalSearch:
         self._drawn_s = 0.0
 
     @property
-    def open_trials(self) -> list[Trial]:
-        """Those that have not ended, the oldest first."""
+    def _open(self) -> list[Trial]:
+        """The trials that have not ended, the oldest first."""
         return [trial for trial in self.events.trials if trial.is_open]
+
+    @property
+    def _running(self) -> list[Trial]:
+        return [trial for trial in self.events.trials if trial.process is not None]
 
     def run(self) -> None:
         """Run it to its end, or until it is interrupted. No process is left, however this ends.
@@ -157,7 +127,8 @@ class LocalSearch:
         try:
             if self._live is not None:
                 self._live.start()
-            self._restore()
+            if self.plan.resume:
+                self._restore()
             while self._turn():
                 time.sleep(POLL_S)
                 self._follow()
@@ -165,45 +136,42 @@ class LocalSearch:
                     self._drawn_s = time.monotonic()
                     self._live.update(self._drawing(), refresh=True)
         finally:
-            for running in self._running.values():
-                running.process.kill()
+            for trial in self._running:
+                assert trial.process is not None
+                trial.process.kill()
             if self._live is not None:
                 self._live.stop()
 
     def _restore(self) -> None:
         """Pass on what the trials of an interrupted search have written since."""
-        if not self.plan.resume:
-            return
         until = time.monotonic() + LEFT_S
-        while left := _processes_below(self.plan.run_dir / TRIALS):  # they would write beside the new ones
-            if time.monotonic() > until:
-                message = f"processes of an earlier search still run in it: {', '.join(map(str, left))}"
-                fix = f"end them first: kill {' '.join(map(str, left))}"
-                value = str(self.plan.run_dir)
-                raise ConfigError(Problem(key="--run-dir", value=value, message=message, fix=fix))
-            time.sleep(POLL_S)
-        for trial in self.open_trials:
+        for trial in self._open:
+            run_dir = self._run_dir(trial)
+            while is_held(run_dir) and time.monotonic() < until:  # its processes end with the search
+                time.sleep(POLL_S)
+            check_run_dir(run_dir)
+        for trial in self._open:
             if trial.status != WAITING:
                 for record in read_records(RunDir(self._run_dir(trial)).metrics):
                     self._take(trial, record)
-        for trial in self.open_trials:
+        for trial in self._open:
             if trial.stop_asked:
                 self._end_stopped(trial)
 
     def _turn(self) -> bool:
         """Start what can be started, stop what is to be stopped. Returns whether there is something to wait for."""
-        if self.interrupts.at_once or self.gave_up:
+        if self.interrupts.at_once or self._gave_up:
             return False
         if self.interrupts.requested:
-            for running in self._running.values():
-                running.ask_to_stop()
+            for trial in self._running:
+                self._ask_to_stop(trial)
             return bool(self._running)
         trials = self.events.trials
         while self._num_judged < len(trials) and not self.interrupts.requested:
             # A point that cannot run may be replaced by another, which is judged in turn.
             if self._replaces and self.events.dropped_in_a_row >= MOST_DROPPED:
                 if not self._running:
-                    self.gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
+                    self._gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
                 break
             self._num_judged += 1
             trial = trials[self._num_judged - 1]
@@ -221,26 +189,23 @@ class LocalSearch:
             why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
             self._end(trial, DROPPED, why, "INVALID_HP")
             return
+        trial.is_judged = True
         length = resolved.fit.max_length if resolved is not None else None
-        value = length.value if length is not None and length.unit == "batches" else None
-        self._lengths[trial.number] = value if isinstance(value, int) else None
+        if length is not None and length.unit == "batches" and isinstance(length.value, int):
+            trial.length = length.value
 
     def _waiting(self) -> list[Trial]:
         """The trials that can start, the oldest first, as on a cluster."""
-        return [
-            trial
-            for trial in self.open_trials
-            if trial.number in self._lengths and trial.number not in self._running
-        ]
+        return [trial for trial in self._open if trial.is_judged and trial.process is None]
 
     def _run_dir(self, trial: Trial) -> Path:
         return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
 
     def _start(self, trial: Trial) -> None:
         machine, run_dir = self.plan.machine, self._run_dir(trial)
-        gpus = tuple(self._free_gpus[: machine.slots_per_trial]) if machine.gpus else ()
-        self._free_gpus = [gpu for gpu in self._free_gpus if gpu not in gpus]
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        trial.gpus = tuple(self._free_gpus[: machine.slots_per_trial]) if machine.gpus else ()
+        self._free_gpus = [gpu for gpu in self._free_gpus if gpu not in trial.gpus]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(trial.gpus)} if trial.gpus else {}
         if machine.threads is not None:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
         checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
@@ -256,11 +221,10 @@ class LocalSearch:
         )
         is_new = trial.status == WAITING
         if is_new:
-            self.events.started(trial)
+            self.events.tell("started", trial)
         process.start()
-        self._running[trial.number] = Running(
-            trial=trial, process=process, from_checkpoint=bool(checkpoints), gpus=gpus
-        )
+        trial.process, trial.is_asked = process, False
+        trial.from_checkpoint, trial.steps = bool(checkpoints), None
         if checkpoints:
             self._say(trial, "resumed", f"from batch {checkpoints[0].steps_completed}")
         elif is_new:
@@ -268,22 +232,30 @@ class LocalSearch:
         else:
             self._say(trial, "restarted", "no checkpoint found; starting from step 0")
 
+    def _ask_to_stop(self, trial: Trial) -> None:
+        """Have a trial finish its batch, write a checkpoint and end; asked once, since twice means at once."""
+        if trial.process is not None and not trial.is_asked:
+            trial.is_asked = True
+            trial.process.stop()
+
     # --------------------------------------------------------------------------------- what trials say
 
     def _follow(self) -> None:
         """Take in what the trials have written, and who has ended."""
-        for running in list(self._running.values()):
-            code = running.process.poll()  # first: its last records are read after that
-            for record in running.process.new_metrics():
+        for trial in self._running:
+            process = trial.process
+            assert process is not None
+            code = process.poll()  # first: its last records are read after that
+            for record in process.new_metrics():
                 steps = record.get("steps_completed")
-                running.steps = steps if isinstance(steps, int) else running.steps
-                self._take(running.trial, record)
+                trial.steps = steps if isinstance(steps, int) else trial.steps
+                self._take(trial, record)
             if code is not None:
-                del self._running[running.trial.number]
-                self._free_gpus += running.gpus
-                self._ended(running)
-            elif running.trial.stop_asked:
-                running.ask_to_stop()
+                trial.process = None
+                self._free_gpus += trial.gpus
+                self._ended(trial, process)
+            elif trial.stop_asked:
+                self._ask_to_stop(trial)
 
     def _take(self, trial: Trial, record: Mapping[str, Any]) -> None:
         """A record of a trial: the method receives each validation once, and none after it has stopped the trial."""
@@ -292,54 +264,55 @@ class LocalSearch:
             return
         if trial.stop_asked or steps <= trial.last:
             return
-        needed = {"searcher.metric": self.plan.experiment.metric}
-        if self._time_metric:
-            needed["searcher.time_metric"] = self._time_metric
+        needed = {"metric": self.plan.experiment.metric, "time_metric": self._time_metric}
         values = {}
         for key, name in needed.items():
+            if not name:
+                continue
             try:
                 values[name] = float(metrics[name])
-                if key == "searcher.time_metric" and not math.isfinite(values[name]):
+                if key == "time_metric" and not math.isfinite(values[name]):
                     raise ValueError(name)
             except (KeyError, TypeError, ValueError):
                 known = ", ".join(sorted(metrics))
                 message = (
                     f"trial {trial.number} does not report it as a number at validation; it reports {known}"
                 )
-                origin = self.plan.experiment.document.origin(tuple(key.split(".")))
-                fix = f"name one of them: {known}"
-                raise ConfigError(
-                    Problem(key=key, value=name, origin=origin, message=message, fix=fix, code="metric")
-                ) from None
+                path, document = ("searcher", key), self.plan.experiment.document
+                problem = document.problem(path, message, f"name one of them: {known}", "metric", value=name)
+                raise ConfigError(problem) from None
         before = trial.time
-        self.events.validated(trial, steps, values)
+        self.events.tell("validated", trial, metrics=values, steps=steps)
         self._refused_in_a_row = 0
         if any(before < rung <= trial.time for rung in self._rungs):
             self._say(trial, "validated", self._last_of(trial))
 
-    def _ended(self, running: Running) -> None:
+    def _ended(self, trial: Trial, process: TrialProcess) -> None:
         """A process has ended: its trial is over, is restarted, or continues when the search is resumed."""
-        trial, result = running.trial, running.process.result()
+        result = process.result()
         why = result.reason or ""
         if trial.stop_asked:
             self._end_stopped(trial)
         elif result.status == RUN_COMPLETED:
             self._end(trial, COMPLETED)
         elif self.interrupts.requested:
-            self._say(trial, "paused", f"at batch {running.steps or 0}")
-        elif result.status == INVALID and not running.from_checkpoint:
+            self._say(trial, "paused", f"at batch {trial.steps or 0}")
+        elif result.status == INVALID and not trial.from_checkpoint:
             self._refused_in_a_row += 1
             self._end(trial, DROPPED, why, "INVALID_HP")
             if self._replaces and self._refused_in_a_row >= MOST_REFUSED:
-                self.gave_up = f"the ranks of {self._refused_in_a_row} points in a row refused to train"
+                self._gave_up = f"the ranks of {self._refused_in_a_row} points in a row refused to train"
         else:
             if result.status == INVALID:  # what ran before cannot be impossible: its checkpoints are not good
-                _set_aside(RunDir(running.process.run_dir).checkpoints)
+                folder, number = RunDir(process.run_dir).checkpoints, 1
+                while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+                    number += 1
+                folder.rename(aside)
             why, most = why or "it was stopped from outside", self.plan.max_restarts
             if trial.restarts >= most:
                 self._end(trial, FAILED, why, "ERRORED")
             else:
-                self.events.restarted(trial, why)
+                self.events.tell("restarted", trial, why=why)
                 self._say(trial, "crashed", f"{why} (restart {trial.restarts} of {most})")
 
     def _end_stopped(self, trial: Trial) -> None:
@@ -347,8 +320,8 @@ class LocalSearch:
         reached_the_top = trial.time >= float(self.plan.searcher["max_time"])
         self._end(trial, COMPLETED if reached_the_top else STOPPED)
 
-    def _end(self, trial: Trial, status: str, why: str = "", reason: Any = None) -> None:
-        self.events.ended(trial, status, why, reason)
+    def _end(self, trial: Trial, status: str, why: str = "", reason: str | None = None) -> None:
+        self.events.tell("ended", trial, reason=reason, status=status, why=why)
         self._say(trial, status, why or self._last_of(trial))
 
     # ------------------------------------------------------------------------------------------- what is shown
@@ -365,18 +338,24 @@ class LocalSearch:
         else:
             self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    def _best(self) -> tuple[Trial, int, float] | None:
+        """The trial with the best validation, the first of equals, its batches and its metric."""
+        is_smaller = self.plan.experiment.smaller_is_better
+        rated = [(trial, *found) for trial in self.events.trials if (found := trial.best(is_smaller))]
+        sign = 1 if is_smaller else -1
+        return min(rated, key=lambda each: (sign * each[2], each[0].number), default=None)
+
     def _drawing(self) -> Group:
         """The trials that run, the best so far, and how many have become what."""
-        experiment, machine = self.plan.experiment, self.plan.machine
+        experiment, machine, running = self.plan.experiment, self.plan.machine, self._running
         table = Table(box=None, pad_edge=False)
-        for head, justify in (("trial", "right"), ("progress", "left"), ("batches", "right")):
-            table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        table.add_column(experiment.metric, justify="right", no_wrap=True)
+        for head in ("trial", "progress", "batches", experiment.metric):
+            table.add_column(head, justify="left" if head == "progress" else "right", no_wrap=True)
         table.add_column("point", overflow="ellipsis", no_wrap=True)
-        for running in self._running.values():
-            trial, length, steps = running.trial, self._lengths[running.trial.number], running.steps or 0
+        for trial in running:
+            steps, length = trial.steps or 0, trial.length
             is_stopping = trial.stop_asked or self.interrupts.requested
-            progress = "stopping" if is_stopping else "starting" if running.steps is None else "running"
+            progress = "stopping" if is_stopping else "starting" if trial.steps is None else "running"
             if progress == "running" and length:
                 done = round(BAR_CELLS * min(1.0, steps / length))
                 progress = "━" * done + "─" * (BAR_CELLS - done)
@@ -385,56 +364,81 @@ class LocalSearch:
             table.add_row(str(trial.number), progress, batches, value, _in_words(trial.point))
         counts = Counter(trial.status for trial in self.events.trials)
         ended = [f"{counts[each]} {each}" for each in (COMPLETED, STOPPED, FAILED, DROPPED) if counts[each]]
-        in_use = min(machine.slots, len(self._running) * machine.slots_per_trial)
+        in_use = min(machine.slots, len(running) * machine.slots_per_trial)
         parts = [*ended, f"{len(self._waiting())} waiting", f"{in_use} of {machine.slots} slots in use"]
-        best = best_trial(self.events.trials, experiment.smaller_is_better)
-        found = best.best(experiment.smaller_is_better) if best else None
         line = ""
-        if best is not None and found is not None:
-            line = f"best: {experiment.metric} {found[1]:.5g}, trial {best.number} after {found[0]} batches"
+        if best := self._best():
+            line = f"best: {experiment.metric} {best[2]:.5g}, trial {best[0].number} after {best[1]} batches"
         return Group(table, "", line, ", ".join(parts))
 
+    # --------------------------------------------------------------------------------------------- at the end
 
-def _processes_below(folder: Path) -> list[int]:
-    """Ids of the processes of this library that were started with a folder below this one."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            ours = any(word.startswith("determined_ds") for word in words)
-            if ours and any(f"{folder}/" in word for word in words):
-                found.append(process.pid)  # a zombie has no words
-        except psutil.Error:
-            continue
-    return found
+    def conclude(self) -> int:
+        """Write the results, and say how it ended. Returns the exit code."""
+        plan, trials, best = self.plan, self.events.trials, self._best()
+        machine, metric = plan.machine, plan.experiment.metric
+        threads = machine.threads or os.environ.get("OMP_NUM_THREADS")
+        again = [f"OMP_NUM_THREADS={threads}"] if threads and machine.accelerator.name == "cpu" else []
+        again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
+        command = shlex.join([*again, "--accelerator", machine.accelerator.name])
+        texts = {plan.run_dir / RESULTS: _results(plan, trials)}
+        if best is not None:
+            trial, steps, value = best
+            head = (
+                f"# The best of {len(trials)} trials of {plan.experiment.name}: trial {trial.number},"
+                f" {metric} {value!r} after {steps} batches.\n"
+                f"# {_in_words(trial.point) or 'Nothing was searched.'}\n"
+                f"# To train it again: {command}\n"
+            )
+            texts[plan.run_dir / BEST] = head + stored_yaml(plan.trial_document(trial.create).data)
+        write_files(texts, overwrite=True)
+        if self._open and not self._gave_up:
+            resume = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
+            resume += ["--run-dir", short(plan.run_dir), "--resume", *plan.words]
+            print(f"resume with: {shlex.join(resume)}", file=sys.stderr)
+            return self.interrupts.exit_code
 
-
-def _set_aside(folder: Path) -> None:
-    """Rename a folder, so that it is not found where it was, and not lost."""
-    number = 1
-    while (there := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
-        number += 1
-    folder.rename(there)
-
-
-# ------------------------------------------------------------------------------------- before and after
+        written = [plan.run_dir / RESULTS]
+        if best is not None:  # curves, and what differs between the trials
+            save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
+            written.append(plan.run_dir / PAGE)
+        counts = Counter(trial.status for trial in trials)
+        lines = ["", f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())]
+        if best is not None:
+            lines.append(f"best   trial {best[0].number}: {metric} {best[2]:.6g} after {best[1]} batches")
+            lines += [f"       {_in_words(best[0].point)}"] if best[0].point else []
+            lines.append(f"again  {command}")
+        lines.append("see    " + ", ".join(short(path) for path in written))
+        why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
+        lines += [
+            f"  {count} {status}: {reason}" for (status, reason), count in why.most_common(MOST_REASONS)
+        ]
+        if len(why) > MOST_REASONS:
+            lines.append(f"  and {len(why) - MOST_REASONS} other reasons, which {RESULTS} has")
+        print("\n".join(lines), flush=True)
+        has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
+        if self._gave_up:
+            print(f"{'warning' if has_trained else 'error'}: gave up: {self._gave_up}", file=sys.stderr)
+        elif not has_trained:
+            print("error: every trial was dropped or failed", file=sys.stderr)
+        elif best is None:
+            print(
+                f"error: no trial has reported a finite {metric}, by which the best is chosen",
+                file=sys.stderr,
+            )
+        return 0 if has_trained and best is not None else EXIT_TRAINING_FAILED
 
 
 def _header(plan: SearchPlan) -> Iterator[str]:
     """What will be searched, in a few lines for people."""
     experiment, machine, searcher = plan.experiment, plan.machine, plan.searcher
-
-    def count(number: int, thing: str) -> str:
-        return f"{number} {thing}{'s' * (number != 1)}"
-
     axes, name = experiment.space.axes, searcher["name"]
-    over = f" over {count(len(axes), 'hyperparameter')}" if axes else ""
+    over = f" over {', '.join(axis.name.rpartition('.')[2] for axis in axes)}" if axes else ""
     yield f"{experiment.name}: {name}{over}, {experiment.entrypoint}"
-    trials = "1 trial"
-    if name == "grid":
-        trials = count(experiment.space.size or 0, "point")
-    elif name != "single":
-        trials = count(int(searcher["max_trials"]), "trial")
+    count = (
+        1 if name == "single" else experiment.space.size if name == "grid" else int(searcher["max_trials"])
+    )
+    trials = f"{count} trial{'s' * (count != 1)}"
     if name in HALVING:
         brackets = brackets_of(searcher)
         several = f" in {len(brackets)} brackets" if len(brackets) > 1 else ""
@@ -447,65 +451,6 @@ def _header(plan: SearchPlan) -> Iterator[str]:
         f" ({machine.accelerator.name}): {at_once}"
     )
     yield f"  run dir    {short(plan.run_dir)}"
-
-
-def best_trial(trials: list[Trial], smaller_is_better: bool) -> Trial | None:
-    """The trial with the best validation, the first of equals; None where none has validated."""
-    sign = 1 if smaller_is_better else -1
-    rated = [(best[1], trial) for trial in trials if (best := trial.best(smaller_is_better)) is not None]
-    return min(rated, key=lambda item: (sign * item[0], item[1].number))[1] if rated else None
-
-
-def _conclude(plan: SearchPlan, search: LocalSearch, interrupts: Interrupts) -> int:
-    """Write the results, and say how it ended. Returns the exit code."""
-    experiment, machine, trials = plan.experiment, plan.machine, search.events.trials
-    metric = experiment.metric
-    best = best_trial(trials, experiment.smaller_is_better)
-    found = best.best(experiment.smaller_is_better) if best else None
-    threads = machine.threads or os.environ.get("OMP_NUM_THREADS")
-    again = [f"OMP_NUM_THREADS={threads}"] if threads and machine.accelerator.name == "cpu" else []
-    again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
-    command = shlex.join([*again, "--accelerator", machine.accelerator.name])
-    texts = {plan.run_dir / RESULTS: _results(plan, trials)}
-    if best is not None and found is not None:
-        head = (
-            f"# The best of {len(trials)} trials of {experiment.name}: trial {best.number},"
-            f" {metric} {found[1]!r} after {found[0]} batches.\n"
-            f"# {_in_words(best.point) or 'Nothing was searched.'}\n"
-            f"# To train it again: {command}\n"
-        )
-        texts[plan.run_dir / BEST] = head + stored_yaml(plan.trial_document(best.create).data)
-    write_files(texts, overwrite=True)
-    if search.open_trials and not search.gave_up:
-        resume = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
-        resume += ["--run-dir", short(plan.run_dir), "--resume", *plan.words]
-        print(f"resume with: {shlex.join(resume)}", file=sys.stderr)
-        return interrupts.exit_code
-
-    written = [plan.run_dir / RESULTS]
-    if found is not None:  # curves, and what differs between the trials
-        save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
-        written.append(plan.run_dir / PAGE)
-    counts = Counter(trial.status for trial in trials)
-    lines = ["", f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())]
-    if best is not None and found is not None:
-        lines.append(f"best   trial {best.number}: {metric} {found[1]:.6g} after {found[0]} batches")
-        lines += [f"       {_in_words(best.point)}"] if best.point else []
-        lines.append(f"again  {command}")
-    lines.append("see    " + ", ".join(short(path) for path in written))
-    why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
-    lines += [f"  {count} {status}: {reason}" for (status, reason), count in why.most_common(MOST_REASONS)]
-    if len(why) > MOST_REASONS:
-        lines.append(f"  and {len(why) - MOST_REASONS} other reasons, which {RESULTS} has")
-    print("\n".join(lines), flush=True)
-    has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
-    if search.gave_up:
-        print(f"{'warning' if has_trained else 'error'}: gave up: {search.gave_up}", file=sys.stderr)
-    elif not has_trained:
-        print("error: every trial was dropped or failed", file=sys.stderr)
-    elif found is None:
-        print(f"error: no trial has reported a finite {metric}, by which the best is chosen", file=sys.stderr)
-    return 0 if has_trained and found is not None else EXIT_TRAINING_FAILED
 
 
 def _results(plan: SearchPlan, trials: list[Trial]) -> str:
@@ -526,15 +471,12 @@ def _results(plan: SearchPlan, trials: list[Trial]) -> str:
 
 
 def _in_words(point: Mapping[str, Any]) -> str:
-    """A point for people, its names as short as they stay unique."""
+    """A point for people: of each name its last word, where that is of one hyperparameter alone."""
+    last = {name: name.rpartition(".")[2] for name in point}
+    times = Counter(last.values())
     shown = []
     for name, value in point.items():
-        parts, others = name.split("."), [other.split(".") for other in point if other != name]
-        keep = 1
-        while keep < len(parts) and any(other[-keep:] == parts[-keep:] for other in others):
-            keep += 1
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        if isinstance(value, bool) or value is None:
-            text = {True: "true", False: "false", None: "null"}[value]
-        shown.append(f"{'.'.join(parts[-keep:])} {text}")
+        is_word = value is None or isinstance(value, bool)
+        text = json.dumps(value) if is_word else f"{value:.4g}" if isinstance(value, float) else str(value)
+        shown.append(f"{last[name] if times[last[name]] == 1 else name} {text}")
     return ", ".join(shown)
