@@ -19,11 +19,9 @@ from determined_ds.checkpoints.files import (
     checkpoints_in,
     newest_good,
 )
-from determined_ds.checkpoints.retention import as_number, best_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.links import metric_of
-from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.links import best_checkpoint
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 FIX = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
@@ -75,14 +73,6 @@ def find_good(given: str, run: RunDir | None = None, *, key: str) -> tuple[Check
         message = "; ".join(damages)
         raise ConfigError(Problem(key=key, value=given, message=message, fix=FIX, code="no-checkpoint"))
     return good, tuple(damages)
-
-
-def best_checkpoint(run: RunDir) -> Checkpoint | None:
-    """The checkpoint with the best validation of ``searcher.metric`` among those that a run has; None if unknown."""
-    metric, smaller_is_better = metric_of(run)
-    records = read_records(run.metrics, "validation") if metric else []
-    values = {record["steps_completed"]: as_number(record["metrics"].get(metric)) for record in records}
-    return best_of(checkpoints_in(run.checkpoints), values, smaller_is_better=smaller_is_better)
 
 
 def checkpoints_at(path: Path) -> list[Checkpoint]:

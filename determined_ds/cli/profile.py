@@ -107,7 +107,7 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
     from determined_ds.report.page import can_draw
-    from determined_ds.rundir.recorded_step import read_step
+    from determined_ds.report.results import read_row
     from determined_ds.rundir.run_dir import RunDir
 
     if not can_draw():
@@ -120,7 +120,9 @@ def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     if (figure := profile_picture(content)) is not None:
         (folder / "profile.png").write_bytes(png_of(figure))
         written.append(folder / "profile.png")
-    if (step := RunDir(folder.parent).pipeline_step).is_file():
-        (folder / "schedule.png").write_bytes(png_of(step_picture(read_step(step))))
-        written += [step, folder / "schedule.png"]
+    measured = RunDir(folder.parent).measured
+    steps = [each.pipeline_step for each in read_row(measured).repetitions] if measured.is_file() else []
+    for step in filter(None, steps):
+        (folder / "schedule.png").write_bytes(png_of(step_picture(step)))
+        written.append(folder / "schedule.png")
     return written

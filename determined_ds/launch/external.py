@@ -9,17 +9,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from determined_ds.checkpoints.files import checkpoints_in, remove_partial
 from determined_ds.config.layout import Accelerator
@@ -48,11 +48,10 @@ from determined_ds.rundir.handed_on import (
 )
 from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.records import CRASH
-from determined_ds.rundir.run_dir import EXPERIMENT, RunDir, short
+from determined_ds.rundir.run_dir import RunDir, short
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP, die_with_parent, stop_on_signal, survived_by_parent
 
-TOKEN = ".shared-"  # a file that no other folder has
 # NFS caches attributes up to 60 s (acregmax, acdirmax); a name that was never looked up is seen at once.
 SEEN_WITHIN_S, NEW_WITHIN_S = 75.0, 5.0
 Train = Callable[[list[str]], int]
@@ -86,8 +85,7 @@ def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks
         code = error.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the process group may wait for a peer that is gone.
-    os._exit(code)
+    os._exit(code)  # threads of the process group may wait for a peer that is gone
 
 
 def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
@@ -118,22 +116,19 @@ def take_threads(placed: Placement) -> None:
     torchrun sets it to 1 itself where its own environment has none (``config_from_args`` in torch 2.13's
     ``torch/distributed/run.py``); ranks that share a machine's cores are left to :func:`environment_of_ranks`.
     """
-    name, cores = "OMP_NUM_THREADS", None
+    name, cores = "OMP_NUM_THREADS", ""
     if placed.launcher == TORCHRUN:
-        try:
-            started_with = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return
-        if not any(entry.startswith(f"{name}=".encode()) for entry in started_with):
-            os.environ.pop(name, None)
+        with contextlib.suppress(OSError):
+            started_with = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+            if f"\0{name}=".encode() not in b"\0" + started_with:
+                os.environ.pop(name, None)
     elif placed.launcher == SLURM:
-        given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-        cores = int(given) if given.isdigit() else None
+        cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
     elif placed.launcher in (OPENMPI, HYDRA) and hasattr(os, "sched_getaffinity"):
         bound = len(os.sched_getaffinity(0))
-        cores = bound if bound < len(os.sched_getaffinity(os.getppid())) else None
+        cores = str(bound) if bound < len(os.sched_getaffinity(os.getppid())) else ""
     if cores:
-        os.environ.setdefault(name, str(cores))
+        os.environ.setdefault(name, cores)
 
 
 # ------------------------------------------------------------------------------------------- rank 0
@@ -152,7 +147,7 @@ def _lead(
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         if not prepared.complete:
             with RunLock(prepared.run_dir):
-                return _lead_through(placed, meeting, prepared, train)
+                return _lead_through(meeting, prepared, train)
         prepared.show_complete()
     except ConfigError as error:
         print(*lines_of_error(error), sep="\n", file=sys.stderr, flush=True)
@@ -180,18 +175,21 @@ def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
     return prepared
 
 
-def _lead_through(placed: Placement, meeting: Meeting, prepared: LocalRun, train: Train) -> int:
+def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
     there, options, words = RunDir(prepared.run_dir), prepared.options, prepared.rank_words
     prepared.write()
     there.logs.mkdir(exist_ok=True)
-    token = there.path / f"{TOKEN}{uuid.uuid4().hex}"
-    token.touch()
     try:
-        plan = {"run_dir": str(there.path), "token": token.name, "digest": _digest(there), "words": words}
-        meeting.share("plan", plan)
-        problems = _problems(
-            meeting.answers({"unshared": "", "problem": ""}), meeting.ranks, short(there.path)
-        )
+        meeting.share("plan", {"run_dir": str(there.path), "digest": _digest(there), "words": words})
+        # What is wrong on other machines than the first, each once.
+        answers = list(zip(meeting.hosts, meeting.answers({"unseen": "", "problem": ""}), strict=True))
+        elsewhere = {f"{host}: {answer['problem']}": None for host, answer in answers if answer["problem"]}
+        problems = [Problem(key="", message=message) for message in elsewhere]
+        if unseen := [f"{host} {answer['unseen']}" for host, answer in answers if answer["unseen"]]:
+            message = f"must be shared by all machines: {'; '.join(unseen)}"
+            fix = "give a --run-dir on a file system that every machine mounts at the same path (NFS, Lustre)"
+            code, value = "run-dir-not-shared", short(there.path)
+            problems.append(Problem(key="--run-dir", value=value, message=message, fix=fix, code=code))
         if problems:
             print(*lines_of_error(ConfigError(problems)), sep="\n", file=sys.stderr, flush=True)
         meeting.share("verdict", ConfigError.exit_code if problems else None)
@@ -200,35 +198,11 @@ def _lead_through(placed: Placement, meeting: Meeting, prepared: LocalRun, train
         if os.environ.get("DET_MASTER") and not (options.test or options.is_measured):
             os.environ[REPORT] = "1"
         LAST_ACTS.append(partial(_end, prepared))
-        code = ConfigError.exit_code if problems else train(words)
-        _end(prepared, code)
-        return code
+        ended = ConfigError.exit_code if problems else train(words)
+        _end(prepared, ended)
+        return ended
     finally:
-        for path in there.path.glob(f"{TOKEN}*"):  # of a launch that was killed, too
-            path.unlink(missing_ok=True)
         there.remove_next()
-
-
-def _problems(answers: list[dict[str, str]], ranks: Mapping[int, Any], run_dir: str) -> list[Problem]:
-    """What is wrong on other machines than the first, each once."""
-    found = []
-    hosts: dict[int, set[str]] = {}
-    for said in ranks.values():
-        hosts.setdefault(said["machine"], set()).add(said["host"])
-    for machine, names in hosts.items():
-        if len(names) > 1:
-            message = f"ranks of machine {machine} are on {', '.join(sorted(names))}"
-            fix = "have the launcher number the ranks of a machine one after the other, as many on each"
-            found.append(Problem(key="the environment", message=message, fix=fix, code="launcher"))
-    of_hosts = [(ranks[rank]["host"], answer) for rank, answer in enumerate(answers)]
-    if unshared := [f"{host} {answer['unshared']}" for host, answer in of_hosts if answer["unshared"]]:
-        message = f"must be shared by all machines: {'; '.join(unshared)}"
-        fix = "give a --run-dir on a file system that every machine mounts at the same path (NFS, Lustre)"
-        found.append(
-            Problem(key="--run-dir", value=run_dir, message=message, fix=fix, code="run-dir-not-shared")
-        )
-    elsewhere = {f"{host}: {answer['problem']}": None for host, answer in of_hosts if answer["problem"]}
-    return [*found, *(Problem(key="", message=message) for message in elsewhere)]
 
 
 def _end(prepared: LocalRun, code: int) -> None:
@@ -259,14 +233,14 @@ def _follow(placed: Placement, meeting: Meeting, options: RunOptions, train: Tra
     try:
         plan = meeting.share("plan")
         if "exit" not in plan:
-            problem, unshared = "", ""
+            problem, unseen = "", ""
             try:
                 _read(options)
             except ConfigError as error:
                 problem = str(error)
             if placed.machine and not placed.local_rank:
-                unshared = _unseen(RunDir(Path(plan["run_dir"])), plan["token"], plan["digest"])
-            meeting.answers({"unshared": unshared, "problem": problem})
+                unseen = _unseen(RunDir(Path(plan["run_dir"])), plan["digest"])
+            meeting.answers({"unseen": unseen, "problem": problem})
             plan["exit"] = meeting.share("verdict")
         meeting.leave()
     except RuntimeError:  # torch's, of a store whose rank 0 has ended
@@ -288,22 +262,20 @@ def _follow(placed: Placement, meeting: Meeting, options: RunOptions, train: Tra
 
 
 def _digest(there: RunDir) -> str:
-    """A checksum of the experiment that ranks read; "" where there is none."""
-    try:
-        return hashlib.sha256(there.current(there.experiment).read_bytes()).hexdigest()
-    except OSError:
-        return ""
+    """A checksum of what rank 0 has written for this launch: its line in ``launches.jsonl`` has the time."""
+    digest = hashlib.sha256()
+    for file in (there.experiment, there.launches):
+        with contextlib.suppress(OSError):
+            digest.update(there.current(file).read_bytes())
+    return digest.hexdigest()
 
 
-def _unseen(there: RunDir, token: str, digest: str) -> str:
+def _unseen(there: RunDir, digest: str) -> str:
     """What rank 0 has written and cannot be read on this machine, in words; "" where all of it can."""
     began_s = time.monotonic()
-    while not os.path.exists(there.path / token):  # False also without permission
-        if time.monotonic() - began_s > NEW_WITHIN_S:
-            return f"does not see what rank 0 wrote to {there.path}"
-        time.sleep(0.1)
     while _digest(there) != digest:
-        if time.monotonic() - began_s > SEEN_WITHIN_S:
-            return f"reads another {EXPERIMENT} in {there.path} than rank 0 wrote"
+        within_s = SEEN_WITHIN_S if os.path.exists(there.launches) else NEW_WITHIN_S
+        if time.monotonic() - began_s > within_s:
+            return f"does not see what rank 0 wrote to {there.path}"
         time.sleep(0.2)
     return ""

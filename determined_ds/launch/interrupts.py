@@ -13,13 +13,11 @@ class Interrupts:
     """Counts the signals while it is entered.
 
     Args:
-        message: What the first one begins.
-        announced: Whether it is printed as the signal arrives; else by :meth:`announce`.
+        message: What the first one begins; printed as it arrives.
     """
 
-    def __init__(self, message: str, *, announced: bool = True) -> None:
+    def __init__(self, message: str) -> None:
         self._message = message
-        self._announced = announced
         self._before: dict[int, Any] = {}
         self.signals: list[int] = []
 
@@ -39,12 +37,11 @@ class Interrupts:
         return 128 + self.signals[-1] if self.at_once else 0
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is not threading.main_thread():
-            return self  # signals are the main thread's
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: a terminal that closes ends nothing
-            self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():  # signals are that thread's
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # nohup: a terminal that closes ends nothing.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,10 +50,6 @@ class Interrupts:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
-        if self.signals == [number] and self._announced:
-            self.announce()
-
-    def announce(self) -> None:
-        """Print the first signal and what it begins."""
-        name = signal.Signals(self.signals[0]).name
-        print(f"\n{name}: {self._message}; again ends at once", file=sys.stderr)
+        if not self.at_once:
+            name = signal.Signals(number).name
+            print(f"\n{name}: {self._message}; again ends at once", file=sys.stderr)

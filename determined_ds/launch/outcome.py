@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
@@ -17,42 +16,24 @@ from determined_ds.rundir.signals import USUAL
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a rank failed.
-
-    Args:
-        rank: Which.
-        code: Its process's exit code; minus the number of the signal that ended it.
-        message: What it reported; "" for nothing.
-        exit_code: What it wants the launcher to end with; None where it reported nothing.
-        cause: A cause of :mod:`determined_ds.rundir.records`.
-        reason: In one sentence.
-        time: When, in seconds since the epoch.
-        ended_by_us: Whether the launcher ended it, because of another rank or the user.
-        last_lines: The end of what it wrote to its log; "" for rank 0, which writes to the terminal.
-    """
+    """How a rank failed."""
 
     rank: int
-    code: int
-    message: str = ""
-    exit_code: int | None = None
-    cause: str = CRASH
-    reason: str = ""
-    time: float
-    ended_by_us: bool = False
-    last_lines: str = ""
+    code: int  # its process's exit code; minus the number of the signal that ended it
+    time: float  # when, in seconds since the epoch
+    message: str = ""  # what it reported; "" for nothing
+    exit_code: int | None = None  # what it wants the launcher to end with; None where it reported nothing
+    cause: str = CRASH  # of determined_ds.rundir.records
+    reason: str = ""  # in one sentence
+    ended_by_us: bool = False  # because of another rank or the user
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the ranks ended.
+    """How the ranks ended."""
 
-    Args:
-        failures: The first one first; none where all succeeded.
-        signals: Those that the user sent.
-    """
-
-    failures: tuple[Failure, ...] = ()
-    signals: tuple[int, ...] = ()
+    failures: tuple[Failure, ...] = ()  # the first one first; none where all succeeded
+    signals: tuple[int, ...] = ()  # those that the user sent
 
     @property
     def stopped(self) -> bool:
@@ -83,27 +64,14 @@ class Outcome:
         return None if self.cause is None else self.failures[0].reason
 
 
-def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str, *, closes: bool = False) -> None:
-    """Print why a run failed, or how to resume one that was stopped, on stderr; nothing for a complete one.
-
-    Args:
-        outcome: How the ranks ended.
-        run_dir: Of the run.
-        resume_with: The command.
-        closes: Whether a closing block follows, which has the command.
-    """
-    there = RunDir(run_dir)
+def show_outcome(outcome: Outcome, run_dir: RunDir) -> None:
+    """Print why a run failed on stderr; nothing for a complete one, or one whose end the closing block describes."""
     if outcome.cause == HANG:
-        kept = checkpoints_in(there.checkpoints)
-        last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
-        resume = [f"  fix: resume from it with: {resume_with}"] if kept else []
-        print(f"\n{outcome.failures[0].message.rstrip()}", last, *resume, sep="\n", file=sys.stderr)
-    elif not outcome.stopped and outcome.failures:
-        show_failure(outcome.failures[0], there)
-    elif outcome.signals and not checkpoints_in(there.checkpoints):
+        print(f"\n{outcome.failures[0].message.rstrip()}", file=sys.stderr)
+    elif outcome.cause is not None:
+        show_failure(outcome.failures[0], run_dir)
+    elif outcome.signals and not checkpoints_in(run_dir.checkpoints):
         print("stopped before the first checkpoint; nothing to resume", file=sys.stderr)
-    elif outcome.signals and not closes:
-        print(f"resume with: {resume_with}", file=sys.stderr)
 
 
 def show_failure(first: Failure, run_dir: RunDir) -> None:
@@ -116,16 +84,12 @@ def show_failure(first: Failure, run_dir: RunDir) -> None:
     if any(log.stat().st_size for log in run_dir.logs.glob("rank*.log")):
         others = f" (the output of the other ranks is in {run_dir.logs})"
     words = first.message.rstrip() or first.reason
-    if not first.message and first.last_lines:
-        words = f"the last lines of its log:\n{first.last_lines}\n\n{words}"
     print(f"\nrank {first.rank} failed first{others}:\n\n{words}", file=sys.stderr)
 
 
 def reason_of_code(code: int) -> str:
     """Why a process that has reported nothing has ended, by its exit code."""
-    how = f"exit code {code}"
-    if code < 0:
-        known = -code in {each.value for each in signal.Signals}
-        number = signal.Signals(-code) if known else None
-        how = f"killed by {number.name if number else f'signal {-code}'}{USUAL.get(number, '') if number else ''}"
-    return f"it ended without a message: {how}"
+    if code >= 0:
+        return f"it ended without a message: exit code {code}"
+    named = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+    return f"it ended without a message: killed by {named}{USUAL.get(-code, '')}"

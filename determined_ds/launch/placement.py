@@ -29,6 +29,7 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RA
 OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 OF_OPENMPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 OF_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # MPICH's and Intel's
+OF_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES")
 LOOPBACK = "127.0.0.1"
 PORTS = range(12_000, 32_000)  # below the ephemeral ones
 RESERVED_STEPS = 4_294_967_280  # of salloc's interactive step, a batch script ... Source: slurm/slurm.h
@@ -37,39 +38,27 @@ IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jo
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this process among the ranks of a launcher.
+    """The place of this process among the ranks of a launcher."""
 
-    Args:
-        rank: From 0.
-        size: Ranks in all.
-        local_rank: Among those of its machine.
-        local_size: Ranks of its machine.
-        machine: Number of its machine, from 0.
-        machines: How many there are.
-        launcher: Its name, for people.
-        master_addr: Where rank 0 can be reached.
-        master_port: A port there; torchrun listens at it already.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    machine: int
+    rank: int  # from 0
+    size: int  # ranks in all
+    local_rank: int  # among those of its machine
+    local_size: int  # ranks of its machine
+    machine: int  # number of its machine, from 0
     machines: int
-    launcher: str
-    master_addr: str = LOOPBACK
-    master_port: int = 0
+    launcher: str  # its name, for people
+    master_addr: str = LOOPBACK  # where rank 0 can be reached
+    master_port: int = 0  # a port there; torchrun listens at it already
 
     def variables(self) -> dict[str, str]:
         """The environment variables that torchrun and DeepSpeed's launcher set."""
         numbers = (self.rank, self.size, self.local_rank, self.local_size, self.machine, self.machines)
         named = {
-            **dict(zip(OF_TORCHRUN, numbers, strict=True)),
-            **dict(zip(OF_DEEPSPEED, numbers, strict=True)),
+            name: str(n)
+            for names in (OF_TORCHRUN, OF_DEEPSPEED)
+            for name, n in zip(names, numbers, strict=True)
         }
-        named |= {"MASTER_PORT": self.master_port}
-        return {"MASTER_ADDR": self.master_addr, **{name: str(number) for name, number in named.items()}}
+        return {**named, "MASTER_ADDR": self.master_addr, "MASTER_PORT": str(self.master_port)}
 
 
 def placement_here() -> Placement | None:
@@ -97,20 +86,20 @@ def placement_of(
         return None  # below a rank of our own launcher, or of Determined's
     hosts = hostnames or _scontrol_hostnames
     # A batch script has SLURM_PROCID and SLURM_TASK_PID as well, but no step; a shell of salloc, a reserved one.
-    step, tasks = environment.get("SLURM_STEP_ID"), _tasks(environment)
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
+    step = environment.get("SLURM_STEP_ID", str(RESERVED_STEPS) if "SLURM_TASK_PID" in environment else "0")
     in_step = "SLURM_PROCID" in environment and tasks != "1"
-    in_step = in_step and (step is not None or "SLURM_TASK_PID" not in environment)
-    in_step = in_step and not (step and step.isdigit() and int(step) >= RESERVED_STEPS)
+    in_step = in_step and not (step.isdigit() and int(step) >= RESERVED_STEPS)
     if "TORCHELASTIC_RUN_ID" in environment:
         return _stated(environment, TORCHRUN, OF_TORCHRUN)
     if "RANK" in environment and "CROSS_SIZE" in environment:
         return _stated(environment, DEEPSPEED, OF_DEEPSPEED)
     if "OMPI_COMM_WORLD_RANK" in environment:
-        return _mpi(environment, OPENMPI, OF_OPENMPI, "mpirun --map-by slot", hosts)
+        return _mpi(environment, OPENMPI, OF_OPENMPI, hosts)
     if "PMI_RANK" in environment and ("MPI_LOCALRANKID" in environment or not in_step):
-        return _mpi(environment, HYDRA, OF_HYDRA, "mpiexec -ppn N", hosts)
+        return _mpi(environment, HYDRA, OF_HYDRA, hosts)
     if in_step and not (interactive and "SLURM_PTY_PORT" in environment):
-        return _slurm(environment, hosts)
+        return _slurm({**environment, "SLURM_NTASKS": tasks or ""}, hosts)
     if "RANK" in environment and environment.get("WORLD_SIZE") != "1":
         return _plain(environment)
     return None
@@ -131,75 +120,64 @@ def _stated(
     return Placement(rank, size, local_rank, local_size, machine, machines, launcher, address, port)
 
 
-def _mpi(
-    environment: Environment, launcher: str, names: tuple[str, ...], in_blocks: str, hosts: Hostnames
-) -> Placement:
+def _mpi(environment: Environment, launcher: str, names: tuple[str, ...], hosts: Hostnames) -> Placement:
     _, size, _, local_size = _numbers(environment, launcher, names)
-    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if size == local_size:
-        address = address or LOOPBACK
-    elif address is None and (nodes := environment.get("SLURM_JOB_NODELIST")):
-        address = _first(hosts, nodes)
     job = next((environment[name] for name in IDS_OF_MPI if environment.get(name)), None)
-    if port is None and (job is not None or size == 1):
-        port = _port(zlib.crc32((job or "").encode()))
-    found = {"MASTER_ADDR": address or "", "MASTER_PORT": port or ""}
+    found = {
+        "MASTER_ADDR": LOOPBACK
+        if size == local_size
+        else _first(environment.get("SLURM_JOB_NODELIST", ""), hosts),
+        "MASTER_PORT": "" if job is None and size > 1 else _port(zlib.crc32((job or "").encode())),
+    }
+    found = {name: environment.get(name) or value for name, value in found.items()}
     if missing := [name for name, value in found.items() if not value]:
         flag = "-x" if launcher == OPENMPI else "-genv"
         wanted = " ".join(f"{flag} {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
         raise _incomplete(launcher, missing, f"add {wanted} to {launcher}")
+    in_blocks = "mpirun --map-by slot" if launcher == OPENMPI else "mpiexec -ppn N"
     return _stated({**environment, **found}, launcher, names, in_blocks)
 
 
-def _tasks(environment: Environment) -> str | None:
-    return environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
-
-
 def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
-    own = {
-        "SLURM_NTASKS": _tasks(environment),
-        "SLURM_NNODES": environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES"),
-    }
-    filled = {**environment, **{name: value for name, value in own.items() if value}}
-    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES")
-    rank, size, local_rank, machines = _numbers(filled, SLURM, names)
-    machine = 0 if machines == 1 else _numbers(filled, SLURM, ("SLURM_NODEID",))[0]
-    layout = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
+    machines = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+    filled = {**environment, "SLURM_NNODES": machines}
+    rank, size, local_rank, num_machines = _numbers(filled, SLURM, OF_SLURM)
+    machine = 0 if num_machines == 1 else _numbers(filled, SLURM, ("SLURM_NODEID",))[0]
     # Tasks on each machine, from e.g. 8(x2),4.
-    entries = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip()) for entry in (layout or "").split(",")]
-    counts = [int(match[1]) for match in entries if match for _ in range(int(match[2] or 1))]
-    if None in entries or len(counts) != machines or sum(counts) != size:
-        if size % machines:
+    layout = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", layout)
+    counts = [int(tasks) for tasks, times in entries for _ in range(int(times or 1))]
+    if len(counts) != num_machines or sum(counts) != size:
+        if size % num_machines:
             raise _incomplete(SLURM, ["SLURM_STEP_TASKS_PER_NODE"], "add --ntasks-per-node N to srun")
-        counts = [size // machines] * machines
-    local_size = counts[machine]
+        counts = [size // num_machines] * num_machines
     if rank != sum(counts[:machine]) + local_rank:
-        raise _out_of_order(SLURM, rank, local_rank, local_size, "srun --distribution=block")
-    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if address is None:
-        address = LOOPBACK if machines == 1 else _first(hosts, nodes) if nodes else None
+        raise _out_of_order(SLURM, rank, local_rank, counts[machine], "srun --distribution=block")
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
-    if port is None and job:
-        port = _port(101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0"))
-    found = {"SLURM_JOB_NODELIST": address, "SLURM_JOB_ID": port}
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    found = {
+        "MASTER_ADDR": LOOPBACK if num_machines == 1 else _first(nodes, hosts),
+        "MASTER_PORT": _port(101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0")) if job else "",
+    }
+    found = {name: environment.get(name) or value for name, value in found.items()}
     if missing := [name for name, value in found.items() if not value]:
-        fix = "set MASTER_ADDR and MASTER_PORT, or start the ranks in a SLURM job"
-        raise _incomplete(SLURM, missing, fix)
-    [number] = _numbers({"MASTER_PORT": port or ""}, SLURM, ("MASTER_PORT",))
-    return Placement(rank, size, local_rank, local_size, machine, machines, SLURM, address or "", number)
+        raise _incomplete(SLURM, missing, "set them, or start the ranks in a SLURM job")
+    [port] = _numbers(found, SLURM, ("MASTER_PORT",))
+    address = found["MASTER_ADDR"]
+    return Placement(rank, size, local_rank, counts[machine], machine, num_machines, SLURM, address, port)
 
 
 def _plain(environment: Environment) -> Placement:
     """torch's variables, set by a script, or by an operator of Kubernetes, which starts one rank in each pod."""
-    local = {
-        "LOCAL_RANK": environment.get("LOCAL_RANK"),
-        "LOCAL_WORLD_SIZE": environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE"),
-    }
+    local = {name: environment.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    local["LOCAL_WORLD_SIZE"] = local["LOCAL_WORLD_SIZE"] or environment.get("LOCAL_SIZE")
     if local["LOCAL_RANK"] is None and "KUBERNETES_SERVICE_HOST" in environment:
         local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    _numbers(environment, PLAIN, ("RANK", "WORLD_SIZE"))  # those first: the others follow from them
     filled = {**environment, **{name: value for name, value in local.items() if value}}
+    # Those first: the others follow from them.
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not environment.get(name)]:
+        raise _incomplete(PLAIN, missing, "set them, or start one process without RANK")
     return _stated(filled, PLAIN, OF_TORCHRUN[:4], "torchrun")
 
 
@@ -208,13 +186,8 @@ def _plain(environment: Environment) -> Placement:
 
 def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) -> list[int]:
     """The values of variables that have to be numbers."""
-    missing = [name for name in names if not environment.get(name)]
-    if launcher == PLAIN:
-        missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    if missing:
+    if missing := [name for name in names if not environment.get(name)]:
         fix = "start the ranks by torchrun, srun, mpirun or deepspeed, which set all of them"
-        if launcher == PLAIN:
-            fix += f", or start one process without {', '.join(n for n in names if n not in missing)}"
         raise _incomplete(launcher, missing, fix)
     for name in names:
         if not environment[name].isdigit():
@@ -224,10 +197,8 @@ def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) ->
 
 
 def _incomplete(launcher: str, missing: list[str], fix: str) -> ConfigError:
-    names = ", ".join(missing)
-    message = f"{launcher} started this process as a rank, but does not say which: {names} missing"
-    if launcher == PLAIN:
-        message = f"RANK is set as for a rank, and {names} {'is' if len(missing) == 1 else 'are'} not"
+    who = "RANK" if launcher == PLAIN else launcher
+    message = f"{who} makes this process a rank, but does not say which: {', '.join(missing)} missing"
     return ConfigError(Problem(key="the environment", message=message, fix=fix, code="launcher"))
 
 
@@ -243,8 +214,9 @@ def _port(number: int) -> str:
     return str(PORTS.start + number % len(PORTS))
 
 
-def _first(hosts: Hostnames, nodes: str) -> str | None:
-    return next(iter(hosts(nodes)), None) if set(nodes) & set("[,") else nodes
+def _first(nodes: str, hosts: Hostnames) -> str:
+    """The first of a list of SLURM's machines; "" where it is not known."""
+    return next(iter(hosts(nodes)), "") if set(nodes) & set("[,") else nodes
 
 
 def _scontrol_hostnames(nodes: str) -> list[str]:

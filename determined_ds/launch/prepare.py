@@ -9,9 +9,8 @@ from pathlib import Path
 
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
 from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
-from determined_ds.checkpoints.named import best_checkpoint, find_good
+from determined_ds.checkpoints.named import find_good
 from determined_ds.config.keys import RUN
-from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
@@ -30,61 +29,47 @@ from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
 from determined_ds.rundir.handed_on import BEST, LAST, count
-from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
+from determined_ds.rundir.links import best_checkpoint
+from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.rundir.run_lock import check_run_dir
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
 
 
-def prepare_run(
-    options: RunOptions, *, placed: Placement | None = None, now: datetime | None = None
-) -> LocalRun:
+def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> LocalRun:
     """Decide a run.
 
     Args:
         options: The command's.
         placed: This process's place, where another launcher has started the ranks: they are the slots then, and
             ``--resume`` in an empty run directory starts the run.
-        now: For the name of the run directory.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank starts.
     """
     found = Problems()
     experiment, configured_slots = _stated(options, placed, found)
-    experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
-    run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
+    resolved, variables = None, dict[str, str | None]()
+    devices = found.of(lambda: detect_accelerator(options.accelerator))
+    if devices is not None:
+        machines = placed.machines if placed else 1
+        where = Where(context_dir=options.context_dir, accelerator=devices, machines=machines)
+        if options.slots == AUTO and placed is None:
+            experiment, fewer = _fitting_slots(experiment, where)
+            found.warn(fewer)
+        resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
+        variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
+        _check(experiment, resolved, options, found)
+    run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     found.problems += _problems_of_reading(options, experiment, resolved)
     if options.reset_optimizer and not options.resume:
         fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
-        found.problems.append(
-            Problem(key="--reset-optimizer", message="is for --resume", fix=fix, code="reset-optimizer")
-        )
-    # A scheduler's script is the same at each launch of its job, the first one included.
-    stated = options.run_dir is not None
-    repeats = placed is not None and stated and options.resume in (BEST, LAST)
-    is_first = repeats and RunDir(run_dir).is_empty()
-
-    def started() -> tuple[Start, Path]:
-        if options.only_reads:
-            weights, there = _weights_to_read(options), run_dir
-            if checkpoints_in(RunDir(run_dir).checkpoints):  # of a training, which stays as it is
-                there = run_dir / ("evaluated" if options.predict is None else "predicted") / weights.uuid
-            check_run_dir(there)
-            return Start(weights=weights), there
-        start = start_in(
-            run_dir,
-            experiment,
-            resolved,
-            resume=None if is_first else options.resume,
-            stated=stated,
-            forks=not (options.is_measured or experiment.measures),
-            repeated=placed is not None,
-            resets_optimizer=options.reset_optimizer,
-        )
-        return (replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start), run_dir
-
-    start, run_dir = found.of(started) or (None, run_dir)
+        key, message = "--reset-optimizer", "is for --resume"
+        found.problems.append(Problem(key=key, message=message, fix=fix, code="reset-optimizer"))
+    start, run_dir = found.of(lambda: _start(options, placed, experiment, resolved, run_dir)) or (
+        None,
+        run_dir,
+    )
     found.raise_any()
     assert devices is not None
     assert start is not None
@@ -105,56 +90,43 @@ def prepare_run(
 
 def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, int | None]:
     """The experiment, overrides included, and its own ``slots_per_trial``; under a launcher its ranks are the slots."""
-    slots = options.stated_slots if placed is None else None
+    stated = options.stated_slots
+    slots = stated if placed is None else None
     document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
     configured_slots = document.get(SLOTS)
     if placed is not None:
-        if options.stated_slots not in (None, placed.size):
+        if stated not in (None, placed.size):
             message = f"{placed.launcher} started {count(placed.size, 'rank')}"
-            fix = f"leave --slots out, or have {placed.launcher} start {options.stated_slots}"
-            raise ConfigError(
-                Problem(
-                    key="--slots", value=options.stated_slots, message=message, fix=fix, code="launcher-slots"
-                )
-            )
+            fix = f"leave --slots out, or have {placed.launcher} start {stated}"
+            code = "launcher-slots"
+            raise ConfigError(Problem(key="--slots", value=stated, message=message, fix=fix, code=code))
         document = document.overwritten((SLOTS, placed.size, placed.launcher))
     experiment = parse_experiment(document)
     found.warn(ignored_keys_of(experiment, RUN))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.problems += code_problems(experiment, options.context_dir, option=option)
     if experiment.script is not None and options.engine != "deepspeed":
-        script, engine = experiment.script.name, options.engine
-        message = f"{script} makes its engines itself; only that of a trial class can be another"
-        fix = f"leave {engine} out"
-        found.problems.append(Problem(key="--engine", value=engine, message=message, fix=fix, code="engine"))
+        message = (
+            f"{experiment.script.name} makes its engines itself; only that of a trial class can be another"
+        )
+        value, fix = options.engine, f"leave {options.engine} out"
+        found.problems.append(Problem(key="--engine", value=value, message=message, fix=fix, code="engine"))
     return experiment, configured_slots if isinstance(configured_slots, int) else None
 
 
-def _decided(
-    experiment: Experiment, options: RunOptions, placed: Placement | None, found: Problems
-) -> tuple[Experiment, ResolvedConfig | None, Accelerator | None, dict[str, str | None]]:
-    """What will run on this machine's devices; None where that is unknown."""
-    devices = found.of(lambda: detect_accelerator(options.accelerator))
-    if devices is None:
-        return experiment, None, None, {}
-    where = Where(
-        context_dir=options.context_dir, accelerator=devices, machines=placed.machines if placed else 1
-    )
-    if options.slots == AUTO and placed is None:
-        experiment, fewer = _fitting_slots(experiment, where)
-        found.warn(fewer)
-    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
-    variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
+def _check(
+    experiment: Experiment, resolved: ResolvedConfig | None, options: RunOptions, found: Problems
+) -> None:
+    """What the author's code says to what was decided, and what is probably a mistake."""
     if resolved is not None:
         found.warn(resolved.warnings)
     if resolved is not None and experiment.trial:
-        pipe_parallel_size = resolved.topology.pipe_parallel_size
-        trained = read_trial(experiment.trained(pipe_parallel_size), options.context_dir)
+        trial = experiment.trained(resolved.topology.pipe_parallel_size)
+        trained = read_trial(trial, options.context_dir)
         found.problems += filter(None, [sequences_problem(trained, resolved)])
         if not (options.is_measured or experiment.measures):
             found.problems += metric_problems(experiment.document, trained)[0]
     found.warn(variable_problems(experiment.document)[1])
-    return experiment, resolved, devices, variables
 
 
 def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, list[Problem]]:
@@ -164,11 +136,8 @@ def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, li
     that it states.
     """
     accelerator = where.accelerator
-    if experiment.slots <= accelerator.max_ranks:
-        return experiment, []
-    for slots in range(accelerator.max_ranks, 0, -1):
-        document = experiment.document.overwritten((SLOTS, slots, "--slots auto"))
-        fewer = parse_experiment(document)
+    for slots in range(accelerator.max_ranks, 0, -1) if experiment.slots > accelerator.max_ranks else ():
+        fewer = parse_experiment(experiment.document.overwritten((SLOTS, slots, "--slots auto")))
         try:
             decide_stated(fewer, fewer.hyperparameters, where)
         except ConfigError:
@@ -179,6 +148,37 @@ def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, li
     return experiment, []
 
 
+def _start(
+    options: RunOptions,
+    placed: Placement | None,
+    experiment: Experiment,
+    resolved: ResolvedConfig | None,
+    run_dir: Path,
+) -> tuple[Start, Path]:
+    """Where the run starts, and its run directory."""
+    if options.only_reads:
+        weights = _weights_to_read(options)
+        if checkpoints_in(RunDir(run_dir).checkpoints):  # of a training, which stays as it is
+            run_dir = run_dir / ("evaluated" if options.predict is None else "predicted") / weights.uuid
+        check_run_dir(run_dir)
+        return Start(weights=weights), run_dir
+    # A scheduler's script is the same at each launch of its job, the first one included.
+    stated = options.run_dir is not None
+    repeats = placed is not None and stated and options.resume in (BEST, LAST)
+    is_first = repeats and RunDir(run_dir).is_empty()
+    start = start_in(
+        run_dir,
+        experiment,
+        resolved,
+        resume=None if is_first else options.resume,
+        stated=stated,
+        forks=not (options.is_measured or experiment.measures),
+        repeated=placed is not None,
+        resets_optimizer=options.reset_optimizer,
+    )
+    return replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start, run_dir
+
+
 # ------------------------------------------------------------------------------------------- weights that are only read
 
 
@@ -186,12 +186,13 @@ def _problems_of_reading(
     options: RunOptions, experiment: Experiment, resolved: ResolvedConfig | None
 ) -> Iterator[Problem]:
     """What is wrong with ``--evaluate``, ``--predict`` and what stands beside them."""
-    if options.checkpoint is not None and options.predict is None:
-        fix = "add --predict FILE"
-        yield Problem(key="--checkpoint", message="is for --predict", fix=fix, code="predict")
+    file = options.predict
+    if options.checkpoint is not None and file is None:
+        yield Problem(
+            key="--checkpoint", message="is for --predict", fix="add --predict FILE", code="predict"
+        )
     if not options.only_reads:
         return
-    file = options.predict
     key = "--evaluate" if file is None else "--predict"
     names = ("test", "resume", "report_to_master", "is_measured")
     beside = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
@@ -202,32 +203,29 @@ def _problems_of_reading(
     if experiment.script is not None:
         message, fix = "runs trials, and this experiment runs a script", "have the script load its checkpoint"
         yield Problem(key=key, message=message, fix=fix, code="evaluate")
-    if file is None:
-        return
-    if file.suffix != ".jsonl":
-        fix = f"write e.g. {file.stem or 'predictions'}.jsonl"
-        yield Problem(key=key, value=str(file), message="must end in .jsonl", fix=fix, code="predict")
-    elif not file.absolute().parent.is_dir():
-        fix = f"make it: mkdir -p {short(file.absolute().parent)}"
-        yield Problem(key=key, value=str(file), message="its folder does not exist", fix=fix, code="predict")
-    if resolved is not None and resolved.topology.pipe_parallel_size > 1:
-        message = "the stages of a pipeline compute a loss, and hand no outputs on"
-        fix = (
-            "set pipe_parallel_size to 1, with a trial without stages; or use load_model_from_checkpoint_path"
+    if file is not None and not (file.suffix == ".jsonl" and file.absolute().parent.is_dir()):
+        message, fix = (
+            "must end in .jsonl, in a folder that exists",
+            "name such a file, e.g. predictions.jsonl",
         )
+        yield Problem(key=key, value=str(file), message=message, fix=fix, code="predict")
+    if file is not None and resolved is not None and resolved.topology.pipe_parallel_size > 1:
+        message = "the stages of a pipeline compute a loss, and hand no outputs on"
+        one = "set pipe_parallel_size to 1, with a trial without stages"
+        fix = f"{one}; or use load_model_from_checkpoint_path"
         yield Problem(key=key, message=message, fix=fix, code="predict")
 
 
 def _weights_to_read(options: RunOptions) -> Checkpoint:
     """The checkpoint that ``--evaluate`` or ``--checkpoint`` names; without either, the best of the run directory."""
     run = None if options.run_dir is None else RunDir(options.run_dir)
-    key, given = "--evaluate", options.evaluate
-    if given is None:
-        key, given = "--checkpoint", options.checkpoint
+    if options.evaluate is not None:
+        return find_good(options.evaluate, run, key="--evaluate")[0]
+    given = options.checkpoint
     if given is None:
         if run is None or not checkpoints_in(run.checkpoints):
             message = "needs the weights of a checkpoint"
             fix = "add --checkpoint PATH, or --run-dir of a run that has checkpoints: its best is taken"
             raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
         given = LAST if best_checkpoint(run) is None else BEST
-    return find_good(given, run, key=key)[0]
+    return find_good(given, run, key="--checkpoint")[0]

@@ -1,4 +1,4 @@
-"""The ranks of a run as processes of this machine: started together, watched, ended together. Loads no torch."""
+"""The ranks of a run as processes of this machine: started together, ended together. Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from determined_ds.checkpoints.files import VERIFIED, remove_partial, verified_here
+from determined_ds.checkpoints.files import VERIFIED, verified_here
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
-from determined_ds.launch.interrupts import Interrupts
-from determined_ds.launch.outcome import Failure, Outcome, reason_of_code
-from determined_ds.rundir.handed_on import (
-    ERROR_FD,
-    HANG_TIMEOUT,
-    HANG_TIMEOUT_MINUTES,
-    LAUNCHED_BY,
-    PARENT,
-    STORE,
-    TERMINAL,
-)
-from determined_ds.rundir.limits import allow_open_files
+from determined_ds.launch.outcome import Failure, reason_of_code
+from determined_ds.rundir.handed_on import ERROR_FD, LAUNCHED_BY, PARENT, STORE, TERMINAL
 from determined_ds.rundir.records import CRASH, KILLED
 from determined_ds.rundir.run_dir import RunDir
 
@@ -36,69 +25,8 @@ GRACE_S = 5.0  # that the other ranks have to end by themselves when one has fai
 POLL_S = 0.1
 # A rank that reports nothing is found some time after it died; the others may have reported meanwhile.
 FOUND_LATE_S = 1.0
-LAST_LINES, LAST_BYTES = 10, 4096
 # Of another launcher that started this one: not for our ranks.
 NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP", LAUNCHED_BY, TERMINAL)
-
-
-def run_ranks(
-    words: Sequence[str],
-    *,
-    num_ranks: int,
-    accelerator: Accelerator,
-    context_dir: Path,
-    run_dir: Path,
-    variables: Mapping[str, str | None] | None = None,
-    keep_open: Sequence[int] = (),
-    hang_timeout_s: float = 60 * HANG_TIMEOUT_MINUTES,
-) -> Outcome:
-    """Start the ranks of a run on this machine, and wait for them.
-
-    Rank 0 writes to this terminal, the others to ``run_dir/logs``. When one dies, the others are ended.
-    The first SIGINT, SIGTERM or SIGHUP has the ranks finish their batch and checkpoint; the second ends them.
-
-    Args:
-        words: What each runs, after ``python3 -m``.
-        num_ranks: Ranks to start.
-        accelerator: What they compute on.
-        context_dir: Their working directory.
-        run_dir: The run directory; it exists.
-        variables: The user's environment variables for the ranks; None for one to remove.
-        keep_open: Descriptors that the ranks inherit.
-        hang_timeout_s: They end where none shows a sign of life for this long; 0: no limit.
-    """
-    allow_open_files()
-    there = RunDir(run_dir)
-    there.logs.mkdir(exist_ok=True)
-    environment = environment_of_ranks(num_ranks, accelerator, context_dir, variables or {})
-    environment[HANG_TIMEOUT] = str(hang_timeout_s / 60)
-    ranks = Ranks(
-        [sys.executable, "-m", *words],
-        size=num_ranks,
-        environment=environment,
-        cwd=context_dir,
-        run_dir=there,
-        keep_open=keep_open,
-    )
-    stops = False
-
-    def pass_on_signals() -> None:
-        nonlocal stops
-        if interrupts.at_once:
-            ranks.kill()
-        elif interrupts.requested and not stops:
-            stops = True
-            ranks.send(signal.SIGTERM)
-            interrupts.announce()  # once the ranks have it: who reads it may rely on that
-
-    message = "stopping after this batch, with a checkpoint"
-    with Interrupts(message, announced=False) as interrupts, ranks:
-        failures = ranks.wait(pass_on_signals)
-    if interrupts.at_once and sys.stdout.isatty():
-        print()  # after the ^C that the terminal shows
-    if failures:
-        remove_partial(there.checkpoints)
-    return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals))
 
 
 def environment_of_ranks(
@@ -112,10 +40,9 @@ def environment_of_ranks(
         context_dir: With the trial's code.
         variables: The experiment's environment variables; None for one to remove.
     """
-    own = {name: value for name, value in variables.items() if value is not None}
-    kept = {name: value for name, value in os.environ.items() if variables.get(name, value) is not None}
-    environment = {**kept, **own, "DS_ACCELERATOR": accelerator.name}
-    paths = [str(context_dir), own.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    merged = {**os.environ, **variables, "DS_ACCELERATOR": accelerator.name}
+    environment = {name: value for name, value in merged.items() if value is not None}
+    paths = [str(context_dir), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -130,7 +57,7 @@ class Ranks:
         size: Number of ranks.
         environment: Of all of them.
         cwd: Their working directory.
-        run_dir: For the logs of the ranks other than rank 0.
+        run_dir: Of the run. Rank 0 writes to this terminal, the others to the logs there.
         keep_open: Descriptors that they inherit.
     """
 
@@ -144,41 +71,31 @@ class Ranks:
         run_dir: RunDir,
         keep_open: Sequence[int] = (),
     ) -> None:
-        self._command, self._cwd, self._keep_open = command, cwd, keep_open
+        self._command, self._size, self._cwd = command, size, cwd
+        self._run_dir, self._keep_open = run_dir, keep_open
         self._environment = {name: value for name, value in environment.items() if name not in NOT_OURS}
-        self._run_dir = run_dir
-        self._size = size
         self._ranks: list[_Rank] = []
+        self._is_stopping = False
 
     def __enter__(self) -> Ranks:
         self._temporary = tempfile.TemporaryDirectory(prefix="det-ds-run-")
-        self._shared = Path(self._temporary.name)
+        size, store = str(self._size), str(Path(self._temporary.name) / "store")
+        shared = {"LOCAL_WORLD_SIZE": size, "LOCAL_SIZE": size, "WORLD_SIZE": size}
+        shared |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+        shared |= {STORE: store, PARENT: str(os.getpid()), VERIFIED: verified_here()}
         try:
             for number in range(self._size):
-                self._ranks.append(self._start(number))
+                place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                environment = {**self._environment, **shared, **place}
+                log = self._run_dir.log(number) if number else None
+                self._ranks.append(_Rank(number, self._command, environment, self._cwd, log, self._keep_open))
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _start(self, number: int) -> _Rank:
-        size = str(self._size)
-        places = {"LOCAL_WORLD_SIZE": size, "LOCAL_SIZE": size, "WORLD_SIZE": size}
-        places |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
-        places |= {"RANK": str(number), "LOCAL_RANK": str(number)}
-        handed_on = {STORE: str(self._shared / "store"), PARENT: str(os.getpid()), VERIFIED: verified_here()}
-        return _Rank(
-            number,
-            self._command,
-            environment={**self._environment, **places, **handed_on},
-            cwd=self._cwd,
-            log=self._run_dir.log(number) if number else None,
-            keep_open=self._keep_open,
-        )
-
     def __exit__(self, *_: object) -> None:
-        for rank in self._ranks:
-            rank.kill()
+        self.kill()
         for rank in self._ranks:
             rank.close()
         with contextlib.suppress(OSError):
@@ -204,10 +121,12 @@ class Ranks:
         failures = [failure for rank in self._ranks if (failure := rank.failure())]
         return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
 
-    def send(self, number: signal.Signals) -> None:
-        """Send all of them a signal."""
-        for rank in self._ranks:
-            rank.send(number)
+    def stop(self) -> None:
+        """Have all of them finish their batch and write a checkpoint; once."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            for rank in self._ranks:
+                rank.stop()
 
     def kill(self) -> None:
         """End them at once."""
@@ -222,25 +141,24 @@ class _Rank:
         self,
         number: int,
         command: Sequence[str],
-        *,
         environment: Mapping[str, str],
         cwd: Path,
         log: Path | None,
         keep_open: Sequence[int],
     ) -> None:
         self._number = number
-        self._log = log
-        self._log_from = log.stat().st_size if log is not None and log.exists() else 0
-        self._said = b""
+        self._said, self._ended_at = b"", 0.0
         self._ended_by_us = False
         self._code: int | None = None
-        self._ended_at = 0.0
         self._words, theirs = os.pipe()
         os.set_blocking(self._words, False)
         try:
-            own = {**environment, ERROR_FD: str(theirs)}
             self._process = start_process(
-                command, environment=own, cwd=cwd, log=log, keep_open=(theirs, *keep_open)
+                command,
+                environment={**environment, ERROR_FD: str(theirs)},
+                cwd=cwd,
+                log=log,
+                keep_open=(theirs, *keep_open),
             )
         except BaseException:
             os.close(self._words)
@@ -259,14 +177,12 @@ class _Rank:
             self._kill_group()  # the children that it has left behind
         return self._code
 
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+    def stop(self) -> None:
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and its children."""
         if self._code is None:
             self._ended_by_us = True
             self._kill_group()
@@ -276,9 +192,8 @@ class _Rank:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it if it runs, and release what it held."""
+        """Wait for its end, once it was killed, and release what it held."""
         if self._code is None:
-            self.kill()
             self._process.wait()
             self.poll()
         os.close(self._words)
@@ -290,11 +205,6 @@ class _Rank:
         words: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             words = json.loads(self._said)
-        last_lines = ""
-        if self._log is not None:
-            with contextlib.suppress(OSError), self._log.open("rb") as file:
-                file.seek(max(self._log_from, self._log.stat().st_size - LAST_BYTES))
-                last_lines = "\n".join(file.read().decode(errors="replace").splitlines()[-LAST_LINES:])
         return Failure(
             rank=self._number,
             code=self._code,
@@ -304,7 +214,6 @@ class _Rank:
             reason=str(words.get("reason", "")) or reason_of_code(self._code),
             time=float(words.get("time", self._ended_at - FOUND_LATE_S)),
             ended_by_us=self._ended_by_us and not words,
-            last_lines=last_lines,
         )
 
 
@@ -316,17 +225,8 @@ def start_process(
     log: Path | None,
     keep_open: Sequence[int],
 ) -> subprocess.Popen[bytes]:
-    """Start a rank, in a session of its own: Ctrl-C at a terminal is for the launcher.
-
-    Args:
-        command: To run.
-        environment: Its whole environment.
-        cwd: Its working directory.
-        log: Where its output is appended; None: to this terminal.
-        keep_open: Descriptors that it inherits.
-    """
-    with contextlib.ExitStack() as stack:
-        output = None if log is None else stack.enter_context(log.open("ab"))
+    """Start a rank, in a session of its own: Ctrl-C at a terminal is for the launcher."""
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             command,
             env=dict(environment),

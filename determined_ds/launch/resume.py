@@ -12,21 +12,19 @@ from determined_ds.checkpoints.files import (
     data_refusal,
     elastic_refusal,
     newest_good,
-    num_writers,
     read_object,
     written_by,
 )
 from determined_ds.checkpoints.named import find_good
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.documents.document import KeyPath, differences, dotted
-from determined_ds.documents.files import read_yaml
+from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import EXIT_CRASHED, ConfigError, Problem
-from determined_ds.experiment.changes import Changes, changes_since, settings_before, settings_of
+from determined_ds.experiment.changes import Changes, changes_since, settings_before
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.outcome import Outcome
-from determined_ds.rundir.handed_on import LAST, count
+from determined_ds.rundir.handed_on import LAST
 from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
 from determined_ds.rundir.run_lock import check_run_dir
 
@@ -34,9 +32,6 @@ SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
 SOURCE_TRIAL: KeyPath = ("searcher", "source_trial_id")
 SLOTS: KeyPath = ("resources", "slots_per_trial")
 FORM_OF_SOURCE = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
-WITHOUT_SOURCE = f"start without {SOURCE[-1]}"
-NO_CHECKPOINT = "no checkpoint found; starting from step 0"
-BEGUN = "the run that continues {} has begun already, and resumes from its own newest checkpoint"
 UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
 NOT_RESUMED = "start anew in another --run-dir, without --resume"
 MOST_SHOWN = 12
@@ -44,38 +39,26 @@ MOST_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run starts.
+    """Where a run starts."""
 
-    Args:
-        checkpoint: To resume from; None: from step 0.
-        elsewhere: Whether ``checkpoint`` is not in the run directory: training continues from it, and no metrics come
-            along.
-        superseded: Checkpoints of the run that are newer than ``checkpoint``, the newest first: once it is loaded,
-            they are no longer the run's.
-        fork: A checkpoint of another run, to start from.
-        weights: A checkpoint whose weights are evaluated; nothing is trained.
-        changes: What has changed since either was written.
-        resets_optimizer: Of the checkpoint to resume from the optimizer's state is left out.
-        damages: What is wrong with checkpoints that are newer.
-    """
-
-    checkpoint: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None  # to resume from; None: from step 0
+    # Whether that is not in the run directory: training continues from it, and no metrics come along.
     elsewhere: bool = False
+    # Checkpoints of the run that are newer than it, the newest first: once it is loaded, they are no longer the run's.
     superseded: tuple[Checkpoint, ...] = ()
-    fork: Checkpoint | None = None
-    weights: Checkpoint | None = None
-    changes: Changes = field(default_factory=Changes)
-    resets_optimizer: bool = False
-    damages: tuple[str, ...] = ()
+    fork: Checkpoint | None = None  # a checkpoint of another run, to start from
+    weights: Checkpoint | None = None  # a checkpoint whose weights are evaluated; nothing is trained
+    changes: Changes = field(default_factory=Changes)  # since it was written
+    resets_optimizer: bool = False  # the state of its optimizer is left out
+    damages: tuple[str, ...] = ()  # what is wrong with checkpoints that are newer
 
     def header(self) -> list[str]:
         """The lines of the header about it."""
 
         def listed(title: str, entries: list[str]) -> list[str]:
-            shown = entries[:MOST_SHOWN]
-            if len(entries) > MOST_SHOWN:
-                shown.append(f"and {len(entries) - MOST_SHOWN} more")
-            return [f"  {title if not number else '':<10} {line}" for number, line in enumerate(shown)]
+            shown, more = entries[:MOST_SHOWN], len(entries) - MOST_SHOWN
+            shown += [f"and {more} more"] if more > 0 else []
+            return [f"  {'' if number else title:<10} {line}" for number, line in enumerate(shown)]
 
         lines = []
         if resumed := self.checkpoint:
@@ -84,16 +67,14 @@ class Start:
             if self.superseded:
                 later = [f"{each.uuid} (batch {each.steps_completed})" for each in self.superseded]
                 lines += listed("superseded", [*later, f"metrics after batch {at} are removed"])
-        if self.fork:
-            run, at = self.fork.path.parent.parent, self.fork.steps_completed
-            lines.append(
-                f"  fork       batch {at} of {run.parent.name}/{run.name}, checkpoint {self.fork.uuid}"
-            )
+        if fork := self.fork:
+            run = fork.path.parent.parent
+            of = f"{run.parent.name}/{run.name}"
+            lines.append(f"  fork       batch {fork.steps_completed} of {of}, checkpoint {fork.uuid}")
         if self.weights:
             lines.append(f"  weights    batch {self.weights.steps_completed}, checkpoint {self.weights.uuid}")
-        if resumed and self.resets_optimizer:
-            lines.append("  optimizer  its state begins anew")
         if resumed:
+            lines += ["  optimizer  its state begins anew"] if self.resets_optimizer else []
             lines += listed("elastic", self.changes.strategy)
             lines += listed("changed", self.changes.effective)
             lines += listed("no effect", self.changes.idle)
@@ -117,14 +98,8 @@ class Start:
             return replace(self, damages=tuple(damages))
         # The reset optimizer is in the checkpoints since.
         resets = self.resets_optimizer and good == self.checkpoint
-        return replace(
-            self,
-            checkpoint=good,
-            elsewhere=False,
-            superseded=(),
-            resets_optimizer=resets,
-            damages=tuple(damages),
-        )
+        found = replace(self, checkpoint=good, resets_optimizer=resets, damages=tuple(damages))
+        return replace(found, elsewhere=False, superseded=())
 
 
 def start_in(
@@ -191,10 +166,10 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
             message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
             fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
             raise ConfigError(run_dir_problem(there.path, message, fix))
-        begun = (BEGUN.format(given),)
+        begun = (f"the run that continues {given} resumes from its own newest checkpoint",)
     good, damages = newest_good(kept)
     if good is None and not damages and there.experiment.is_file():
-        return Start(damages=(NO_CHECKPOINT,))
+        return Start(damages=("no checkpoint found; starting from step 0",))
     if good is None:
         message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
         fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
@@ -210,45 +185,22 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
         run_dir: Where; its neighbours are searched for a uuid.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or another number of ranks wrote one that is to be
-            loaded whole.
+        ConfigError: there is no such checkpoint, or it is damaged.
     """
-    document = experiment.document
+    document, source = experiment.document, experiment.document.get(SOURCE)
     if document.get(SOURCE_TRIAL) is not None:
         message = "names a trial on a cluster; none of it is on this machine"
-        fix = f"remove it; in its place {SOURCE[0]}.{SOURCE[1]}: {FORM_OF_SOURCE}"
+        fix = f"remove it; in its place {dotted(SOURCE)}: {FORM_OF_SOURCE}"
         raise ConfigError(document.problem(SOURCE_TRIAL, message, fix, "fork"))
-    source = document.get(SOURCE)
     if source is None:
         return None, ()
     try:
-        if not isinstance(source, str) or not source:
-            raise ConfigError(Problem(key=dotted(SOURCE), message="it is not a path or a uuid"))
-        checkpoint, damages = find_good(source, RunDir(run_dir), key=dotted(SOURCE))
+        checkpoint, damages = find_good(str(source), RunDir(run_dir), key=dotted(SOURCE))
     except ConfigError as error:
         message = f"must be a checkpoint that can be loaded: {error.problems[0].message}"
-        fix = f"{FORM_OF_SOURCE}, or {WITHOUT_SOURCE}"
+        fix = f"{FORM_OF_SOURCE}, or start without it"
         raise ConfigError(document.problem(SOURCE, message, fix, "fork")) from None
-    if experiment.hyperparameters.get(("fit", "warm_start")) == "all":
-        _check_writers(checkpoint, experiment, anew=f"fit.warm_start: weights, or {WITHOUT_SOURCE}")
     return checkpoint, damages
-
-
-def _check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:
-    """Check that the ranks that will be there can read a checkpoint; ``anew`` is how to start without it.
-
-    Raises:
-        ConfigError: another number of ranks wrote it, and only that can read it.
-    """
-    writers = num_writers(checkpoint.path)
-    if writers in (0, experiment.slots):  # 0: another program wrote it; the ranks will check it
-        return
-    if (reason := elastic_refusal(checkpoint.path)) is None:
-        return
-    by = f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}"
-    message = f"{by}, and only those can read it: {reason}"
-    fix = f"use --slots {writers}, or {anew}"
-    raise ConfigError(experiment.document.problem(SLOTS, message, fix, "resume-slots"))
 
 
 # ------------------------------------------------------------------------------------------- what has changed
@@ -264,34 +216,20 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
     if checkpoint is not None:
         path, uuid = checkpoint.path, checkpoint.uuid
         refusal = elastic_refusal(path)
-        found.of(lambda: _check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
         if experiment.script is None and refusal is None and not any(path.glob("det_state_dict_rank*.pth")):
-            fix = (
-                f"leave --resume out and start from them: --set searcher.source_checkpoint_uuid={short(path)}"
-            )
-            message = "holds weights alone, without the state of a training"
-            found.problems.append(
-                Problem(key="--resume", value=uuid, message=message, fix=fix, code="weights-alone")
-            )
+            message, code = "holds weights alone, without the state of a training", "weights-alone"
+            fix = f"leave --resume out and start from them: --set {dotted(SOURCE)}={short(path)}"
+            found.problems.append(Problem(key="--resume", value=uuid, message=message, fix=fix, code=code))
         if start.resets_optimizer and refusal is not None:
             message = f"the optimizer's state of checkpoint {uuid} cannot be left out: {refusal}"
-            found.problems.append(
-                Problem(key="--reset-optimizer", message=message, fix=NOT_RESUMED, code="reset-optimizer")
-            )
+            key = "--reset-optimizer"
+            found.problems.append(Problem(key=key, message=message, fix=NOT_RESUMED, code="reset-optimizer"))
     origin = checkpoint or start.fork
     by_library = origin and (experiment.script is None or (origin.path / "trial_state.json").is_file())
     if origin is not None and resolved is not None and by_library:
         start = replace(start, changes=_changes(start, origin, experiment, resolved))
         found.problems += start.changes.problems
-    elif checkpoint is not None and not experiment.states_all:  # what a change means, only its code knows
-        try:
-            before = settings_before(read_yaml(RunDir(checkpoint.path.parent.parent).experiment).data, None)
-        except ConfigError:
-            before = None
-        now = settings_of(experiment, None)
-        lines = differences(before, now) if before is not None else [UNKNOWN]
-        start = replace(start, changes=Changes(effective=[*map(str, lines)]))
     found.raise_any()
     return start
 
@@ -313,16 +251,13 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
         refusal=elastic_refusal(origin.path),
         resets_optimizer=start.resets_optimizer,
     )
-    # _check_writers checks the number of ranks.
-    problems = [problem for problem in changes.problems if problem.key != dotted(SLOTS)]
+    problems = [*changes.problems]
     if start.checkpoint is not None:  # training data whose position other replicas cannot take over
         batch, written = resolved.batch, written_by(origin.path)
         reason = data_refusal(written, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
         if reason is not None:
-            apart = Problem(
-                key="--resume", value=origin.uuid, message=reason, fix=DATA_FIX, code="data-apart"
-            )
-            problems.append(apart)
+            value, code = origin.uuid, "data-apart"
+            problems.append(Problem(key="--resume", value=value, message=reason, fix=DATA_FIX, code=code))
     return replace(changes, problems=problems)
 
 
@@ -336,15 +271,8 @@ def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
 
 
 def _trial_seed_of(checkpoint: Checkpoint) -> int | None:
-    """The seed of the trial that wrote a checkpoint; None if unknown.
-
-    Before checkpoints held it, a run here took the experiment's seed as the trial's.
-    """
-    written = read_object(checkpoint.path / "load_data.json")
-    config = written.get("experiment_config")
-    if TRIAL_SEED in written or not isinstance(config, dict):
-        return written.get(TRIAL_SEED)
-    return int((config.get("reproducibility") or {}).get("experiment_seed") or 0)
+    """The seed of the trial that wrote a checkpoint; None if unknown."""
+    return read_object(checkpoint.path / "load_data.json").get(TRIAL_SEED)
 
 
 def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
@@ -355,8 +283,7 @@ def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
     trained = state.get("epochs_trained" if length.unit == "epochs" else "batches_trained")
     if not isinstance(trained, int) or trained < length.value:
         return ""
-    if trained == length.value and state.get("last_validation") != state.get("batches_trained"):
-        return ""
     if trained > length.value:
         return f"{trained} {length.unit} are trained, max_length is {length.value}"
-    return f"{trained} of {length.value} {length.unit}"
+    validated = state.get("last_validation") == state.get("batches_trained")
+    return f"{trained} of {length.value} {length.unit}" if validated else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
@@ -18,15 +19,16 @@ from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
+from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.outcome import Outcome, show_outcome
 from determined_ds.launch.placement import Placement
-from determined_ds.launch.ranks import run_ranks
+from determined_ds.launch.ranks import Ranks, environment_of_ranks
 from determined_ds.launch.resume import Start, completed
 from determined_ds.report.closing import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.rundir.header import decided, undecided
-from determined_ds.rundir.limits import exhausted
+from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.metrics_file import kept_until
 from determined_ds.rundir.records import (
@@ -48,35 +50,21 @@ from determined_ds.rundir.run_lock import RunLock
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRun:
-    """A run that will start.
+    """A run that will start."""
 
-    Args:
-        options: The command's.
-        experiment: What was requested, overrides included.
-        resolved: What was decided; None where the code of a script or of a trial in Determined's own form decides it.
-        accelerator: What the ranks compute on.
-        context_dir: The folder with the code.
-        run_dir: Where everything is written.
-        start: Where it starts.
-        variables: For the environment of its ranks.
-        warnings: What is possible, but probably a mistake; keys that have no effect here.
-        placed: This process's place, where another launcher has started the ranks.
-        configured_slots: The experiment's own ``slots_per_trial``, None where absent.
-        restarted: Why it is started again, after a crash; "" where it is not.
-    """
-
-    options: RunOptions
-    experiment: Experiment
+    options: RunOptions  # the command's
+    experiment: Experiment  # what was requested, overrides included
+    # What was decided; None where the code of a script or of a trial in Determined's own form decides it.
     resolved: ResolvedConfig | None
-    accelerator: Accelerator
-    context_dir: Path
-    run_dir: Path
+    accelerator: Accelerator  # what the ranks compute on
+    context_dir: Path  # the folder with the code
+    run_dir: Path  # where everything is written
     start: Start = field(default_factory=Start)
-    variables: Mapping[str, str | None] = field(default_factory=dict)
-    warnings: tuple[Problem, ...] = ()
-    placed: Placement | None = None
-    configured_slots: int | None = None
-    restarted: str = ""
+    variables: Mapping[str, str | None] = field(default_factory=dict)  # for the environment of its ranks
+    warnings: tuple[Problem, ...] = ()  # what is probably a mistake; keys that have no effect here
+    placed: Placement | None = None  # this process's place, where another launcher has started the ranks
+    configured_slots: int | None = None  # the experiment's own slots_per_trial
+    restarted: str = ""  # why it is started again, after a crash
 
     # ------------------------------------------------------------------------------------------ for people
 
@@ -107,21 +95,18 @@ class LocalRun:
                 ranks += f", instead of slots_per_trial {self.configured_slots}"
             lines.append(f"  launcher   {placed.launcher}: {ranks}")
             lines.append("             restarts are the launcher's: max_restarts does not apply")
-        if self._watches_script and placed is not None:
-            only = "only scripts with determined_ds.session or determined_ds.transformers are watched"
-            lines.append(f"  hangs      under {placed.launcher}, {only}")
-        elif self._watches_script:
+        if self._watches_script:
             after = in_words(self.hang_timeout_s)
-            lines.append(
-                f"  hangs      ended {after} after its last step or report; not before the first one"
-            )
+            watched = f"ended {after} after its last step or report; not before the first one"
+            only = "only scripts with determined_ds.session or determined_ds.transformers are watched"
+            lines.append(f"  hangs      {watched if placed is None else f'under {placed.launcher}, {only}'}")
         if experiment.searched:  # the searched hyperparameters, with the values that were taken for them
             point = {"hyperparameters": experiment.hyperparameters.data}
-            values = {key: get_path(point, tuple(key.split("."))) for key in experiment.searched}
-            taken = [
-                f"{key.removeprefix('hyperparameters.')} {f'{value:.4g}' if isinstance(value, float) else value}"
-                for key, value in values.items()
-            ]
+            taken = []
+            for key in experiment.searched:
+                value = get_path(point, tuple(key.split(".")))
+                words = f"{value:.4g}" if isinstance(value, float) else value
+                taken.append(f"{key.removeprefix('hyperparameters.')} {words}")
             lines.append(f"  one point of a search: {', '.join(taken)}")
         return [*lines, *self.start.header()]
 
@@ -143,11 +128,9 @@ class LocalRun:
     @property
     def resume_command(self) -> str:
         """The command that resumes this run as it was."""
-        there = RunDir(self.run_dir)
-        words = ["det-ds", "run", short(there.experiment), short(self.context_dir)]
+        words = ["det-ds", "run", short(RunDir(self.run_dir).experiment), short(self.context_dir)]
         words += ["--run-dir", short(self.run_dir), "--resume"]
-        if self.options.accelerator:
-            words += ["--accelerator", self.options.accelerator]
+        words += ["--accelerator", self.options.accelerator] if self.options.accelerator else []
         return shlex.join(words)
 
     # ------------------------------------------------------------------------------------------ for ranks
@@ -155,15 +138,10 @@ class LocalRun:
     @property
     def rank_words(self) -> list[str]:
         """What each rank runs, after ``python3 -m``."""
-        start, script = self.start, self.experiment.script
+        start, script, predict = self.start, self.experiment.script, self.options.predict
         own = [*self.experiment.entrypoint.options, *self.options.train_arguments]
-        if start.weights and self.options.predict is not None:
-            own += [
-                "--predict",
-                str(self.options.predict.absolute()),
-                "--checkpoint",
-                str(start.weights.path),
-            ]
+        if start.weights and predict is not None:
+            own += ["--predict", str(predict.absolute()), "--checkpoint", str(start.weights.path)]
         elif start.weights:
             own += ["--evaluate", str(start.weights.path)]
         elif start.checkpoint:
@@ -182,15 +160,13 @@ class LocalRun:
     def hang_timeout_s(self) -> float:
         """How long nothing may move, in seconds; 0: no limit."""
         stated = self.options.hang_timeout
-        environment = {**os.environ, **self.variables}
-        return hang_timeout_s(environment) if stated is None else 60 * stated
+        return hang_timeout_s({**os.environ, **self.variables}) if stated is None else 60 * stated
 
     @property
     def _watches_script(self) -> bool:
         """Whether the user has stated how long a script may show nothing."""
-        stated = {**os.environ, **self.variables}.get(HANG_TIMEOUT)
-        is_stated = self.options.hang_timeout is not None or stated
-        return bool(self.experiment.script is not None and is_stated and self.hang_timeout_s)
+        stated = self.options.hang_timeout is not None or {**os.environ, **self.variables}.get(HANG_TIMEOUT)
+        return bool(self.experiment.script is not None and stated and self.hang_timeout_s)
 
     def write(self) -> None:
         """Write what ranks read in the run directory; to ``next`` where they resume what is there.
@@ -257,71 +233,84 @@ class LocalRun:
     def launch(self) -> int:
         """Write the run directory and start the ranks, again where they crash. Returns the exit code.
 
+        Rank 0 writes to this terminal, the others to ``logs``. When one dies, the others are ended. The first SIGINT,
+        SIGTERM or SIGHUP has the ranks finish their batch and checkpoint; the second ends them.
+
         Raises:
             ConfigError: the run directory cannot be written to, or another process writes to it.
             TrainingError: the ranks could not be started, for want of room on a disk or of open files.
         """
-        # The file that ranks read has no secrets.
-        os.environ.update(secrets_of(self._config))
-        timeout_s, run, used, allowed = self.hang_timeout_s, self, 0, self.experiment.max_restarts
+        os.environ.update(secrets_of(self._config))  # the file that ranks read has none
+        allow_open_files()
+        run, used, allowed = self, 0, self.experiment.max_restarts
         with RunLock(self.run_dir) as lock:
-            while True:
-                outcome, closing = run._launch_once(lock, timeout_s)
-                show_outcome(outcome, self.run_dir, self.resume_command, closes=bool(closing))
-                start = run.start.again(outcome, self.run_dir) if used < allowed else None
-                if start is None:
-                    print(*closing, sep="\n", end="\n" if closing else "", flush=True)
-                    return outcome.exit_code
-                used += 1
-                origin = "step 0"
-                if start.checkpoint is not None:
-                    origin = f"checkpoint {start.checkpoint.uuid} at batch {start.checkpoint.steps_completed}"
-                line = f"restart {used} of {allowed} from {origin}; it crashed: {outcome.reason}"
-                restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
-                print(f"{restarted}\n", file=sys.stderr)
-                run = replace(run, start=start, restarted=restarted)
+            try:
+                while True:
+                    outcome = run._launch_once(lock)
+                    closing = run.closing()
+                    show_outcome(outcome, RunDir(self.run_dir))
+                    start = run.start.again(outcome, self.run_dir) if used < allowed else None
+                    if start is None:
+                        print(*closing, sep="\n", end="\n" if closing else "", flush=True)
+                        return outcome.exit_code
+                    used += 1
+                    origin = "step 0"
+                    if (resumed := start.checkpoint) is not None:
+                        origin = f"checkpoint {resumed.uuid} at batch {resumed.steps_completed}"
+                    line = f"restart {used} of {allowed} from {origin}; it crashed: {outcome.reason}"
+                    restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
+                    print(f"{restarted}\n", file=sys.stderr)
+                    run = replace(run, start=start, restarted=restarted)
+            except OSError as error:
+                if (message := exhausted(error, self.run_dir)) is None:
+                    raise
+                raise TrainingError(message.removeprefix("error: ")) from None
+            finally:
+                RunDir(self.run_dir).remove_next()
 
-    def _launch_once(self, lock: RunLock, timeout_s: float) -> tuple[Outcome, list[str]]:
-        """How the ranks ended, and the closing block."""
+    def _launch_once(self, lock: RunLock) -> Outcome:
         self.write()
-        try:
-            outcome = run_ranks(
-                self.rank_words,
-                num_ranks=self.experiment.slots,
-                accelerator=self.accelerator,
-                context_dir=self.context_dir,
-                run_dir=self.run_dir,
-                variables=self.variables,
-                keep_open=[lock.fileno()],
-                hang_timeout_s=timeout_s,
-            )
-            self.conclude(outcome)
-            return outcome, self.closing()
-        except OSError as error:
-            message = exhausted(error, self.run_dir)
-            if message is None:
-                raise
-            raise TrainingError(message.removeprefix("error: ")) from None
-        finally:
-            RunDir(self.run_dir).remove_next()
+        there, slots = RunDir(self.run_dir), self.experiment.slots
+        there.logs.mkdir(exist_ok=True)
+        environment = environment_of_ranks(slots, self.accelerator, self.context_dir, self.variables)
+        ranks = Ranks(
+            [sys.executable, "-m", *self.rank_words],
+            size=slots,
+            environment={**environment, HANG_TIMEOUT: str(self.hang_timeout_s / 60)},
+            cwd=self.context_dir,
+            run_dir=there,
+            keep_open=[lock.fileno()],
+        )
+
+        def pass_on_signals() -> None:
+            if interrupts.at_once:
+                ranks.kill()
+            elif interrupts.requested:
+                ranks.stop()
+
+        with Interrupts("stopping after this batch, with a checkpoint") as interrupts, ranks:
+            failures = ranks.wait(pass_on_signals)
+        if failures:
+            remove_partial(there.checkpoints)
+        outcome = Outcome(failures=tuple(failures), signals=tuple(interrupts.signals))
+        self.conclude(outcome)
+        return outcome
 
     def conclude(self, outcome: Outcome) -> None:
         """Write ``result.json``.
 
         Not where the ranks have left the run as it was and no other command reads it.
         """
-        there, options = RunDir(self.run_dir), self.options
-        if not there.is_replaced and options.parent is None:
-            return
-        self._write_result(outcome)
+        if RunDir(self.run_dir).is_replaced or self.options.parent is not None:
+            self._write_result(outcome)
 
     def closing(self) -> list[str]:
         """What came of the training, in a few lines printed after everything else.
 
         None where nothing was trained, or where the ranks left the run as it was.
         """
-        options, there = self.options, RunDir(self.run_dir)
-        if options.test or options.is_measured or options.only_reads or not there.is_replaced:
+        options = self.options
+        if options.test or options.is_measured or options.only_reads or not RunDir(self.run_dir).is_replaced:
             return []
         return closing_block(read_run(self.run_dir))
 

@@ -42,9 +42,8 @@ class TrialProcess:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._experiment = experiment
-        self._context_dir = context_dir
         self.run_dir = run_dir
+        self._experiment, self._context_dir = experiment, context_dir
         self._there = RunDir(run_dir)
         self._arguments = [*(["--accelerator", accelerator] if accelerator else []), *arguments]
         self._environment = dict(environment or {})
@@ -59,11 +58,10 @@ class TrialProcess:
         self._there.result.unlink(missing_ok=True)  # of an earlier launch
         command = [sys.executable, "-m", "determined_ds.cli", "run", str(self._there.given)]
         command += [str(self._context_dir), "--run-dir", str(self.run_dir), "--parent", str(os.getpid())]
-        command += self._arguments
         with self._there.output.open("ab") as output:
             self._output_from = output.tell()
             self._process = subprocess.Popen(
-                command,
+                [*command, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -96,13 +94,6 @@ class TrialProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
-    def output(self) -> str:
-        """What it has printed since it was started, for people."""
-        with contextlib.suppress(OSError), self._there.output.open("rb") as file:
-            file.seek(self._output_from)
-            return file.read().decode(errors="replace")
-        return ""
-
     def result(self) -> RunResult:
         """How it ended: its ``result.json``; where it was killed before it could write that, the exit code."""
         code = self.poll()
@@ -110,7 +101,8 @@ class TrialProcess:
         written = read_result(self._there)
         if written is not None:
             return written
-        last = self.output().rstrip().rpartition("\n")[2]
+        said = self._there.output.read_bytes()[self._output_from :].decode(errors="replace")
+        last = said.rstrip().rpartition("\n")[2]
         reason = f"it ended with exit code {code}{f': {last}' if last else ' and printed nothing'}"
         cause = KILLED if code == 128 + signal.SIGKILL else CRASH
         status = status_of(code) if code else FAILED

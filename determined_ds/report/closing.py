@@ -43,7 +43,6 @@ def closing_block(run: RecordedRun) -> list[str]:
 def _facts(shown: RunView) -> Iterator[tuple[str, str]]:
     """Label and words; those without words take no line."""
     run, figures = shown.run, shown.figures
-    yield "damaged", "; ".join(run.damaged)
     yield "loss", " -> ".join(map(short_number, shown.losses[:1] + shown.losses[1:][-1:]))
     if curve := shown.curves.get(f"{VALIDATION}/{shown.metric}"):
         last = f"{short_number(curve.values[-1])} at batch {curve.steps[-1]:,}"

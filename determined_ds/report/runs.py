@@ -279,6 +279,5 @@ def find_runs(folders: Iterable[Path]) -> list[RunView]:
     runs = []
     for path, label in zip(paths, labels, strict=True):
         run = read_run(path)
-        damaged = (KeptWarning(message=message, source="det-ds") for message in run.damaged)
-        runs.append(RunView(run, label, (*damaged, *read_warnings(RunDir(path))), short(path)))
+        runs.append(RunView(run, label, read_warnings(RunDir(path)), short(path)))
     return runs

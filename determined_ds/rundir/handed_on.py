@@ -37,21 +37,23 @@ REPORTED: dict[str, Any] = {}
 MAX_REASON = 300
 
 
-def hang_timeout_s(environment: Mapping[str, str | None] = os.environ) -> float:
-    """How long nothing may move, in seconds; 0: no limit.
-
-    Args:
-        environment: That may state it.
+def stated_s(name: str, minutes: float, environment: Mapping[str, str | None] = os.environ) -> float:
+    """The minutes that an environment variable states, in seconds; so many where it is not set.
 
     Raises:
-        ConfigError: the environment variable is not a number of minutes.
+        ConfigError: it is not a number of minutes.
     """
-    stated = environment.get(HANG_TIMEOUT) or HANG_TIMEOUT_MINUTES
+    stated = environment.get(name) or minutes
     with contextlib.suppress(ValueError):
         if 0 <= float(stated) < math.inf:
             return 60 * float(stated)
-    message, fix = "must be a number of minutes, 0 or more", f"export {HANG_TIMEOUT}=10, or 0 for no limit"
-    raise ConfigError(Problem(key=HANG_TIMEOUT, value=stated, message=message, fix=fix))
+    message, fix = "must be a number of minutes, 0 or more", f"export {name}={minutes:g}"
+    raise ConfigError(Problem(key=name, value=stated, message=message, fix=fix, code="launcher"))
+
+
+def hang_timeout_s(environment: Mapping[str, str | None] = os.environ) -> float:
+    """How long nothing may move, in seconds, by an environment that may state it; 0: no limit."""
+    return stated_s(HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, environment)
 
 
 def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> bool:
@@ -66,8 +68,9 @@ def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> 
     Returns:
         False where no launcher of ours reads it.
     """
-    record = {"message": message, "exit_code": exit_code, "time": time.time(), "cause": cause}
-    REPORTED.update(record, reason=shortened(reason))
+    REPORTED.update(
+        message=message, exit_code=exit_code, time=time.time(), cause=cause, reason=shortened(reason)
+    )
     descriptor = os.environ.get(ERROR_FD)
     if descriptor is None:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 
 from determined_ds.config.layout import BATCH_KEYS, Accelerator
@@ -12,8 +13,8 @@ from determined_ds.errors import shown
 from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.records import versions
 
-WIDTH = 80
 BY_SCRIPT = "             as the experiment states it; the script decides whether it goes by it"
+_wrap = functools.partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
 
 
 def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool = False) -> list[str]:
@@ -34,7 +35,7 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
     ):
         layout += f" x {degree} {what}" if degree > 1 else ""
     lines = [
-        *_title(name, runs),
+        *_wrap(f"{name}: {runs}", subsequent_indent="    "),
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
@@ -43,21 +44,17 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
         chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
         bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"
         lines.append(f"  schedule   {strategy.pipe_schedule}{chunks}: {bubble}")
-    # What the DeepSpeed JSON left open, except the batch sizes, which have their own line.
-    values = {
-        path: resolved.ds.get(path) for path in resolved.filled if path[0] not in BATCH_KEYS or path[1:]
-    }
-    filled = [
-        f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}"
-        for path, value in values.items()
-    ]
-    lines += _wrapped("filled in", filled)
+    filled = []  # what the DeepSpeed JSON left open, except the batch sizes, which have their own line
+    for path in resolved.filled:
+        if path[0] not in BATCH_KEYS or path[1:]:
+            value = resolved.ds.get(path)
+            filled.append(f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}")
+    lines += _listed("filled in", filled)
     lines += [BY_SCRIPT] if by_script else []
     period = resolved.fit.checkpoint_period
     if isinstance(period, Duration):
-        lines.append(
-            f"  checkpoint after the first batch that ends {period.value:g} {period.unit} after the last one"
-        )
+        after = f"after the first batch that ends {period.value:g} {period.unit} after the last one"
+        lines.append(f"  checkpoint {after}")
     return [*lines, *_versions()]
 
 
@@ -72,27 +69,13 @@ def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by:
         by: Whose code decides it: ``the script`` or ``the trial``.
     """
     own = [f"  slots      {slots} on {accelerator.name}", f"  batch      decided by {by}"]
-    return [*_title(name, runs), *own, *_versions()]
-
-
-def _title(name: str, runs: str) -> list[str]:
-    return textwrap.wrap(
-        f"{name}: {runs}", WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+    return [*_wrap(f"{name}: {runs}", subsequent_indent="    "), *own, *_versions()]
 
 
 def _versions() -> list[str]:
-    return _wrapped("versions", [f"{name} {version}" for name, version in versions(more=False).items()])
+    return _listed("versions", [f"{name} {version}" for name, version in versions(more=False).items()])
 
 
-def _wrapped(title: str, entries: list[str]) -> list[str]:
+def _listed(title: str, entries: list[str]) -> list[str]:
     """Entries beside a title; no line where there are none."""
-    first, after = f"  {title:<10} ", " " * 13
-    return textwrap.wrap(
-        ", ".join(entries),
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=after,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _wrap(", ".join(entries), initial_indent=f"  {title:<10} ", subsequent_indent=" " * 13)

@@ -25,11 +25,7 @@ class Heartbeat:
         self.beats += 1
 
     def step(self, batches_trained: int) -> None:
-        """A batch was trained.
-
-        Args:
-            batches_trained: Since the start of training, this one included.
-        """
+        """A batch was trained; so many have been since the start of training, this one included."""
         self.steps = batches_trained
         self.beats += 1
 

@@ -16,11 +16,9 @@ from determined_ds.memory.units import format_bytes
 from determined_ds.rundir.run_dir import RunDir, existing
 
 SHARED_MEMORY = Path("/dev/shm")
-DISK = (errno.ENOSPC, errno.EDQUOT)
-FILES = (errno.EMFILE, errno.ENFILE)
 # Of torch, which does not say which error of the system it was; gloo, NCCL and torch's loaders share memory by files.
 IN_SHARED_MEMORY = re.compile(
-    r"</torch_|/dev/shm|out of shared memory|killed by signal: Bus error|shared memory segment", re.IGNORECASE
+    r"shared memory segment|out of shared memory|killed by signal: Bus error", re.IGNORECASE
 )
 ON_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 OPEN_FILES = re.compile(r"Too many open files|received 0 items of ancdata", re.IGNORECASE)
@@ -62,30 +60,22 @@ def exhausted(error: BaseException, run_dir: Path) -> str | None:
         run_dir: Of the run.
     """
     for each in chain(error):
-        number = each.errno if isinstance(each, OSError) else None
-        text = str(each)
-        if number in FILES or OPEN_FILES.search(text):
+        text, number, file = str(each), getattr(each, "errno", None), getattr(each, "filename", None)
+        if number in (errno.EMFILE, errno.ENFILE) or OPEN_FILES.search(text):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             return (
                 f"error: too many open files: a process may have {soft} here (at most {hard})\n"
                 "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
             )
-        full = number in DISK or ON_DISK.search(text) or WRITES_FAIL.search(text)
-        if IN_SHARED_MEMORY.search(text) and (full or "hared memory" in text or "Bus error" in text):
-            have = ""
-            with contextlib.suppress(OSError):
-                have = f": {room_in(SHARED_MEMORY)} now"
+        is_full = number in (errno.ENOSPC, errno.EDQUOT) or ON_DISK.search(text)
+        if IN_SHARED_MEMORY.search(text) or (is_full and ("</torch_" in text or "/dev/shm" in text)):
             return (
-                f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers pass batches "
-                "through it\n  fix: use fewer workers (num_workers: 0 uses none), or make it larger: "
-                "docker run --shm-size 8g, resources.shm_size on a cluster"
+                f"error: no space left in shared memory, {SHARED_MEMORY}: {room_in(existing(SHARED_MEMORY))} now; "
+                "data-loader workers pass batches through it\n  fix: use fewer workers (num_workers: 0 uses none), or "
+                "make it larger: docker run --shm-size 8g, resources.shm_size on a cluster"
             )
-        path = Path(str(each.filename)) if isinstance(each, OSError) and each.filename else None
-        free_bytes = FULL_BYTES
-        with contextlib.suppress(OSError):
-            free_bytes = shutil.disk_usage(run_dir).free
-        if number in DISK or ON_DISK.search(text) or (full and free_bytes < FULL_BYTES):
-            return disk_full(path or run_dir, run_dir)
+        if is_full or (WRITES_FAIL.search(text) and shutil.disk_usage(existing(run_dir)).free < FULL_BYTES):
+            return disk_full(Path(str(file)) if file else run_dir, run_dir)
     return None
 
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from determined_ds import __version__
-from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
+from determined_ds.checkpoints.files import Checkpoint, checkpoints_in, read_object
 from determined_ds.checkpoints.retention import is_better
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig
@@ -48,20 +48,15 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _read(cls: type[T], text: str | bytes) -> T | None:
-    """A record of JSON; None where it is damaged. What a later version has added is left out."""
-    try:
-        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
-        return found
-    except ValueError:  # pydantic's, too
-        return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+def _read(cls: type[T], path: Path, *, lines: bool = True) -> list[T]:
+    """The records in a file of JSON, one a line or one in all; those that are torn or damaged are left out."""
+    found: list[T] = []
+    with contextlib.suppress(OSError):
+        text = path.read_text(errors="replace")
+        for record in text.splitlines() if lines else [text]:
+            with contextlib.suppress(ValueError):  # pydantic's, too
+                found.append(_adapter(cls).validate_json(record))  # type: ignore[arg-type]
+    return found
 
 
 # ------------------------------------------------------------------------------------------- launches.jsonl
@@ -74,60 +69,36 @@ MORE_PACKAGES = ("transformers", "datasets", "peft", "numpy", "triton", "wandb",
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One start of the ranks of a run.
+    """One start of the ranks of a run."""
 
-    Args:
-        time: Seconds since the epoch.
-        kind: ``start``, ``resume`` by the user, ``restart`` after a crash, or ``fork`` from another run's checkpoint.
-        reason: Of a restart: why.
-        steps_completed: Batches trained before it.
-        checkpoint: Uuid of the checkpoint that it loads; "" without one.
-        name: Of the experiment.
-        runs: ``MODULE:CLASS`` or a script.
-        command: As it was typed.
-        resume: The command that resumes the run from its newest checkpoint; "" where it is not known.
-        slots: Ranks.
-        machines: That they are spread over.
-        accelerator: ``cpu`` or ``cuda``.
-        strategy: In a word, e.g. ``zero1``; "" where the code decides it, as of all below to ``origins``.
-        global_batch_size: Samples per optimizer step; 0 where it is not known.
-        micro_batch_size: The same of a forward pass.
-        accumulation: Micro-batches of a step.
-        replicas: Data-parallel copies.
-        trial_seed: What the generators start from.
-        hyperparameters: The point that is trained.
-        ds_config: What DeepSpeed is given.
-        origins: Dotted key of ``ds_config`` -> where its value came from.
-        warnings: About the configuration.
-        versions: Package -> version.
-        machine: Facts of the machine that the chief is on: ``host``, ``processor``, ``cores``, ``memory_bytes``,
-            ``system``, ``devices``.
-    """
-
-    time: float
-    kind: str = START
-    reason: str = ""
-    steps_completed: int = 0
-    checkpoint: str = ""
-    name: str = ""
-    runs: str = ""
-    command: str = ""
-    resume: str = ""
-    slots: int = 1
-    machines: int = 1
-    accelerator: str = "cpu"
-    strategy: str = ""
-    global_batch_size: int = 0
-    micro_batch_size: int = 0
-    accumulation: int = 0
-    replicas: int = 0
-    trial_seed: int = 0
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    ds_config: Mapping[str, Any] = field(default_factory=dict)
-    origins: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    time: float  # seconds since the epoch
+    kind: str = (
+        START  # or a resume by the user, a restart after a crash, a fork from another run's checkpoint
+    )
+    reason: str = ""  # of a restart: why
+    steps_completed: int = 0  # batches trained before it
+    checkpoint: str = ""  # uuid of the checkpoint that it loads
+    name: str = ""  # of the experiment
+    runs: str = ""  # MODULE:CLASS or a script
+    command: str = ""  # as it was typed
+    resume: str = ""  # the command that resumes the run from its newest checkpoint; "" where it is not known
+    slots: int = 1  # ranks
+    machines: int = 1  # that they are spread over
+    accelerator: str = "cpu"  # or cuda
+    strategy: str = ""  # in a word, e.g. zero1; "" where the code decides it, as of all below to origins
+    global_batch_size: int = 0  # samples per optimizer step; 0 where it is not known
+    micro_batch_size: int = 0  # the same of a forward pass
+    accumulation: int = 0  # micro-batches of a step
+    replicas: int = 0  # data-parallel copies
+    trial_seed: int = 0  # what the generators start from
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # the point that is trained
+    ds_config: Mapping[str, Any] = field(default_factory=dict)  # what DeepSpeed is given
+    origins: Mapping[str, str] = field(
+        default_factory=dict
+    )  # dotted key of ds_config -> where its value came from
+    warnings: tuple[str, ...] = ()  # about the configuration
+    versions: Mapping[str, str] = field(default_factory=dict)  # of packages
+    machine: Mapping[str, Any] = field(default_factory=dict)  # facts of the machine that the chief is on
 
 
 def launch_of(
@@ -171,7 +142,7 @@ def decided_fields(resolved: ResolvedConfig) -> dict[str, Any]:
         "replicas": batch.replicas,
         "ds_config": masked({"deepspeed_config": resolved.ds_config})["deepspeed_config"],
         "origins": dict(resolved.origins),
-        "warnings": tuple(str(warning) for warning in resolved.warnings),
+        "warnings": tuple(map(str, resolved.warnings)),
     }
 
 
@@ -190,8 +161,10 @@ def versions(*, more: bool = True) -> dict[str, str]:
 
 def machine_facts(accelerator: Accelerator) -> dict[str, Any]:
     """Facts of this machine, as of :class:`Launch`."""
-    models = (line for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
-    processor = next(models, "").partition(":")[2].strip()
+    processor = ""
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        processor = named[1].strip() if named else ""
     return {
         "host": socket.gethostname(),
         "processor": processor or platform.processor() or platform.machine(),
@@ -209,7 +182,7 @@ def launch_line(launch: Launch) -> str:
 
 def read_launches(path: Path) -> tuple[Launch, ...]:
     """The launches of a file, the first one first; none if there is no file. Torn lines are left out."""
-    return tuple(launch for line in _lines(path) if (launch := _read(Launch, line)) is not None)
+    return tuple(_read(Launch, path))
 
 
 # ------------------------------------------------------------------------------------------- result.json
@@ -229,31 +202,20 @@ LOST_MACHINE = "lost machine"  # or a rank, or the network between them
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended.
+    """How a run ended."""
 
-    Args:
-        status: ``completed``, ``stopped`` (by the user), ``invalid`` (it cannot run) or ``failed``.
-        cause: Why it failed, in a word of this module; None where it did not.
-        reason: The same in one sentence for people.
-        steps_completed: Batches trained.
-        trial_seed: The seed of the trial's generators; None where it was never decided.
-        best: The best validation: ``metric``, ``value``, ``steps_completed``, ``checkpoint`` (a uuid or None).
-        checkpoint: The newest one: ``uuid`` and ``steps_completed``.
-        resume: The command that resumes the run; None where it is complete or has no checkpoint.
-        continued_by: The command that continues it from its newest checkpoint, where it is complete too.
-        slots: Ranks of its last launch; None where none was decided.
-    """
-
-    status: str
-    cause: str | None = None
-    reason: str | None = None
-    steps_completed: int = 0
-    trial_seed: int | None = None
-    best: dict[str, Any] | None = None
-    checkpoint: dict[str, Any] | None = None
-    resume: str | None = None
-    continued_by: str | None = None
-    slots: int | None = None
+    status: str  # completed, stopped (by the user), invalid (it cannot run) or failed
+    cause: str | None = None  # why it failed, in a word of this module; None where it did not
+    reason: str | None = None  # the same in one sentence for people
+    steps_completed: int = 0  # batches trained
+    trial_seed: int | None = None  # of the trial's generators; None where it was never decided
+    best: dict[str, Any] | None = (
+        None  # validation: metric, value, steps_completed, checkpoint (a uuid or None)
+    )
+    checkpoint: dict[str, Any] | None = None  # the newest one: uuid and steps_completed
+    resume: str | None = None  # the command that resumes it; None where it is complete or has no checkpoint
+    continued_by: str | None = None  # the command that continues it from there, where it is complete too
+    slots: int | None = None  # ranks of its last launch; None where none was decided
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -286,24 +248,21 @@ def write_result(
         more: Its ``cause``, ``reason``, ``trial_seed`` and ``slots``.
     """
     kept, records = checkpoints_in(run_dir.checkpoints), read_records(run_dir.metrics)
-    uuids = {each.steps_completed: each.uuid for each in reversed(kept)}
     best: dict[str, Any] | None = None
     for record in records:
         value = record["metrics"].get(metric) if record["group"] == "validation" else None
         if value is not None and is_better(
             value, best and best["value"], smaller_is_better=smaller_is_better
         ):
-            steps = record["steps_completed"]
-            best = {
-                "metric": metric,
-                "value": value,
-                "steps_completed": steps,
-                "checkpoint": uuids.get(steps),
-            }
-    steps = [each.steps_completed for each in kept] + [each["steps_completed"] for each in records]
+            best = {"metric": metric, "value": value, "steps_completed": record["steps_completed"]}
+    if best is not None:
+        at = [each.uuid for each in kept if each.steps_completed == best["steps_completed"]]
+        best["checkpoint"] = at[0] if at else None
     result = RunResult(
         status=status,
-        steps_completed=max(steps, default=0),
+        steps_completed=max(
+            [0, *(each.steps_completed for each in kept), *(each["steps_completed"] for each in records)]
+        ),
         best=best,
         checkpoint={"uuid": kept[0].uuid, "steps_completed": kept[0].steps_completed} if kept else None,
         resume=resume if kept and status != COMPLETED else None,
@@ -316,61 +275,43 @@ def write_result(
 
 def read_result(run_dir: RunDir) -> RunResult | None:
     """How a run ended; None where no such file was written, or a part of it by another program."""
-    try:
-        result = _read(RunResult, run_dir.result.read_bytes())
-    except OSError:
-        return None
-    if result is None:
-        return None
-    resume, continued_by = (command_here(each, run_dir) for each in (result.resume, result.continued_by))
-    return replace(result, resume=resume, continued_by=continued_by)
+    for result in _read(RunResult, run_dir.result, lines=False):
+        resume, continued_by = (command_here(each, run_dir) for each in (result.resume, result.continued_by))
+        return replace(result, resume=resume, continued_by=continued_by)
+    return None
 
 
 def command_here(command: str | None, run_dir: RunDir) -> str | None:
     """A command of a run, with the run directory where it lies now: it may have been moved or copied since."""
     try:
-        words = shlex.split(command or "")
+        words, here = shlex.split(command or ""), short(run_dir.path)
     except ValueError:  # nobody can run it anyway
-        words = []
-    if not words:
         return command
     if "--run-dir" in words[:-1]:
-        place = words.index("--run-dir") + 1
-        experiment = f"{words[place]}/{run_dir.experiment.name}"
-        words = [short(run_dir.experiment) if word == experiment else word for word in words]
-        return shlex.join([*words[:place], short(run_dir.path), *words[place + 1 :]])
-    name, is_variable, _ = words[0].partition("=")  # of a session: it is in the environment
-    return f"{name}={shlex.quote(short(run_dir.path))} {shlex.join(words[1:])}" if is_variable else command
+        was = words[words.index("--run-dir") + 1]
+        of_run = {was: here, f"{was}/{run_dir.experiment.name}": short(run_dir.experiment)}
+        return shlex.join(of_run.get(word, word) for word in words)
+    name, is_variable, _ = (
+        words[0].partition("=") if words else ("", "", "")
+    )  # of a session: in the environment
+    return f"{name}={shlex.quote(here)} {shlex.join(words[1:])}" if is_variable else command
 
 
 # ------------------------------------------------------------------------------------------- warnings of ranks
 
-LONGEST = 2000  # characters of a message that are kept
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWarning:
-    """A warning, however often it came and from however many ranks.
+    """A warning, however often it came and from however many ranks."""
 
-    Args:
-        message: As it came first.
-        source: The logger, or the category of a Python warning with its place.
-        level: ``WARNING``, ``ERROR`` or ``CRITICAL``.
-        count: How often it came, at least: what a killed rank had not written yet is not in it.
-        ranks: Those it came from.
-        time: Of the first one, seconds since the epoch.
-        last_time: Of the last one that was written.
-        steps_completed: Batches that had been trained when it came first; 0 before the first one of a process.
-    """
-
-    message: str
-    source: str = ""
-    level: str = "WARNING"
-    count: int = 1
-    ranks: tuple[int, ...] = ()
-    time: float = 0.0
-    last_time: float = 0.0
-    steps_completed: int = 0
+    message: str  # as it came first
+    source: str = ""  # the logger, or the category of a Python warning with its place
+    level: str = "WARNING"  # or ERROR or CRITICAL
+    count: int = 1  # how often it came, at least: what a killed rank had not written yet is not in it
+    ranks: tuple[int, ...] = ()  # those it came from
+    time: float = 0.0  # of the first one, seconds since the epoch
+    last_time: float = 0.0  # of the last one that was written
+    steps_completed: int = 0  # batches that had been trained when it came first; 0 before the first one
 
 
 def kind_of(source: str, message: str) -> tuple[str, str]:
@@ -386,13 +327,7 @@ def append_warning(folder: Path, warning: KeptWarning, rank: int) -> None:
         warning: It; its ``count`` is since the line before.
         rank: That has warned.
     """
-    line: dict[str, Any] = {
-        "time": round(warning.last_time, 3),
-        "rank": rank,
-        "steps_completed": warning.steps_completed,
-    }
-    line |= {"level": warning.level, "source": warning.source, "count": warning.count}
-    line["message"] = warning.message[:LONGEST]
+    line = asdict(replace(warning, message=warning.message[:2000], ranks=(rank,), time=warning.last_time))
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         append_record(folder / f"warnings-rank{rank}.jsonl", line)
@@ -400,14 +335,8 @@ def append_warning(folder: Path, warning: KeptWarning, rank: int) -> None:
 
 def read_warnings(run_dir: RunDir) -> tuple[KeptWarning, ...]:
     """The warnings of all ranks, in the order in which they came first; lines that are torn are left out."""
-    found = []
-    for path in run_dir.logs.glob("warnings-rank*.jsonl"):
-        for line in _lines(path):
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                said = json.loads(line)
-                own = {"ranks": (int(said.pop("rank")),), "last_time": float(said["time"])}
-                found.append(_adapter(KeptWarning).validate_python({**said, **own}))
-    return counted(found)
+    files = sorted(run_dir.logs.glob("warnings-rank*.jsonl"))
+    return counted(warning for path in files for warning in _read(KeptWarning, path))
 
 
 def counted(warnings: Iterable[KeptWarning]) -> tuple[KeptWarning, ...]:
@@ -431,29 +360,16 @@ def counted(warnings: Iterable[KeptWarning]) -> tuple[KeptWarning, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """What a run has left so far: read once, whole, while it trains or afterwards.
+    """What a run has left so far: read once, whole, while it trains or afterwards."""
 
-    Args:
-        path: The run directory.
-        config: Of the experiment, as it was run; empty where the file cannot be read.
-        ds_config: What DeepSpeed was given; empty where no engine was made.
-        launches: Each start of its ranks, the first one first; none of a run of an earlier version.
-        records: The lines of ``metrics.jsonl``: ``group``, ``steps_completed``, ``metrics``, and mostly ``time``.
-        checkpoints: Those that it keeps, the newest first.
-        result: How it ended; None of one that has not, or was killed.
-        damaged: Of each file of JSON that is there and cannot be read: its name, and what is wrong with it.
-        is_running: Whether a process of this machine, or of one that shares its locks, trains it now.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    ds_config: Mapping[str, Any]
-    launches: tuple[Launch, ...]
-    records: tuple[Record, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    result: RunResult | None
-    is_running: bool
-    damaged: tuple[str, ...] = ()
+    path: Path  # the run directory
+    config: Mapping[str, Any]  # of the experiment, as it was run; empty where the file cannot be read
+    ds_config: Mapping[str, Any]  # what DeepSpeed was given; empty where no engine was made
+    launches: tuple[Launch, ...]  # each start of its ranks, the first one first
+    records: tuple[Record, ...]  # lines of metrics.jsonl: group, steps_completed, metrics, and mostly time
+    checkpoints: tuple[Checkpoint, ...]  # those that it keeps, the newest first
+    result: RunResult | None  # how it ended; None of one that has not, or was killed
+    is_running: bool  # whether a process of this machine, or of one that shares its locks, trains it now
 
     @property
     def name(self) -> str:
@@ -492,32 +408,17 @@ def read_run(path: Path) -> RecordedRun:
         message = "is not a run directory" if path.exists() else "does not exist"
         fix = "name a folder that det-ds run has made, e.g. one of runs/*/*"
         raise ConfigError(run_dir_problem(path, message, fix))
-    there, damaged = RunDir(path), []
-
-    def content(file: Path) -> dict[str, Any]:
-        try:
-            found = json.loads(file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            damaged.append(f"{file.name} cannot be read: {error}; remove it")
-            return {}
-        if not isinstance(found, dict):
-            damaged.append(f"{file.name} is not a JSON object; remove it")
-            return {}
-        return found
-
+    there = RunDir(path)
     config: dict[str, Any] = {}
     with contextlib.suppress(DeterminedDSError, OSError):
         config = dict(read_yaml(there.experiment).data)
     return RecordedRun(
         path=path,
         config=config,
-        ds_config=content(there.deepspeed_config),
+        ds_config=read_object(there.deepspeed_config),
         launches=read_launches(there.launches),
         records=tuple(read_records(there.metrics)),
         checkpoints=tuple(checkpoints_in(there.checkpoints)),
         result=read_result(there),
         is_running=is_held(path),
-        damaged=tuple(damaged),
     )

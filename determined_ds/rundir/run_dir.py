@@ -46,16 +46,13 @@ class RunDir:
         self.checkpoints = path / CHECKPOINTS
         self.superseded = (
             path / "superseded"
-        )  # checkpoints after one that was resumed from; laid out as a run
+        )  # laid out as a run: checkpoints after one that was resumed from
         self.exported = path / "exported"  # what `det-ds checkpoint export` makes of its checkpoints
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.master = path / "master.json"  # of a run that is reported to a master: the name it has there
-        self.trial = (
-            path / "trial.json"
-        )  # of a run whose ranks are a script: what a master would keep of its trial
+        self.trial = path / "trial.json"  # of a script: what a master would keep of its trial
         self.measured = path / "measured.json"  # of a run that is measured
-        self.pipeline_step = path / "pipeline_step.json"  # of a pipeline that is measured or profiled
         self.output = path / "output.log"  # of a run that another process started
         self.given = path / "given.yaml"  # what that process requested
 
@@ -69,14 +66,10 @@ class RunDir:
 
     def is_empty(self) -> bool:
         """Whether no run has begun in it: it does not exist, or holds at most a lock."""
-        return not self.path.exists() or (
-            self.path.is_dir() and all(p == self.lock for p in self.path.iterdir())
-        )
-
-    # ------------------------------------------------------------------------------- the trial of a script
+        return not self.path.exists() or (self.path.is_dir() and {*self.path.iterdir()} <= {self.lock})
 
     def new_trial(self, continued: RunDir | None = None) -> None:
-        """Give the run's trial an id, by which it is distinguished from that of any other run.
+        """Give the trial of a script an id, by which it is distinguished from that of any other run.
 
         Args:
             continued: The run that this one continues: its trial is the same, where it has one.
@@ -150,10 +143,7 @@ class RunDir:
 
 def short(path: Path) -> str:
     """A path as people would type it from here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def slug(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -75,49 +74,30 @@ def check_run_dir(run_dir: Path) -> None:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a process writes to a run directory. Does not disturb one that is about to."""
+    """Whether a process writes to a run directory."""
     with contextlib.suppress(OSError), RunDir(run_dir).lock.open("rb") as file:
-        pid, _, has_ended = _holder(file.fileno())
-        if pid and not has_ended:  # then it is almost always held, so that looking does not take it
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
 def _lock(descriptor: int, run_dir: Path) -> None:
+    """Take the lock; wait a moment where the process that wrote its id into the file has ended."""
     until = time.monotonic() + LEFT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                return  # a file system without locks
-        pid, host, has_ended = _holder(descriptor)
-        if not has_ended or time.monotonic() >= until:
-            message = f"process {pid}{host} is writing to it"
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # a file system without locks
+        pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
+        is_here = host == socket.gethostname()
+        if (pid and not (is_here and not Path("/proc", pid).exists())) or time.monotonic() >= until:
+            message = f"process {pid}{'' if is_here else f' on {host}'} is writing to it"
             fix = "wait until that has ended, or give another --run-dir"
             raise ConfigError(run_dir_problem(run_dir, message, fix, "run-dir-held"))
         time.sleep(0.1)
-
-
-def _holder(descriptor: int) -> tuple[int, str, bool]:
-    """The holder: its process id, 0 where that is not written yet; `` on HOST`` where that is another machine.
-
-    And whether it has ended, so that only processes that inherited the lock still hold it.
-    """
-    words = os.pread(descriptor, 512, 0).decode(errors="replace").split()
-    if len(words) != 2 or not words[0].isdigit():
-        return 0, "", True
-    pid, host = int(words[0]), words[1]
-    if host != socket.gethostname():
-        return pid, f" on {host}", False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return pid, "", True
-    except PermissionError:
-        pass
-    return pid, "", False

@@ -42,11 +42,12 @@ def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    foreign = LAUNCHED_BY in os.environ
-    signal.signal(signal.SIGINT, stop if foreign else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
-    if foreign:
+    if LAUNCHED_BY in os.environ:
+        signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGUSR1, stop)
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def let_workers_end() -> None:
@@ -64,11 +65,7 @@ def die_with_parent() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process with the one that started it, also where that has ended already.
-
-    Args:
-        parent: Its process id.
-    """
+    """End this process with the one of this id that started it, also where that has ended already."""
     die_with_parent()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -99,11 +96,6 @@ def survived_by_parent() -> None:
     os._exit(code)
 
 
-# ------------------------------------------------------------------------------------------- output
-
-GONE = (errno.EPIPE, errno.EIO)
-
-
 class _Outliving(io.FileIO):
     """A descriptor that leads to ``/dev/null`` once its reader is gone."""
 
@@ -111,7 +103,7 @@ class _Outliving(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())

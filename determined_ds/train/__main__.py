@@ -97,7 +97,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         sys.path.insert(0, os.getcwd())
         trial = trial_class(spec)(context)
         if options.measure is not None:
-            from determined_ds.train.loop.measure import measure_throughput, write_measured
+            from determined_ds.report.results import write_row
+            from determined_ds.train.loop.measure import measure_throughput
 
             row = measure_throughput(
                 trial,
@@ -108,7 +109,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
                 parts=options.parts,
             )
             if options.run_dir is not None and is_chief:
-                write_measured(row, RunDir(options.run_dir))
+                write_row(row, RunDir(options.run_dir).measured)
         elif evaluates:
             from determined_ds.train.loop.display import make_progress
             from determined_ds.train.loop.validation import evaluate, predict

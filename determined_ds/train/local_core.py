@@ -35,7 +35,7 @@ from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.tensorboard import write_scalars
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.links import Links
+from determined_ds.rundir.links import relink
 from determined_ds.rundir.metrics_file import append_record, jsonable, read_records
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
@@ -204,7 +204,7 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
         distributed: core.DistributedContext,
         files: AtomicStorage,
         report: MasterReport | None,
-        links: Links | None,
+        links: RunDir | None,
         run: ScriptRun | None,
     ) -> None:
         super().__init__(distributed, files)
@@ -225,13 +225,13 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
             self._run.begun(int(metadata["steps_completed"]))
         self._files.publish(storage_id, metadata)
         if self._links is not None:
-            self._links.update()
+            relink(self._links)
         if self._report is not None:
             self._report.checkpoint(storage_id, resources, metadata)
 
     def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
         if self._links is not None:
-            self._links.update()
+            relink(self._links)
         if self._report is not None:
             self._report.deleted(storage_id, resources)
 
@@ -291,10 +291,7 @@ def local_core_context(
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
     report = report if is_chief else None
-    links = None
-    if checkpoint_dir is None:
-        metric, smaller = str(searcher.get("metric") or ""), searcher.get("smaller_is_better") is not False
-        links = Links(there, metric=metric, smaller_is_better=smaller)
+    links = there if checkpoint_dir is None else None
     elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
     files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
     return core.Context(

@@ -51,8 +51,8 @@ def test_a_checkpoint_without_an_index_is_not_resumed_on_other_slots(copied: Pat
     refused = run(copied / "own_model", copied / "run", "--resume", "--slots", "4", sets=[f"{LENGTH}=8"])
     assert refused.returncode == 2
     assert "resources.slots_per_trial = 4 (--slots)" in refused.stderr
-    assert "written by 2 ranks" in refused.stderr
-    assert "use --slots 2, or start anew" in refused.stderr
+    assert "was 2 when checkpoint" in refused.stderr
+    assert "go back to 2, or start anew" in refused.stderr
     assert steps(copied / "run") == list(range(1, 7))
 
 

@@ -171,7 +171,7 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
         (("--evaluate", "best", "--test"), "together with --test"),
         (("--evaluate", "best", "--predict", "p.jsonl"), "together with --predict"),
         (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
-        (("--predict", "nowhere/p.jsonl", "--run-dir", "run"), "its folder does not exist"),
+        (("--predict", "nowhere/p.jsonl", "--run-dir", "run"), "in a folder that exists"),
         (("--checkpoint", "best"), "is for --predict"),
         (
             ("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"),

@@ -16,7 +16,7 @@ from determined_ds import load_experiment
 from determined_ds.cli.main import main
 from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, losses, run, steps, steps_of
 from tests.harness.command import det_ds, det_ds_program
-from tests.package import checkpoints, records, reseal
+from tests.package import checkpoints, records
 
 SEED = 441365315  # what a master draws for the first trial of experiment_seed 0
 
@@ -100,20 +100,6 @@ def test_the_result_says_how_it_ended(twice: Run) -> None:
     }
     links = [(twice.run_dir / name).resolve().name for name in ("best", "last")]
     assert links == [uuids[best], uuids[6]]
-
-
-def test_a_run_keeps_the_seed_that_it_was_begun_with(twice: Run, tmp_path: Path) -> None:
-    """Of one whose checkpoints name none: the experiment's own, 0. Its data keep their order."""
-    older = Path(shutil.copytree(twice.kept, tmp_path / "older"))
-    for checkpoint in checkpoints(older):
-        told = json.loads((checkpoint / "load_data.json").read_text())
-        del told["trial_seed"]
-        (checkpoint / "load_data.json").write_text(json.dumps(told))
-        reseal(checkpoint)
-    done = run(OWN_MODEL, older, "--resume", sets=[f"{LENGTH}=5"])
-    assert done.returncode == 0, done.stderr
-    assert result(older)["trial_seed"] == 0
-    assert result(twice.run_dir)["trial_seed"] == SEED
 
 
 def test_resume_goes_on_from_the_newest_checkpoint_and_every_step_is_there_once(twice: Run) -> None:

@@ -39,12 +39,6 @@ class Stuck(Endless):
             fall_asleep()
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
-class StuckAtOnce(Endless):
-    def loss(self, model, batch):
-        if self.context.distributed.rank == 1:
-            fall_asleep()
-        return super().loss(model, batch)
-
 def fall_asleep():
     while True:
         signal.pause()

@@ -42,18 +42,8 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_f
     assert "torch/distributed/" in of_others.partition("rank 0 stands here, innermost call first:\n")[2]
     newest = checkpoints(run_dir)[0]
     assert json.loads((newest / "metadata.json").read_text())["steps_completed"] == 2
-    assert f"the last checkpoint is {newest}" in done.stderr
-    assert f"--run-dir {run_dir} --resume" in done.stderr
+    assert f"--run-dir {run_dir} --resume" in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_a_rank_that_hangs_before_its_first_batch_is_named_with_every_stack(tmp_path: Path) -> None:
-    done = det_ds("run", *written(tmp_path, "StuckAtOnce"), "--hang-timeout", "0.05")
-    assert done.returncode == 1, done.stderr
-    assert "rank 1 hangs: nothing has moved for 3 s, before the first batch" in done.stderr
-    assert "in fall_asleep" in done.stderr
-    assert "rank 0 stands here, innermost call first:" in done.stderr
-    assert "no checkpoint was made yet" in done.stderr
 
 
 KILLED = """

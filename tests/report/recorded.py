@@ -105,6 +105,6 @@ def recorded(
 def warned(path: Path, message: str, source: str, *, rank: int = 0, count: int = 1, steps: int = 0) -> None:
     """Have a rank of a run warn."""
     (path / "logs").mkdir(exist_ok=True)
-    kept = {"time": BEGAN, "rank": rank, "steps_completed": steps, "level": "WARNING"}
+    kept = {"time": BEGAN, "ranks": [rank], "steps_completed": steps, "level": "WARNING"}
     with (path / "logs" / f"warnings-rank{rank}.jsonl").open("a") as file:
         file.write(line({**kept, "source": source, "message": message, "count": count}))

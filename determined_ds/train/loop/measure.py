@@ -15,8 +15,7 @@ from determined_ds.memory.units import GIB
 from determined_ds.pipe.recording import RecordedStep
 from determined_ds.profile.median_step import median_step, record_passes
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
-from determined_ds.rundir.recorded_step import write_step
-from determined_ds.rundir.run_dir import STEP_GROUP, RunDir
+from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
@@ -261,11 +260,4 @@ def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> 
         raise ConfigError(Problem(key="--measure", message=message, fix=fix, code="measure"))
     run.is_measured = True
     if is_chief:
-        write_measured(row, run.there)
-
-
-def write_measured(row: Row, there: RunDir) -> None:
-    """Write what was measured to a run directory, and the step of a pipeline that was recorded."""
-    write_row(row, there.measured)
-    for step in (each.pipeline_step for each in row.repetitions if each.pipeline_step is not None):
-        write_step(step, there.pipeline_step)
+        write_row(row, run.there.measured)
