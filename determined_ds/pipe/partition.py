@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from pydantic import TypeAdapter, ValidationError
+
 from determined_ds.pipe.orders import FORWARD, INPUT, WEIGHT, Op, Pipeline
 from determined_ds.pipe.timeline import timeline
 
@@ -21,7 +23,7 @@ METHODS = (PARAMETERS, UNIFORM, MEASURED)
 SIMULATED = 4  # micro-batches a rank of a simulated step, at most: with more, the same partition is best
 FEW_BOUNDS = 7  # of which two are moved at a time
 
-Bounds = tuple[int, ...]
+Bounds = tuple[int, ...]  # where each part starts, and the number of layers
 # In the run directory and in checkpoints, so that a run that resumes is cut as before.
 NAME = "partition.json"
 
@@ -46,6 +48,10 @@ class LayerTime:
     def seconds(self) -> float:
         """Of both passes."""
         return self.forward_s + self.backward_s
+
+    def plus(self, forward_s: float, backward_s: float) -> LayerTime:
+        """The layer, and so many seconds more."""
+        return replace(self, forward_s=self.forward_s + forward_s, backward_s=self.backward_s + backward_s)
 
 
 def method_problem(method: object) -> str:
@@ -74,40 +80,22 @@ def evenest(costs: Sequence[float], parts: int) -> Bounds:
     Args:
         costs: Of each layer, >= 0.
         parts: From 1 to the number of layers.
-
-    Returns:
-        Where each part starts, and the number of layers.
     """
     assert 1 <= parts <= len(costs), (parts, costs)
     sums = [0.0, *itertools.accumulate(costs)]
-    layers = range(len(costs) + 1)
-    # most[i]: the most expensive part of the first i layers; starts[j][i]: where the last of their j + 1 parts starts.
-    most, starts = list(sums), [[0] * len(sums)]
-    for part in range(1, parts):
-        before, most = most, [float("inf")] * len(sums)
-        starts.append([0] * len(sums))
-        for end in layers[part + 1 :]:
-            for start in range(part, end):
-                cost = max(before[start], sums[end] - sums[start])
-                if cost < most[end]:
-                    most[end], starts[part][end] = cost, start
-    bounds = [len(costs)]
-    for part in reversed(range(parts)):
-        bounds.append(starts[part][bounds[-1]])
-    return tuple(reversed(bounds))
-
-
-def part_seconds(layers: Sequence[LayerTime], bounds: Bounds) -> list[float]:
-    """Seconds of a micro-batch in each part, forward and backward."""
-    return [sum(layer.seconds for layer in layers[a:b]) for a, b in itertools.pairwise(bounds)]
-
-
-def rank_seconds(layers: Sequence[LayerTime], bounds: Bounds, pipe: Pipeline) -> list[float]:
-    """Seconds of a micro-batch on each rank, in all its parts."""
-    found = [0.0] * pipe.ranks
-    for part, seconds in enumerate(part_seconds(layers, bounds)):
-        found[pipe.rank_of(part)] += seconds
-    return found
+    cuts: dict[int, tuple[float, Bounds]] = {
+        0: (0.0, (0,))
+    }  # of so many layers: the most expensive part, the cut
+    for part in range(1, parts + 1):
+        cuts = {
+            end: min(
+                (max(most, sums[end] - sums[start]), (*bounds, end))
+                for start, (most, bounds) in cuts.items()
+                if start < end
+            )
+            for end in range(part, len(sums))
+        }
+    return cuts[len(costs)][1]
 
 
 def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
@@ -121,7 +109,7 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
     """
     few = replace(pipe, micro_batches=min(pipe.micro_batches, SIMULATED * pipe.ranks))
 
-    def rated(bounds: Bounds) -> tuple[float, float]:
+    def rated(bounds: Bounds) -> tuple[float, float, Bounds]:
         cuts = [layers[a:b] for a, b in itertools.pairwise(bounds)]
         forward = [sum(each.forward_s for each in part) for part in cuts]
         backward = [sum(each.backward_s for each in part) for part in cuts]
@@ -131,24 +119,24 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
                 return forward[op.part]
             return backward[op.part] / (2 if op.kind in (INPUT, WEIGHT) else 1)
 
-        return max(spans[-1].end for spans in timeline(few, cost)), max(part_seconds(layers, bounds))
+        slowest = max(map(sum, zip(forward, backward, strict=True)))
+        return max(spans[-1].end for spans in timeline(few, cost)), slowest, bounds
 
-    best = evenest([layer.seconds for layer in layers], pipe.parts)
-    value = rated(best)
+    best = rated(evenest([layer.seconds for layer in layers], pipe.parts))
     moves = [(index, by) for index in range(1, pipe.parts) for by in (-1, 1)]
     while True:  # one bound at a time, or of a few two; a part is never empty
         beside = []
         for number in (1, 2) if pipe.parts - 1 <= FEW_BOUNDS else (1,):
             for chosen in itertools.combinations(moves, number):
-                moved = list(best)
+                moved = list(best[2])
                 for index, by in chosen:
                     moved[index] += by
                 if all(a < b for a, b in itertools.pairwise(moved)):
-                    beside.append(tuple(moved))
-        found = min(((rated(each), each) for each in beside), default=(value, best))
-        if found[0] >= value:
-            return best
-        value, best = found
+                    beside.append(rated(tuple(moved)))
+        found = min(beside, default=best)
+        if found[:2] >= best[:2]:
+            return best[2]
+        best = found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +147,11 @@ class Partition:
         pipe: The schedule that it is made for.
         layers: Their times.
         bounds: Where each part starts, and the number of layers.
-        by_parameters: Where ``partition_method: parameters`` would cut.
     """
 
     pipe: Pipeline
     layers: tuple[LayerTime, ...]
     bounds: Bounds
-    by_parameters: Bounds
 
     def is_of(self, names: Sequence[str], pipe: Pipeline) -> bool:
         """Whether it is a partition of layers of these names into the parts of a pipeline."""
@@ -176,29 +162,19 @@ class Partition:
         """As a file holds it."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
+    def in_words(self) -> str:
+        """The layers of each part, and the time of the slowest rank."""
+        seconds = [0.0] * self.pipe.ranks
+        for part, (start, end) in enumerate(itertools.pairwise(self.bounds)):
+            seconds[self.pipe.rank_of(part)] += sum(layer.seconds for layer in self.layers[start:end])
+        sizes = "+".join(str(end - start) for start, end in itertools.pairwise(self.bounds))
+        slowest = 1000 * max(seconds)
+        return f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank"
+
 
 def read_partition(text: str) -> Partition | None:
     """What a file holds; None where it is of another kind."""
     try:
-        found = json.loads(text)
-        return Partition(
-            pipe=Pipeline(**found["pipe"]),
-            layers=tuple(LayerTime(**layer) for layer in found["layers"]),
-            bounds=tuple(int(bound) for bound in found["bounds"]),
-            by_parameters=tuple(int(bound) for bound in found["by_parameters"]),
-        )
-    except (ValueError, KeyError, TypeError):
+        return TypeAdapter(Partition).validate_json(text)
+    except ValidationError:
         return None
-
-
-def in_words(found: Partition) -> str:
-    """A partition in a line: the layers of each part, and the slowest rank beside that by parameters."""
-    sizes = "+".join(str(end - start) for start, end in itertools.pairwise(found.bounds))
-    slowest, otherwise = (
-        1000 * max(rank_seconds(found.layers, bounds, found.pipe))
-        for bounds in (found.bounds, found.by_parameters)
-    )
-    return (
-        f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank, and"
-        f" {otherwise:.1f} ms by parameters"
-    )

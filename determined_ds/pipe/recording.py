@@ -18,25 +18,12 @@ class RecordedStep:
     """A step that ranks carried out.
 
     Args:
-        schedule: Its name.
-        ranks: Of the pipeline.
-        micro_batches: Of the step.
-        chunks: Parts of the model that a rank holds.
+        pipeline: What they were to compute in which order.
         spans: Of each rank, in the order in which they ran; in seconds from the first start.
     """
 
-    schedule: str
-    ranks: int
-    micro_batches: int
-    chunks: int
+    pipeline: Pipeline
     spans: tuple[tuple[Span, ...], ...]
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """What the ranks were to compute in which order."""
-        return Pipeline(
-            schedule=self.schedule, ranks=self.ranks, micro_batches=self.micro_batches, chunks=self.chunks
-        )
 
     @property
     def bubble(self) -> float:
@@ -51,9 +38,8 @@ class RecordedStep:
     def planned(self) -> list[list[Span]]:
         """The same schedule with passes of the median times of this step's, and messages that take no time."""
         times: dict[tuple[str, int], list[float]] = {}
-        for rank in self.spans:
-            for span in rank:
-                times.setdefault((span.op.kind, span.op.part), []).append(span.end - span.start)
+        for span in (each for rank in self.spans for each in rank):
+            times.setdefault((span.op.kind, span.op.part), []).append(span.end - span.start)
         medians = {passes: statistics.median(seconds) for passes, seconds in times.items()}
         return timeline(self.pipeline, lambda op: medians.get((op.kind, op.part), 0.0))
 
@@ -73,10 +59,4 @@ def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedSt
         return round(seconds - zero, DIGITS)
 
     moved = (tuple(Span(op=s.op, start=since(s.start), end=since(s.end)) for s in own) for own in spans)
-    return RecordedStep(
-        schedule=pipe.schedule,
-        ranks=pipe.ranks,
-        micro_batches=pipe.micro_batches,
-        chunks=pipe.chunks,
-        spans=tuple(moved),
-    )
+    return RecordedStep(pipeline=pipe, spans=tuple(moved))

@@ -103,8 +103,10 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     Raises:
         ConfigError: it is not a ``ReconciledTrial``.
     """
+    from attrdict import AttrDict
+
     from determined_ds.trial.base import ReconciledTrial
-    from determined_ds.trial.of_context import Arguments, completed_hparams
+    from determined_ds.trial.of_context import completed_hparams
     from determined_ds.trial.ulysses import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
@@ -131,7 +133,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         disable_dataset_reproducibility_checks=lambda: None,
         to_device=lambda batch: tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch),
     )
-    trial.args = Arguments(hparams)
+    trial.args = AttrDict(hparams)
     trial.resolved = resolved
     trial.sequence = SequenceGroup()  # whole, as of one rank
     return trial

@@ -97,7 +97,7 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
             if is_piped:
                 layers = returned.layers(trial, trial.build_layers(), resolved.strategy.pipeline.parts)
                 model: Any = chain_of(layers)
-                known["partition_method"] = returned.partition_method(trial, trial.chosen_partition, layers)
+                known["partition_method"] = trial.chosen_partition
             else:
                 model = returned.model(trial, trial.build_model())
     except DeterminedDSError:

@@ -28,7 +28,7 @@ from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
 from determined_ds.transformers.here import is_chief, num_ranks, placed, trial_here
-from determined_ds.trial.printing import correct_comms_logger, print_communication
+from determined_ds.trial.timers import correct_comms_logger, print_communication
 
 logger = logging.getLogger("determined_ds")
 

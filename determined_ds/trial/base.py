@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import expert_parallel, returned, tensor_parallel
+from determined_ds.trial.author import refused
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
-from determined_ds.trial.of_context import Arguments, resolved_of
+from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of
-
-# Methods that the loop of this library calls.
-OWN_LOOP = ("on_step_end",)
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -56,7 +54,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
-        self.args = Arguments(context.get_hparams())
+        self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
         check_upstream()
         self._check_abilities()
@@ -75,19 +73,16 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def _check_abilities(self) -> None:
         """Refuse what Determined's own loop would silently leave out, and models that the engine cannot train."""
         if not isinstance(getattr(self.context, "resolved", None), ResolvedConfig):
-            used = [
-                name for name in OWN_LOOP if getattr(type(self), name) is not getattr(ReconciledTrial, name)
-            ]
-            used += ["validation_metrics"] if isinstance(self.validation_metrics, Mapping) else []
-            if used:
-                name = f"{type(self).__name__}.{used[0]}"
+            has_hook = type(self).on_step_end is not ReconciledTrial.on_step_end
+            if has_hook or isinstance(self.validation_metrics, Mapping):
+                name = f"{type(self).__name__}.{'on_step_end' if has_hook else 'validation_metrics'}"
                 message = "has no effect under Determined's own context and Trainer"
                 fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
-                raise ConfigError(Problem(key=name, message=message, fix=fix, code="own-loop"))
+                raise refused(name, message, fix, "own-loop")
         if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
             message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
             fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
-            raise ConfigError(Problem(key="engine", value=DDP, message=message, fix=fix, code=DDP))
+            raise refused("engine", message, fix, DDP, value=DDP)
 
     def prepare(self) -> None:
         """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
@@ -225,9 +220,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         if length is None or length.unit != "batches" or not isinstance(length.value, int):
             message = "total_steps needs the length of training in batches"
             value = None if length is None else f"{length.value} {length.unit}"
-            fix = "write fit: {max_length: {batches: N}}"
-            key = "hyperparameters.fit.max_length"
-            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="total-steps"))
+            fix, key = "write fit: {max_length: {batches: N}}", "hyperparameters.fit.max_length"
+            raise refused(key, message, fix, "total-steps", value=value)
         return length.value
 
     def save(self, context: Any, path: Path) -> None:
@@ -265,7 +259,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             The engine, registered with the context.
         """
-        optimizer, parameters = returned.optimizer(self, model, self.build_optimizer(model)), None
+        optimizer, parameters = returned.optimizer(self, self.build_optimizer(model)), None
         if optimizer is None:
             parameters = returned.parameters(self, self.build_parameters(model))
         returned.groups(self, model, optimizer, parameters)
@@ -289,7 +283,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             fix_engine(engine)
         give_schedule(self, engine, ds_config)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
-            compile_engine(engine, self.context.device)
+            compile_engine(engine)
         return self.sequence.wrapped(engine, self.context)
 
     @property
@@ -328,7 +322,10 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return self._loader("validation_loader", dataset, {}, options)
 
     def _loader(self, method: str, dataset: Any, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
-        returned.loader_arguments(self, method, options)
+        if "batch_size" in options:
+            message = f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {self.micro_batch_size}"
+            fix = "leave batch_size out: it is set by global_batch_size, or by train_micro_batch_size_per_gpu"
+            raise refused(f"self.{method}", message, fix, "loader-batch-size")
         options = {"batch_size": self.micro_batch_size, **options}
         if torch.device(self.context.device).type == "cuda":  # batches are copied while the GPU computes
             options.setdefault("pin_memory", True)

@@ -54,7 +54,7 @@ class DataParallelTrial(ReconciledTrial):
         Returns:
             Metrics by name, each a mean over the samples of the batch.
         """
-        metrics = returned.evaluated_loss(self, self.loss(model, batch))
+        metrics = returned.losses(self, self.loss(model, batch), trains=False)
         return {f"validation_{name}": value for name, value in metrics.items()}
 
     def train_batch(
@@ -72,7 +72,7 @@ class DataParallelTrial(ReconciledTrial):
         """
         assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
-        metrics = returned.training_loss(self, self.loss(self.engine, batch))
+        metrics = returned.losses(self, self.loss(self.engine, batch))
         self.engine.backward(metrics["loss"])
         self.engine.step()
         return {**metrics, "loss": metrics["loss"].detach()}

@@ -8,25 +8,25 @@ optimizer states in fp32, where DeepSpeed casts the weights and keeps copies in 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
+from determined_ds.trial.author import refused
 
 DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.
 DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
 # DeepSpeed's name -> torch's class that computes the same; its Adam is AdamW by default.
 OPTIMIZERS = {"adam": "AdamW", "adamw": "AdamW", "adagrad": "Adagrad"}
-DDP_FILE, STEPS = "ddp.pt", "steps.json"
+DDP_FILE, STEPS = "ddp.pt", ("global_steps", "micro_steps")
 
 
 def initialize_ddp(
@@ -43,10 +43,9 @@ def initialize_ddp(
     """
     for name in ("fp16", "torch_autocast"):
         if (ds_config.get(name) or {}).get("enabled"):
-            _refuse(f"{name}.enabled", True, "computes in fp32 or bf16", "use bf16, or compare with zero0")
+            raise _refused(f"{name}.enabled", True, "computes in fp32 or bf16")
     if (sent := ds_config.get("communication_data_type")) is not None:
-        key, fix = "communication_data_type", "remove it, or compare with zero0"
-        _refuse(key, sent, "sends gradients in fp32", fix)
+        raise _refused("communication_data_type", sent, "sends gradients in fp32")
     model.to(device)
     if optimizer is None:
         optimizer = _optimizer(model_parameters, ds_config)
@@ -55,8 +54,7 @@ def initialize_ddp(
     if (kind := section.get("type")) is not None:
         found: Any = getattr(lr_schedules, kind, None) or getattr(torch.optim.lr_scheduler, kind, None)
         if found is None:
-            fix = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
-            _refuse("scheduler.type", kind, "takes schedules of DeepSpeed or torch", fix)
+            raise _refused("scheduler.type", kind, "takes schedules of DeepSpeed or torch")
         scheduler = found(optimizer, **(section.get("params") or {}))
     return DDPEngine(model, optimizer, scheduler, ds_config, device)
 
@@ -121,7 +119,6 @@ class DDPEngine(torch.nn.Module):
         self.micro_steps += 1
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """``torch.compile`` the model, in place."""
         self.module.compile(*args, **kwargs)
 
     # ----------------------------------------------------------------------- DeepSpeed's interface
@@ -162,8 +159,8 @@ class DDPEngine(torch.nn.Module):
         if not dist.is_initialized() or dist.get_rank() == 0:
             folder = Path(save_dir) / str(tag)
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save({name: part.state_dict() for name, part in self._parts().items()}, folder / DDP_FILE)
-            (folder / STEPS).write_text(json.dumps([self.global_steps, self.micro_steps]))
+            state = {name: part.state_dict() for name, part in self._parts().items()}
+            torch.save({**state, **{name: getattr(self, name) for name in STEPS}}, folder / DDP_FILE)
         return True
 
     def load_checkpoint(
@@ -175,7 +172,7 @@ class DDPEngine(torch.nn.Module):
         state = torch.load(folder / DDP_FILE, map_location="cpu")
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
-        self.global_steps, self.micro_steps = json.loads((folder / STEPS).read_text())
+        self.global_steps, self.micro_steps = (state[name] for name in STEPS)
         return str(folder), {}
 
     def _parts(self) -> dict[str, Any]:
@@ -197,17 +194,16 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
     is_deepspeeds = kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in OPTIMIZERS
     if is_deepspeeds or not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         fix = "use AdamW, Adam, SGD or another of torch.optim; or return one from build_optimizer"
-        _refuse("optimizer.type", section.get("type"), "needs one of torch's optimizers", fix)
+        raise _refused("optimizer.type", section.get("type"), "needs one of torch's optimizers", fix)
     if params.get("bias_correction", True) is False:
-        _refuse("optimizer.params.bias_correction", False, "always corrects Adam's bias", "remove it")
-    for key in DEEPSPEEDS_OWN:
-        params.pop(key, None)
+        raise _refused("optimizer.params.bias_correction", False, "always corrects Adam's bias")
     try:
-        return found(parameters, **params)
+        return found(parameters, **{key: each for key, each in params.items() if key not in DEEPSPEEDS_OWN})
     except (TypeError, ValueError) as error:
-        _refuse("optimizer.params", params, f"does not take them: {error}", "change or remove it")
+        raise _refused("optimizer.params", params, f"does not take them: {error}") from None
 
 
-def _refuse(key: str, value: Any, message: str, fix: str) -> NoReturn:
-    message = f"torch's DistributedDataParallel {message}"
-    raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=DDP))
+def _refused(
+    key: str, value: Any, message: str, fix: str = "change or remove it, or compare with zero0"
+) -> ConfigError:
+    return refused(key, f"torch's DistributedDataParallel {message}", fix, DDP, value=value)

@@ -12,12 +12,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.author import refused
 from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers
 from determined_ds.trial.instruction_times import time_instructions
 from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import PlannedEngine
-from determined_ds.trial.printing import print_what_is_configured
+from determined_ds.trial.timers import correct_timers
 from determined_ds.trial.ulysses import add_up_slices
 
 # Of this process, each while its trial holds it.
@@ -43,7 +43,7 @@ def fix_engine(engine: Any) -> None:
     _let_gradients_through(engine)
     _keep_gradient_norm(engine)
     _scale_loss(engine)
-    print_what_is_configured(engine)
+    correct_timers(engine)
     ENGINES.add(engine)
 
 
@@ -81,14 +81,13 @@ def _refuse_integers_between_stages(engine: Any) -> None:
 
     def send_tensor_meta(buffer: Any, recv_stage: int) -> None:
         tensors = buffer if isinstance(buffer, tuple) else (buffer,)
-        dtypes = sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()})
-        if dtypes:
+        if dtypes := sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}):
             message = (
                 f"stage {engine.stage_id} sends {', '.join(dtypes)}; through a middle stage only floats pass"
             )
             fix = "make them on the stage that needs them, send them as floats, or use two stages"
             key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
-            raise ConfigError(Problem(key=key, value=engine.num_stages, message=message, fix=fix, code=code))
+            raise refused(key, message, fix, code, value=engine.num_stages)
         send(engine, buffer, recv_stage)
 
     engine._send_tensor_meta = send_tensor_meta
@@ -120,12 +119,12 @@ def _keep_gradient_norm(engine: Any) -> None:
     has_experts = bool(expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
-        limit = engine.gradient_clipping()
-        if has_experts:
-            engine._global_grad_norm = clip_by_all_experts(engine.module, limit)
-        else:
-            parameters = engine.module.parameters()
-            engine._global_grad_norm = clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
+        parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
+        engine._global_grad_norm = (
+            clip_by_all_experts(parameters, limit)
+            if has_experts
+            else clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
+        )
 
     engine.clip_fp32_gradients = clip_fp32_gradients
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,14 @@ import torch
 from deepspeed.moe.utils import is_moe_param
 from deepspeed.utils import groups
 
-from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial.tensor_parallel import raised_in, refuse_adapters, undivided
+from determined_ds.trial.author import refused
+from determined_ds.trial.tensor_parallel import explained, refuse_adapters, undivided
 
 KEY, SIZE = "expert_parallel", "hyperparameters.expert_parallel_size"
 PLACE = "determined_ds_expert_place"
 FAMILIES = "mixtral, qwen3_moe or deepseek_v3"
 
-Original = tuple[
-    tuple[int, ...], "weakref.ref[torch.Tensor]"
-]  # shape, and the tensor, which is not kept alive
+Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]  # shape; the tensor, which is not kept alive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +75,11 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     size, fix = section.get("autoep_size", 1), f"use a model of the type {FAMILIES}, or leave {KEY} out"
     refuse_adapters(model, SIZE, size)
     before = _tensors(model)
-    try:
-        with _recorders_by_name():
-            yield
-    except ValueError as error:
-        if not raised_in(error, "_configure_expert_parallel"):
-            raise
-        raise undivided(model, SIZE, size, str(error), fix, KEY) from error
+    with _recorders_by_name(), explained(model, SIZE, size, "_configure_expert_parallel", fix):
+        yield
     layers = expert_layers(model)
     if not layers:
-        raise undivided(model, SIZE, size, "DeepSpeed finds no experts in it", fix, KEY)
+        raise undivided(model, SIZE, size, "DeepSpeed finds no experts in it", fix)
     for name, layer in layers.items():
         _mark(f"{name}.", layer, before)
 
@@ -109,7 +102,7 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
     """
     own = {name: each for name, each in before.items() if name.startswith(prefix)}
     alive = {id(tensor): name for name, (_, ref) in own.items() if (tensor := ref()) is not None}
-    places: list[tuple[torch.Tensor, ExpertPlace]] = []
+    places: dict[torch.Tensor, ExpertPlace] = {}
     fused, down = f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
     if {fused, down} <= own.keys():  # transformers' tensors of all experts
         experts = layer.experts
@@ -119,14 +112,12 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
         if (own[fused][0], own[down][0]) == shapes:
             rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
             held = {"first": rank * local, "count": local}
-            gate = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
-            up = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
-            out = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
-            places = [(experts.w1, gate), (experts.w3, up), (experts.w2, out)]
-    split = {id(each) for each, _ in places}
+            places[experts.w1] = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
+            places[experts.w3] = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
+            places[experts.w2] = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
     for name, (shape, ref) in _tensors(layer).items():
         tensor = ref()
-        if tensor is None or id(tensor) in split:
+        if tensor is None or tensor in places:
             continue
         # Shared experts are the same tensors; a router's are copies, under the names that they had in the gate.
         last = name.removeprefix("router.").removeprefix("gate.")
@@ -134,9 +125,9 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
         whole = alive.get(id(tensor)) or next(copied, "")
         if not whole or own[whole][0] != shape:
             return
-        places.append((tensor, ExpertPlace(name=whole, shape=shape)))
-    if {place.name for _, place in places} == own.keys():
-        for tensor, place in places:
+        places[tensor] = ExpertPlace(name=whole, shape=shape)
+    if {place.name for place in places.values()} == own.keys():
+        for tensor, place in places.items():
             setattr(tensor, PLACE, place)
 
 
@@ -179,26 +170,24 @@ def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) 
     if optimizer is not None:
         message = "with expert parallel, DeepSpeed takes the experts out of groups that it makes itself"
         fix = "return None, and name an optimizer in the DeepSpeed JSON"
-        name = type(optimizer).__name__
-        raise ConfigError(Problem(key="build_optimizer", value=name, message=message, fix=fix, code=KEY))
+        raise refused("build_optimizer", message, fix, KEY, value=type(optimizer).__name__)
     listed = list(parameters or ())
     if not listed or not isinstance(listed[0], Mapping):
         return parameters
     return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
 
 
-def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:
+def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:
     """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'.
 
     Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``.
     """
     gradients: dict[str, list[torch.Tensor]] = {"": []}
-    parameter: Any
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             name = parameter.group_name if is_moe_param(parameter) else ""
             gradients.setdefault(name, []).append(parameter.grad)
-    total = torch.zeros((), device=next(model.parameters()).device)
+    total = torch.zeros((), device=parameters[0].device)
     for name, found in gradients.items():
         squares = sum((each.float().square().sum() for each in found), torch.zeros_like(total))
         if name:  # each rank of the group has other experts

@@ -17,14 +17,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from deepspeed.runtime.pipe import schedule
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
 from determined_ds.pipe.recording import LOAD
-from determined_ds.pipe.timeline import Span, counted_bubble
+from determined_ds.pipe.timeline import Span
 from determined_ds.trial.pipeline_engine import InputPass, WeightPass
 
 WORK = {
@@ -63,11 +63,21 @@ def bubble(
         1 - mean busy / longest span, of the ranks of one replica; over replicas, the mean. None where no batch was
         trained.
     """
-    longest = [max(span_s[rank] for rank in ranks) for ranks in pipelines]
-    if not all(longest):
-        return None
-    busy = [sum(busy_s[rank] for rank in ranks) / len(ranks) for ranks in pipelines]
-    return sum(1 - own / whole for own, whole in zip(busy, longest, strict=True)) / len(longest)
+    shares = []
+    for ranks in pipelines:
+        longest = max(span_s[rank] for rank in ranks)
+        if not longest:
+            return None
+        shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
+    return sum(shares) / len(shares)
+
+
+class _Batch(NamedTuple):
+    """The marks of time of a batch."""
+
+    start: Any
+    work: list[tuple[str, int, Any, Any]]  # kind, part, start, end
+    end: list[Any]  # of the last micro-batch, once it is there
 
 
 class InstructionTimes:
@@ -82,12 +92,9 @@ class InstructionTimes:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._on_gpu = engine.device.type == "cuda"
-        self._zero: tuple[Any, float] = None, 0.0  # a mark, and the machine's clock then
-        self._work: list[tuple[str, int, Any, Any]] | None = (
-            None  # of the batch that runs: kind, part, start, end
-        )
-        self._end: Any = None  # of its last micro-batch
-        self._finished: deque[tuple[Any, Any, list[tuple[str, int, Any, Any]]]] = deque()  # start, end, work
+        self._zero: tuple[Any, float] = 0.0, 0.0  # a mark, and the machine's clock then
+        self._now_runs: _Batch | None = None
+        self._finished: deque[_Batch] = deque()
         self._busy_s = self._span_s = 0.0
         self._recorded: list[list[Span]] | None = None
         instructions = engine._INSTRUCTION_MAP.items()
@@ -110,7 +117,7 @@ class InstructionTimes:
         self._read(wait=True)
         if self._on_gpu:
             torch.cuda.synchronize()
-            self._zero = self._now(), time.perf_counter()
+            self._zero = self._mark(), time.perf_counter()
         self._recorded = []
 
     def recorded(self) -> list[list[Span]]:
@@ -126,11 +133,6 @@ class InstructionTimes:
     def stage(self) -> int:
         """Which of the pipeline's ranks this is."""
         return int(self._engine.stage_id)
-
-    @property
-    def ideal_bubble(self) -> float:
-        """By the schedule, where all parts take equally long and messages no time."""
-        return counted_bubble(self.pipeline)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -153,23 +155,25 @@ class InstructionTimes:
             run(self._engine, pipe_schedule)
             return
         self._read()
-        start, self._end, self._work = self._now(), None, []
+        self._now_runs = batch = _Batch(self._mark(), [], [])
         try:
             run(self._engine, pipe_schedule)
-            self._finished.append((start, self._end or self._now(), self._work))
+            batch.end.append(self._mark())  # unless an instruction that comes after has marked it
+            self._finished.append(batch)
         finally:
-            self._work = None
+            self._now_runs = None
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
         def at_work(engine: Any, **kwargs: Any) -> None:
-            start = None if self._work is None else self._now()
+            batch = self._now_runs
+            start = None if batch is None else self._mark()
             instruction(engine, **kwargs)
-            if self._work is not None:
-                self._work.append((WORK[kind], kwargs.get("part", engine.stage_id), start, self._now()))
+            if batch is not None:
+                batch.work.append((WORK[kind], kwargs.get("part", engine.stage_id), start, self._mark()))
 
         def afterwards(engine: Any, **kwargs: Any) -> None:
-            if self._work is not None and self._end is None:
-                self._end = self._now()
+            if self._now_runs is not None:
+                self._now_runs.end.append(self._mark())
             instruction(engine, **kwargs)
 
         if kind in WORK:
@@ -179,22 +183,22 @@ class InstructionTimes:
     def _read(self, wait: bool = False) -> None:
         """Add up the batches that the device has finished, so that few are kept; all of them, after a ``wait``."""
         if wait and self._on_gpu and self._finished:
-            self._finished[-1][1].synchronize()
-        while self._finished and (not self._on_gpu or self._finished[0][1].query()):
-            begin, finish, work = self._finished.popleft()
-            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in work)
-            self._span_s += self._seconds(begin, finish)
+            self._finished[-1].end[0].synchronize()
+        while self._finished and (not self._on_gpu or self._finished[0].end[0].query()):
+            batch = self._finished.popleft()
+            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in batch.work)
+            self._span_s += self._seconds(batch.start, batch.end[0])
             if self._recorded is None:
                 continue
             passes: Counter[tuple[str, int]] = Counter()
-            zero, zero_s = self._zero if self._on_gpu else (0.0, 0.0)
+            zero, zero_s = self._zero
             self._recorded.append([])
-            for kind, part, *marks in work:
+            for kind, part, *marks in batch.work:
                 start, end = (zero_s + self._seconds(zero, mark) for mark in marks)
                 self._recorded[-1].append(Span(op=Op(kind, part, passes[kind, part]), start=start, end=end))
                 passes[kind, part] += 1
 
-    def _now(self) -> Any:
+    def _mark(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()  # CLOCK_MONOTONIC, which the processes of a machine share
         event = torch.cuda.Event(enable_timing=True)

@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
-from deepspeed.runtime.utils import partition_balanced
 from torch.utils._pytree import tree_map_only
 
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import Pipeline
-from determined_ds.pipe.partition import MEASURED, LayerTime, Partition, fastest, in_words, read_partition
+from determined_ds.pipe.partition import MEASURED, LayerTime, Partition, fastest, read_partition
+from determined_ds.trial.author import refused
 from determined_ds.trial.stream_loader import micro_batches_of
 
 LEAST, MOST = 3, 15  # repetitions of a layer
@@ -56,25 +55,16 @@ def measured_partition(
         fix = "use parameters, uniform or type:REGEX"
     if message:
         key = f"{type(trial).__name__}.partition_method"
-        raise ConfigError(
-            Problem(key=key, value=MEASURED, message=message, fix=fix, code="partition-measured")
-        )
+        raise refused(key, message, fix, "partition-measured", value=MEASURED)
     names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
     found, is_chief = read_partition(context.stored_partition() or ""), context.distributed.rank == 0
     if found is None or not found.is_of(names, pipe):
-        layers = context.distributed.broadcast(
-            measured_layers(trial, specs, names, loss) if is_chief else None
-        )
-        by_parameters = partition_balanced([each.parameters for each in layers], pipe.parts)
-        found = Partition(
-            pipe=pipe,
-            layers=layers,
-            bounds=fastest(layers, pipe),
-            by_parameters=tuple(int(bound) for bound in by_parameters),
-        )
+        layers = measured_layers(trial, specs, names, loss) if is_chief else None
+        layers = context.distributed.broadcast(layers)
+        found = Partition(pipe=pipe, layers=layers, bounds=fastest(layers, pipe))
     context.keep_partition(found.text())
     if is_chief:
-        print(f"partition   {in_words(found)}", flush=True)
+        print(f"partition   {found.in_words()}", flush=True)
     return found
 
 
@@ -94,28 +84,23 @@ def measured_layers(
     with _generators_kept(device):
         inputs, targets, making_s = _micro_batch(trial, device, dtype)
         for spec, name in zip(specs, names, strict=True):
-            module, call = None, spec
+            module, held = spec, []
             if isinstance(spec, (LayerSpec, torch.nn.Module)):
                 module = spec.build() if isinstance(spec, LayerSpec) else copy.deepcopy(spec)
-                call = module = module.to(device, dtype) if isinstance(module, torch.nn.Module) else module
-                if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None:
-                    call = functools.partial(spec.forward_fn, module)
+            if isinstance(module, torch.nn.Module):
+                held = list(module.to(device, dtype).parameters())
+            forward_fn = getattr(spec, "forward_fn", None) if isinstance(spec, TiedLayerSpec) else None
+            call = functools.partial(forward_fn, module) if forward_fn is not None else module
             forward_s, backward_s, inputs = _timed(call, inputs, device)
-            held = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
             # Whether the backward pass computes it again: PipelineModule._is_checkpointable in deepspeed 0.19.8.
             if recomputes and (bool(held) if recomputed is None else name in recomputed):
                 backward_s += forward_s
-            parameters = sum(each.numel() for each in held if each.requires_grad)
-            found.append(
-                LayerTime(name=name, parameters=parameters, forward_s=forward_s, backward_s=backward_s)
-            )
+            size = sum(each.numel() for each in held if each.requires_grad)
+            found.append(LayerTime(name=name, parameters=size, forward_s=forward_s, backward_s=backward_s))
         loss_s, loss_backward_s, _ = _timed(lambda outputs: loss(outputs, targets), inputs, device)
     found = _evened(found)
-    found[0] = replace(found[0], forward_s=found[0].forward_s + making_s)
-    last, making_s = found[-1], making_s if len(found) > 1 else 0
-    found[-1] = replace(
-        last, forward_s=last.forward_s + loss_s + making_s, backward_s=last.backward_s + loss_backward_s
-    )
+    found[-1] = found[-1].plus(loss_s + making_s * (len(found) > 1), loss_backward_s)
+    found[0] = found[0].plus(making_s, 0)
     return tuple(found)
 
 
@@ -154,7 +139,8 @@ def _timed(call: Callable[[Any], Any], inputs: Any, device: torch.device) -> tup
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().requires_grad_(tensor.is_floating_point())
 
-    def passes() -> tuple[float, float, Any]:
+    began, seconds = time.perf_counter(), list[tuple[float, float]]()
+    while len(seconds) <= LEAST or (len(seconds) <= MOST and time.perf_counter() - began < ENOUGH_S):
         given = tree_map_only(torch.Tensor, leaf, inputs)
         start = time.perf_counter()
         outputs = call(given)
@@ -165,15 +151,9 @@ def _timed(call: Callable[[Any], Any], inputs: Any, device: torch.device) -> tup
         start = time.perf_counter()
         if trained:
             torch.autograd.backward(trained, gradients)
-        return forward_s, _since(start, device), tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-
-    began = time.perf_counter()
-    outputs = passes()[2]
-    seconds: list[tuple[float, float]] = []
-    while len(seconds) < LEAST or (len(seconds) < MOST and time.perf_counter() - began < ENOUGH_S):
-        seconds.append(passes()[:2])
-    forward_s, backward_s = (statistics.median(each) for each in zip(*seconds, strict=True))
-    return forward_s, backward_s, outputs
+        seconds.append((forward_s, _since(start, device)))
+    forward_s, backward_s = (statistics.median(each) for each in zip(*seconds[1:], strict=True))
+    return forward_s, backward_s, tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
 
 def _since(start: float, device: torch.device) -> float:
@@ -184,12 +164,9 @@ def _since(start: float, device: torch.device) -> float:
 
 def _evened(layers: Sequence[LayerTime]) -> list[LayerTime]:
     """Layers of one class and size with the median of their times, where theirs are near it: the rest is noise."""
-    kinds: dict[tuple[str, int], list[LayerTime]] = {}
-    for layer in layers:
-        kinds.setdefault((layer.name, layer.parameters), []).append(layer)
     found = []
     for layer in layers:
-        alike = kinds[layer.name, layer.parameters]
+        alike = [each for each in layers if (each.name, each.parameters) == (layer.name, layer.parameters)]
         middle = statistics.median(each.seconds for each in alike)
         if abs(layer.seconds - middle) <= ALIKE * middle:
             forward_s = statistics.median(each.forward_s for each in alike)

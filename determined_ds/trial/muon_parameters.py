@@ -16,6 +16,7 @@ import deepspeed
 import torch
 
 MUON, FLAG = "muon", "use_muon"
+EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 @contextlib.contextmanager
@@ -31,8 +32,12 @@ def told_apart() -> Iterator[None]:
         own(config, model)
         if config.optimizer_name != MUON:
             return
-        for parameter in embeddings_and_heads(model):
-            setattr(parameter, FLAG, False)
+        for module in model.modules():  # whole, or the layers of a pipeline's stage
+            get_head = getattr(module, "get_output_embeddings", None)  # of a model of transformers
+            head = get_head() if callable(get_head) else None
+            left = [*module.parameters(recurse=False)] if isinstance(module, EMBEDDINGS) else []
+            for parameter in (*left, *(head.parameters() if isinstance(head, torch.nn.Module) else ())):
+                setattr(parameter, FLAG, False)
         for parameter, value in stated:
             setattr(parameter, FLAG, value)
 
@@ -41,18 +46,3 @@ def told_apart() -> Iterator[None]:
         yield
     finally:
         deepspeed.set_optimizer_flags = own
-
-
-def embeddings_and_heads(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """The parameters of embeddings, and of the heads that models of transformers name.
-
-    Args:
-        model: Whole, or the layers of a pipeline's stage.
-    """
-    for module in model.modules():
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            yield from module.parameters(recurse=False)
-        head = getattr(module, "get_output_embeddings", None)
-        found = head() if callable(head) else None
-        if isinstance(found, torch.nn.Module):
-            yield from found.parameters()

@@ -6,28 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed.comm as dist
-from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.resolve import ResolvedConfig, Where, resolve
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document, nearest
-from determined_ds.errors import ConfigError, Problem
-
-
-class Arguments(AttrDict):  # type: ignore[misc]
-    """The hyperparameters by attribute, as ``self.args``; for a name that there is not it names the nearest."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_"):
-                raise
-        guess = nearest(name, map(str, self))
-        fix = f"did you mean {guess}?" if guess else f"there are {', '.join(map(str, self)) or 'none'}"
-        raise AttributeError(f"there is no hyperparameter {name}; {fix}")
+from determined_ds.documents.document import Document
+from determined_ds.trial.author import refused
 
 
 def completed_hparams(
@@ -60,8 +45,7 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
     if isinstance(context, pytorch.PyTorchTrialContext):
         message = "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, not a DeepSpeedTrial"
         fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
-        key, value = "context", type(context).__name__
-        raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=key))
+        raise refused("context", message, fix, "context", value=type(context).__name__)
     resolved = getattr(context, "resolved", None)
     if isinstance(resolved, ResolvedConfig):
         return resolved

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.author import refused
 from determined_ds.trial.expert_parallel import expert_degree_of
 from determined_ds.trial.tensor_parallel import degree_of
 
-# Numbers that are exchanged at once.
-BUCKET = 2**26
+CODE = "own-parts"
 
 
 class OwnParts:
@@ -31,10 +30,6 @@ class OwnParts:
         ConfigError: ZeRO keeps the parameters where they cannot be changed for a while; or ranks share layers or
             experts.
 
-    Attributes:
-        replica: This rank among those that hold the same parameters.
-        replicas: How many there are.
-
     Source: ``partition_parameters.py`` and ``stage3.py`` (``step``, ``_post_step``) in deepspeed 0.19.8's
     ``runtime/zero``.
     """
@@ -45,60 +40,46 @@ class OwnParts:
             ("expert_parallel_size", expert_degree_of(engine), "experts that ranks share"),
         ):
             if degree > 1:
-                message, fix = f"an average of {what} is not supported", "leave EMA out"
-                key = f"hyperparameters.{key}"
-                raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code="own-parts"))
+                message = f"an average of {what} is not supported"
+                raise refused(f"hyperparameters.{key}", message, "leave EMA out", CODE, value=degree)
         self._engine = engine
-        named = dict(engine.module.named_parameters())
-        self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self._parameters.values())
+        self._parameters: list[Any] = [each for each in engine.module.parameters() if each.requires_grad]
+        self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self._parameters)
         self._group = getattr(engine, "seq_data_parallel_group", None)
         if self._is_split:
-            if message := self._unsupported():
-                key, fix = "zero_optimization", "remove it from the DeepSpeed JSON, or leave EMA out"
-                raise ConfigError(Problem(key=key, message=message, fix=fix, code="own-parts"))
-            self._group = next(iter(self._parameters.values())).ds_process_group
+            offload, message = engine._config.zero_config.offload_param, ""
+            if offload is not None and offload.device == "nvme":
+                message = "parameters on NVMe (offload_param) cannot be averaged"
+            elif any(getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters):
+                message = "a second copy of the weights (zero_hpz_partition_size) would not be averaged"
+            elif not all(each.ds_tensor.is_floating_point() for each in self._parameters):
+                message = "quantized weights (zero_quantized_weights) cannot be averaged"
+            if message:
+                fix = "remove it from the DeepSpeed JSON, or leave EMA out"
+                raise refused("zero_optimization", message, fix, CODE)
+            self._group = self._parameters[0].ds_process_group
         alone = not dist.is_initialized()
-        self.replicas = 1 if alone else dist.get_world_size(self._group)
-        self.replica = 0 if alone else dist.get_rank(self._group)
+        self._replicas = 1 if alone else dist.get_world_size(self._group)
+        self._replica = 0 if alone else dist.get_rank(self._group)
 
-    def _unsupported(self) -> str:
-        offload, parameters = self._engine._config.zero_config.offload_param, self._parameters.values()
-        if offload is not None and offload.device == "nvme":
-            return "parameters on NVMe (offload_param) cannot be averaged"
-        if any(getattr(each, "ds_secondary_tensor", None) is not None for each in parameters):
-            return (
-                "zero_hpz_partition_size: a second copy of the weights on each machine would not be averaged"
-            )
-        if not all(each.ds_tensor.is_floating_point() for each in parameters):
-            return "quantized weights (zero_quantized_weights) cannot be averaged"
-        return ""
-
-    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This replica's part of a whole tensor, one-dimensional; the last replicas' may be short, or empty."""
-        size = -(-whole.numel() // self.replicas)
-        return whole.reshape(-1)[self.replica * size : (self.replica + 1) * size]
+    def _size(self, parameter: Any) -> int:
+        """Numbers in a part; those of the last replicas may be fewer."""
+        return int(parameter.ds_tensor.numel() if self._is_split else -(-parameter.numel() // self._replicas))
 
     def places(self) -> tuple[list[Any], list[int]]:
         """The parameters, and where in each of them this replica's part begins."""
-        parameters = list(self._parameters.values())
-        sizes = [
-            parameter.ds_tensor.numel() if self._is_split else -(-parameter.numel() // self.replicas)
-            for parameter in parameters
-        ]
-        return parameters, [self.replica * size for size in sizes]
+        return self._parameters, [self._replica * self._size(parameter) for parameter in self._parameters]
 
     def values(self) -> list[torch.Tensor]:
-        """This replica's part of each parameter as it is now, not copied."""
+        """This replica's part of each parameter as it is now, not copied, one-dimensional; it may be empty."""
         found = []
-        with torch.no_grad():
-            for parameter in self._parameters.values():
-                if self._is_split:
-                    size = parameter.ds_tensor.numel()
-                    filled = max(0, min(size, parameter.ds_numel - self.replica * size))
-                    found.append(parameter.ds_tensor.data[:filled])
-                else:
-                    found.append(self.part_of(parameter.data))
+        for parameter, start in zip(*self.places(), strict=True):
+            size = self._size(parameter)
+            if self._is_split:
+                filled = max(0, min(size, parameter.ds_numel - start))
+                found.append(parameter.ds_tensor.data[:filled])
+            else:
+                found.append(parameter.data.reshape(-1)[start : start + size])
         return found
 
     @contextlib.contextmanager
@@ -108,25 +89,23 @@ class OwnParts:
         Args:
             parts: This replica's, as :meth:`values` lists them.
         """
-        parameters = list(self._parameters.values())
-        with torch.no_grad():
-            if self._is_split:
-                before = [parameter.ds_tensor.data.clone() for parameter in parameters]
-                self._write_split(parts)
-            else:
-                before = [parameter.data for parameter in parameters]
-                for parameter, whole in zip(parameters, self._wholes(parts), strict=True):
-                    parameter.data = whole
+        if self._is_split:
+            before = [parameter.ds_tensor.data.clone() for parameter in self._parameters]
+            self._write_split(parts)
+        else:
+            before = [parameter.data for parameter in self._parameters]
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.data = self._whole(parameter, part)
         try:
             yield
         finally:
-            with torch.no_grad():
-                if self._is_split:
-                    self._write_split(before)
-                else:
-                    for parameter, whole in zip(parameters, before, strict=True):
-                        parameter.data = whole
+            if self._is_split:
+                self._write_split(before)
+            else:
+                for parameter, whole in zip(self._parameters, before, strict=True):
+                    parameter.data = whole
 
+    @torch.no_grad()
     def _write_split(self, parts: list[torch.Tensor]) -> None:
         """Write this rank's partitions, as a step of ZeRO 3 does.
 
@@ -135,38 +114,16 @@ class OwnParts:
         """
         optimizer = self._engine.optimizer
         optimizer.parameter_offload.partition_all_parameters()
-        persistent = optimizer.persistent_parameters
-        for parameter, part in zip(self._parameters.values(), parts, strict=True):
+        for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.ds_tensor.data[: part.numel()].copy_(part)
-        if persistent:
+        if persistent := optimizer.persistent_parameters:
             persistent[0].all_gather(persistent)
 
-    def _wholes(self, parts: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The whole parameters of all replicas' parts, some at a time."""
-        bucket: list[tuple[Any, torch.Tensor]] = []
-        for parameter, part in zip(self._parameters.values(), parts, strict=True):
-            is_full = sum(each.numel() for each, _ in bucket) >= BUCKET
-            if bucket and (is_full or bucket[0][0].dtype != parameter.dtype):
-                yield from self._gathered(bucket)
-                bucket = []
-            bucket.append((parameter, part))
-        if bucket:
-            yield from self._gathered(bucket)
-
-    def _gathered(self, bucket: list[tuple[Any, torch.Tensor]]) -> Iterator[torch.Tensor]:
-        sizes = [-(-parameter.numel() // self.replicas) for parameter, _ in bucket]
-        own = torch.cat(
-            [
-                torch.nn.functional.pad(part.to(parameter.dtype), (0, size - part.numel()))
-                for (parameter, part), size in zip(bucket, sizes, strict=True)
-            ]
-        )
-        rows = [own]
-        if self.replicas > 1:
-            rows = [torch.empty_like(own) for _ in range(self.replicas)]
+    def _whole(self, parameter: Any, part: torch.Tensor) -> torch.Tensor:
+        """A parameter put together of all replicas' parts."""
+        padding = self._size(parameter) - part.numel()
+        own = torch.nn.functional.pad(part.to(parameter.dtype), (0, padding))
+        rows = [torch.empty_like(own) for _ in range(self._replicas)] if self._replicas > 1 else [own]
+        if self._replicas > 1:
             dist.all_gather(rows, own, group=self._group)
-        start = 0
-        for (parameter, _), size in zip(bucket, sizes, strict=True):
-            flat = torch.cat([row[start : start + size] for row in rows])[: parameter.numel()]
-            yield flat.view(parameter.shape)
-            start += size
+        return torch.cat(rows)[: parameter.numel()].view(parameter.shape)

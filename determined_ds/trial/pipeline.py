@@ -14,10 +14,10 @@ from deepspeed.runtime.pipe.topology import ProcessTopology
 from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from determined_ds.config.strategy import autotp_degree
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1, Pipeline
-from determined_ds.pipe.partition import MEASURED, UNIFORM
+from determined_ds.pipe.partition import MEASURED, METHODS, UNIFORM, method_problem
 from determined_ds.trial import returned
+from determined_ds.trial.author import refused
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.measured_partition import measured_partition
 from determined_ds.trial.pipeline_module import ScheduledModule
@@ -75,7 +75,15 @@ class PipelineTrial(ReconciledTrial):
     @property
     def chosen_partition(self) -> str:
         """How layers are shared out: the hyperparameter ``partition_method``, or else the attribute."""
-        return self.resolved.strategy.partition_method or self.partition_method
+        if (stated := self.resolved.strategy.partition_method) is not None:
+            return stated
+        if message := method_problem(self.partition_method):
+            key, fix = (
+                f"{type(self).__name__}.partition_method",
+                f"use {', '.join(METHODS)} or e.g. type:Block",
+            )
+            raise refused(key, message, fix, "partition-method", value=self.partition_method)
+        return self.partition_method
 
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load their weights.
@@ -86,7 +94,7 @@ class PipelineTrial(ReconciledTrial):
         pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         self._check_schedule(pipe)
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
-        method, bounds = returned.partition_method(self, self.chosen_partition, layers), None
+        method, bounds = self.chosen_partition, None
         if method == MEASURED and pipe.ranks > 1:
             bounds = measured_partition(self, layers, pipe, self._checked_loss).bounds
         names = ("pipe", "data", "model") if layout.model_parallel_size > 1 else ("pipe", "data")
@@ -136,23 +144,17 @@ class PipelineTrial(ReconciledTrial):
 
     def _check_schedule(self, pipe: Pipeline) -> None:
         """Refuse what only the trial shows; the rest is refused by rules."""
-        name, message = type(self).__name__, ""
-        if pipe.schedule == ZB_H1 and pipe.ranks > 1 and self.activation_checkpoint_interval:
-            key, value, code = (
-                f"{name}.activation_checkpoint_interval",
-                self.activation_checkpoint_interval,
-                ZB_H1,
-            )
+        name, interval = type(self).__name__, self.activation_checkpoint_interval
+        if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
             message = (
                 "zb-h1 cannot train with activation checkpointing: each layer would be computed anew twice"
             )
             fix = "take another hyperparameters.pipe_schedule"
-        elif (degree := autotp_degree(self.resolved.ds_config)) > 1:
-            key, value, code = f"{KEY}.autotp_size", degree, KEY
+            raise refused(f"{name}.activation_checkpoint_interval", message, fix, ZB_H1, value=interval)
+        if (degree := autotp_degree(self.resolved.ds_config)) > 1:
             message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
             fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
-        if message:
-            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
+            raise refused(f"{KEY}.autotp_size", message, fix, KEY, value=degree)
 
     def _check_cut(self, module: ScheduledModule) -> None:
         """Refuse ranks that are to share layers, and hold all of them each; a collective."""
@@ -162,10 +164,10 @@ class PipelineTrial(ReconciledTrial):
         if not any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
             message = f"no parameter of {type(self).__name__}'s layers is cut, so {degree} ranks would compute the same"
             fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their parameters"
-            raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
+            raise refused(SIZE, message, fix, KEY, value=degree)
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return returned.pipeline_loss(self, self.loss(outputs, targets))
+        return returned.losses(self, self.loss(outputs, targets), trains=torch.is_grad_enabled())["loss"]  # type: ignore[no-any-return]
 
     def _on_device(self, batches: Iterator[Any] | None) -> Iterator[Any] | None:
         return None if batches is None else map(self.context.to_device, batches)

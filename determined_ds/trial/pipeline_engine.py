@@ -24,9 +24,9 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from determined_ds.errors import Problem, TrialError
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
+from determined_ds.trial.author import refused
 from determined_ds.trial.muon_parameters import told_apart
 from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.split_backward import input_pass, weight_pass
@@ -230,10 +230,7 @@ class PlannedEngine(PipelineEngine):
                 outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
                 gradients = [torch.ones_like(outputs[0])]
             else:
-                outputs = [
-                    each for each in _listed(buffers["outputs"][buffer_id]) if each.is_floating_point()
-                ]
-                gradients = _listed(self.grad_layer)
+                outputs, gradients = _floats(buffers["outputs"][buffer_id]), _listed(self.grad_layer)
             inputs = _listed(buffers["inputs"][buffer_id])
             parameters = [each for each in self.module.parameters() if each.requires_grad]
             with self._running_backward():
@@ -280,8 +277,7 @@ class PlannedEngine(PipelineEngine):
             was, now = (", ".join(f"{tuple(shape)}" for shape, _ in each) for _, each in (before, specs))
             message = f"a micro-batch of {now} after one of {was} between two stages of a pipeline"
             fix = "give all samples of training one size: pad or cut them, and drop a smaller last batch"
-            key, code = "build_training_data_loader", "pipeline-shapes"
-            raise TrialError(Problem(key=key, message=message, fix=fix, code=code))
+            raise refused("build_training_data_loader", message, fix, "pipeline-shapes")
         self._send(_listed(outputs), peer)
 
     def _exec_recv_activations(self, buffer_id: int, part: int, peer: int) -> None:
@@ -292,8 +288,7 @@ class PlannedEngine(PipelineEngine):
             torch.empty(shape, dtype=dtype, device=self.device, requires_grad=dtype.is_floating_point)
             for shape, dtype in specs
         ]
-        rank = self.grid.stage_to_global(peer)
-        self._awaited[True, buffer_id] = [comm.irecv(each.detach(), rank) for each in made]
+        self._receive((True, buffer_id), made, peer)
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
     def _allocate_or_extend_buffers(self, idx: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -307,11 +302,13 @@ class PlannedEngine(PipelineEngine):
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
-        floats = [each for each in _listed(outputs) if each.is_floating_point()]
-        made = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in floats]
-        rank = self.grid.stage_to_global(peer)
-        self._awaited[False, buffer_id] = [comm.irecv(each, rank) for each in made]
+        made = [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in _floats(outputs)]
+        self._receive((False, buffer_id), made, peer)
         self.pipe_buffers["grads"][buffer_id] = made[0] if torch.is_tensor(outputs) else made
+
+    def _receive(self, key: tuple[bool, int], made: Sequence[torch.Tensor], peer: int) -> None:
+        rank = self.grid.stage_to_global(peer)
+        self._awaited[key] = [comm.irecv(each.detach(), rank) for each in made]
 
     def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
         self._await_sent(peer, MOST_ON_THEIR_WAY - 1)
@@ -349,14 +346,18 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if torch.is_tensor(tensors) else list(tensors)
 
 
+def _floats(tensors: Any) -> list[torch.Tensor]:
+    return [each for each in _listed(tensors) if each.is_floating_point()]
+
+
 def _like(tensors: Any, made: list[torch.Tensor]) -> Any:
     return made[0] if torch.is_tensor(tensors) else tuple(made)
 
 
 def _gradients(inputs: Any) -> Any:
     """Of what a part has taken; zeros for what it has not used."""
-    floats = [each for each in _listed(inputs) if each.is_floating_point()]
-    return _like(inputs, [torch.zeros_like(each) if each.grad is None else each.grad for each in floats])
+    found = [torch.zeros_like(each) if each.grad is None else each.grad for each in _floats(inputs)]
+    return _like(inputs, found)
 
 
 def _specs(tensors: Any) -> Specs:

@@ -16,22 +16,14 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrialError
 from determined_ds.trial import returned
-from determined_ds.trial.author import wrong
+from determined_ds.trial.author import refused, wrong
 from determined_ds.trial.base import ReconciledTrial
 
 CODE = "several-engines"
 # One data loader feeds all engines, one loop counts their steps, and either all compile or none.
 SHARED = (
-    *("global_batch_size", "data_parallel_world_size", "micro_batch_size", *PARALLEL_SIZES),
-    *(
-        "trial_seed",
-        "torch_compile",
-        "sdpa_kernel",
-        "pipe_schedule",
-        "pipe_chunks",
-        "partition_method",
-        "fit",
-    ),
+    *("global_batch_size", "data_parallel_world_size", "micro_batch_size", *PARALLEL_SIZES, "trial_seed"),
+    *("torch_compile", "sdpa_kernel", "pipe_schedule", "pipe_chunks", "partition_method", "fit"),
 )
 
 
@@ -109,9 +101,8 @@ def engine_configs(
 ) -> dict[str, dict[str, Any]]:
     """Reconcile the DeepSpeed configuration of each engine with ``resolved``, which all share; name -> mapping."""
     if (stages := resolved.topology.pipe_parallel_size) > 1:
-        message, fix = "several engines do not run as pipelines", "pipe_parallel_size: 1"
-        key = "hyperparameters.pipe_parallel_size"
-        raise ConfigError(Problem(key=key, value=stages, message=message, fix=fix, code=CODE))
+        key, message = "hyperparameters.pipe_parallel_size", "several engines do not run as pipelines"
+        raise refused(key, message, "pipe_parallel_size: 1", CODE, value=stages)
     where = Where(
         context_dir=Path.cwd(),
         accelerator=resolved.accelerator,
@@ -137,14 +128,10 @@ def engine_configs(
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        own, shared = found.batch, resolved.batch
-        if own != shared:
-            key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
-            message = (
-                f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
-                f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}"
-            )
+        if found.batch != resolved.batch:
+            message = f"makes other micro-batches for the {engine} than the data loader's"
             fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
+            key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
             problems.append(Problem(key=key, message=message, fix=fix, code=CODE))
         configs[engine] = found.ds_config
     if problems:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import data as torch_data
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.author import refused
 
 
 class StreamLoader:
@@ -15,8 +15,8 @@ class StreamLoader:
 
     All replicas read one stream, and each keeps its own part: global batch ``b`` is samples ``b*G .. (b+1)*G`` of the
     passes over the dataset one after the other. Nothing is dropped: a batch may hold the end of one pass and the
-    beginning of the next. Do the work on each sample in ``collate_fn``, which sees only the samples that are kept, and
-    runs in the workers.
+    beginning of the next. To shuffle, shuffle in the dataset: its files, and a buffer of samples. Do the work on each
+    sample in ``collate_fn``, which sees only the samples that are kept, and runs in the workers.
 
     Args:
         dataset: A ``torch.utils.data.IterableDataset``, any other object that can be iterated again and again, or a
@@ -32,11 +32,9 @@ class StreamLoader:
             ``get_worker_info()`` is None in the dataset, so one that splits by workers yields everything.
         pin_memory: As for torch's ``DataLoader``, and so are ``timeout`` (seconds), ``worker_init_fn``,
             ``multiprocessing_context``, ``prefetch_factor`` and ``persistent_workers``.
-        shuffle: False; the order is the dataset's.
-        drop_last: False; nothing is dropped.
 
     Raises:
-        ConfigError: an option that a stream cannot have, or an iterator, which can be read only once.
+        ConfigError: an iterator, which can be read only once.
     """
 
     def __init__(
@@ -53,8 +51,6 @@ class StreamLoader:
         multiprocessing_context: Any = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
-        shuffle: bool = False,
-        drop_last: bool = False,
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
@@ -70,33 +66,12 @@ class StreamLoader:
             "persistent_workers": persistent_workers,
         }
         self.worker_init_fn = worker_init_fn
-        problems = []
         if hasattr(dataset, "__next__") and not hasattr(dataset, "load_state_dict"):
-            kind, code = type(dataset).__name__, "stream-iterator"
             message = (
-                "an iterator can be read only once, and neither replicas nor a resumed run can begin it again"
+                "an iterator can be read only once: neither replicas nor a resumed run can begin it again"
             )
             fix = "give the function that makes it, and not what it returns: training_loader(read)"
-            problems.append(Problem(key="dataset", value=kind, message=message, fix=fix, code=code))
-        if shuffle:
-            message, code = "a stream has no index to shuffle by", "stream-shuffle"
-            fix = (
-                "shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
-                "random, numpy or torch are the same on every replica and after a resume"
-            )
-            problems.append(Problem(key="shuffle", value=shuffle, message=message, fix=fix, code=code))
-        if drop_last:
-            message, code = (
-                (
-                    "a stream drops nothing: the rest of one pass is trained with the beginning of the next, and "
-                    "validation counts every sample"
-                ),
-                "stream-drop-last",
-            )
-            fix = "leave drop_last out"
-            problems.append(Problem(key="drop_last", value=drop_last, message=message, fix=fix, code=code))
-        if problems:
-            raise ConfigError(problems)
+            raise refused("dataset", message, fix, "stream-iterator", value=type(dataset).__name__)
 
     @property
     def name(self) -> str:

@@ -22,7 +22,8 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import autotp_degree
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
+from determined_ds.trial.author import refused
 
 KEY, SIZE = "tensor_parallel", "hyperparameters.model_parallel_size"
 FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gpt_neox, opt or gpt_bigcode"
@@ -72,34 +73,31 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     groups._init_tp_mesh_device(tensor_model_parallel_size=degree)
     if (made := groups.get_tensor_model_parallel_world_size()) != degree:
         message = f"this process has groups of {made} ranks already, and DeepSpeed makes them once"
-        fix = "start a process for each degree"
-        raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
+        raise refused(SIZE, message, "start a process for each degree", KEY, value=degree)
     refuse_adapters(model, SIZE, degree)
     if "Conv1D" in {type(module).__name__ for module in model.modules()}:
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
         fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
-        raise undivided(model, SIZE, degree, message, fix, KEY)
+        raise undivided(model, SIZE, degree, message, fix)
     # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
     logger = logging.getLogger("DeepSpeed")
     logger.addFilter(_is_news)
     try:
-        yield groups
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        if not raised_in(error, "_apply_autotp_partitioning"):
-            raise
-        raise undivided(model, SIZE, degree, f"DeepSpeed cannot cut it: {error}", SAY_WHICH, KEY) from error
+        with explained(model, SIZE, degree, "_apply_autotp_partitioning", SAY_WHICH):
+            yield groups
     finally:
         logger.removeFilter(_is_news)
     cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
     if not cut:
         message = "none of its layers was cut, so all ranks would compute the same"
-        raise undivided(model, SIZE, degree, message, SAY_WHICH, KEY)
+        raise undivided(model, SIZE, degree, message, SAY_WHICH)
     uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
     if uneven and draws_dropout(model):
-        sizes = " and ".join(str(size) for size in uneven[0]._partition_sizes)
-        message = f"{uneven[0].name} is cut into {sizes}, so the ranks would draw different dropout for what they share"
+        message = (
+            f"{uneven[0].name} is cut unevenly, so the ranks would draw different dropout for what they share"
+        )
         fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
-        raise undivided(model, SIZE, degree, message, fix, KEY)
+        raise undivided(model, SIZE, degree, message, fix)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -109,36 +107,34 @@ def _is_news(record: logging.LogRecord) -> bool:
 def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
     """Refuse adapters of ``peft``: DeepSpeed would put its own layers in the place of theirs, without them.
 
-    Raises:
-        ConfigError: the model has some.
-
     Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
     """
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         message = "DeepSpeed would replace its adapters by layers without them"
         fix = "train all of it (lora: null), or share no layers or experts"
-        raise undivided(model, key, degree, message, fix, KEY)
+        raise undivided(model, key, degree, message, fix)
 
 
-def undivided(
-    model: torch.nn.Module, key: str, degree: int, message: str, fix: str, code: str
-) -> ConfigError:
+def undivided(model: torch.nn.Module, key: str, degree: int, message: str, fix: str) -> ConfigError:
     """The error of a model that DeepSpeed cannot divide among ``degree`` ranks."""
-    message = f"{type(model).__name__}: {message}"
-    return ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code=code))
+    return refused(key, f"{type(model).__name__}: {message}", fix, "undivided", value=degree)
 
 
-def raised_in(error: BaseException, function: str) -> bool:
-    """Whether an error was raised in a function, or in what it called."""
-    return any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__))
+@contextlib.contextmanager
+def explained(model: torch.nn.Module, key: str, degree: int, function: str, fix: str) -> Iterator[None]:
+    """Turn what a function of DeepSpeed's raises, or what it calls, into such an error."""
+    try:
+        yield
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        if not any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise
+        raise undivided(model, key, degree, f"DeepSpeed cannot cut it: {error}", fix) from error
 
 
 def draws_dropout(model: torch.nn.Module) -> bool:
     """Whether any part of a model drops activations."""
-    if any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()):
-        return True
     settings = vars(getattr(model, "config", None) or object).items()
-    return any(
+    return any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()) or any(
         ("dropout" in name or "pdrop" in name) and isinstance(value, (int, float)) and value > 0
         for name, value in settings
     )

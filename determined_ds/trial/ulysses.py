@@ -22,6 +22,7 @@ from torch import Tensor
 
 from determined_ds.config.layout import whole_sequences
 from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.trial.author import refused
 from determined_ds.trial.of_context import DeepSpeedMPU
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
@@ -134,10 +135,12 @@ class SequenceGroup:
         fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
         if self.size in fits:
             return
-        heads = f"{num_heads} attention heads" + (f" and {kv} of keys and values" if kv != num_heads else "")
-        message = f"each of the ranks that share a sequence takes as many heads, and the model has {heads}"
-        fix = f"write one of {', '.join(map(str, fits))}"
-        raise ConfigError(Problem(key=KEY, value=self.size, message=message, fix=fix, code="sequence-heads"))
+        message = (
+            f"ranks that share a sequence take as many heads each, of {num_heads} and {kv} of keys and values"
+        )
+        raise refused(
+            KEY, message, f"write one of {', '.join(map(str, fits))}", "sequence-heads", value=self.size
+        )
 
     def attention(self, kernel: str = "sdpa") -> str:
         """The name of an attention for a model of transformers: causal, over the tokens of all slices.
@@ -157,8 +160,7 @@ class SequenceGroup:
             return kernel
         if kernel != "sdpa":
             message, fix = "ranks that share a sequence attend by sdpa alone", "attn_implementation: sdpa"
-            key = "hyperparameters.attn_implementation"
-            raise ConfigError(Problem(key=key, value=kernel, message=message, fix=fix, code=CODE))
+            raise refused("hyperparameters.attn_implementation", message, fix, CODE, value=kernel)
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers import AttentionInterface
 
@@ -210,7 +212,7 @@ def windowed(window: int, num_tokens: int) -> ConfigError:
     """The error of a model that attends to a window of the tokens before."""
     message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence to all"
     fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
-    return ConfigError(Problem(key=KEY, message=message, fix=fix, code="sequence-window"))
+    return refused(KEY, message, fix, "sequence-window")
 
 
 class _GroupMean(torch.autograd.Function):

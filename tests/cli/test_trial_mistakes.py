@@ -34,12 +34,6 @@ def test_a_traceback_begins_at_the_authors_line(own_model: Path) -> None:
     assert "determined_ds/train/rank_process.py" in kept.read_text()
 
 
-def test_a_misspelt_hyperparameter_is_answered_with_the_nearest(own_model: Path) -> None:
-    done = run(broken(own_model, "self.args.global_batch_sise"))
-    assert done.returncode == 1
-    assert "there is no hyperparameter global_batch_sise; did you mean global_batch_size?" in done.stderr
-
-
 def test_with_debug_all_of_a_traceback_is_shown(own_model: Path) -> None:
     context = broken(own_model, "raise ArithmeticError('the loss breaks')")
     done = run(context, "--set", "debug=true")

@@ -91,10 +91,7 @@ def _spans(*passes: tuple[str, int, int, float, float]) -> list[dict[str, Any]]:
 
 # A step of 1F1B on two ranks with two micro-batches.
 PIPELINE_STEP = {
-    "schedule": "1f1b",
-    "ranks": 2,
-    "micro_batches": 2,
-    "chunks": 1,
+    "pipeline": {"schedule": "1f1b", "ranks": 2, "micro_batches": 2, "chunks": 1},
     "spans": [
         _spans(("F", 0, 0, 0, 1), ("F", 0, 1, 1, 2), ("B", 0, 0, 4, 6), ("B", 0, 1, 7, 9)),
         _spans(("F", 1, 0, 1, 2), ("B", 1, 0, 2, 4), ("F", 1, 1, 4, 5), ("B", 1, 1, 5, 7)),

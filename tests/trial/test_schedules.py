@@ -15,18 +15,23 @@ from tests.package import checkpoints, decide
 from tests.trial.regression import train, trial_class
 
 STEPS = 8
-KINDS = ("zero0", "zero1", "zero2", "zero3", "offload", "pipeline", "ddp", "engines")
+SHORT, LONG = ("zero1", "pipeline"), ("zero0", "zero2", "zero3", "offload", "ddp", "engines")
+STAND = pytest.mark.long("zero1 and pipeline are short")
 
 
 def test_null_removes_the_json_s_schedule_and_optimizer() -> None:
     written = {"scheduler": {"type": "WarmupLR"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     over = {"scheduler": None, "optimizer": None}
     hparams = {"global_batch_size": 8, "overwrite_deepspeed_args": over}
-    assert not {"scheduler", "optimizer"} & decide(hparams, written).ds_config.keys()
-    assert not {"scheduler", "optimizer"} & decide(hparams, {}).ds_config.keys()
+    for json in (written, {}):
+        assert not {"scheduler", "optimizer"} & decide(hparams, json).ds_config.keys()
 
 
-def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> dict[str, Any]:
+def one_cycle(optimizer: Any) -> Any:
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS)
+
+
+def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> tuple[list[float], str]:
     """Train in this rank. Returns the rates of each step, and the newest checkpoint."""
     rates: list[float] = []
 
@@ -35,7 +40,7 @@ def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> dict
 
         def build_scheduler(self, optimizer: Any) -> Any:
             assert kind != "engines" or self.building in ("writer", "critic")  # type: ignore[attr-defined]
-            return lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS)
+            return one_cycle(optimizer)
 
         def train_batch(self, *given: Any) -> Any:
             if self.engine.is_gradient_accumulation_boundary() or kind in ("pipeline", "engines"):
@@ -60,40 +65,27 @@ def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> dict
         latest_checkpoint=resume,
     )
     assert all(engine.lr_scheduler.last_epoch == steps for engine in trial.context.models)
-    return {"rates": rates, "uuid": checkpoints(run_dir)[0].name}
+    return rates, checkpoints(run_dir)[0].name
 
 
-def torchs_rates() -> list[float]:
-    own, rates = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1), []
-    schedule = lr_scheduler.OneCycleLR(own, max_lr=0.1, total_steps=STEPS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no step of the optimizer
-        for _ in range(STEPS):
-            rates.append(own.param_groups[0]["lr"])
-            schedule.step()
-    return rates
-
-
-SHORT = ("zero1", "pipeline")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind in SHORT else pytest.param(kind, marks=pytest.mark.long("zero1 and pipeline are short"))
-        for kind in KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", [*SHORT, *(pytest.param(kind, marks=STAND) for kind in LONG)])
 def test_each_step_has_torchs_rate_and_a_resumed_run_goes_on(
     kind: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
     """As torch's schedule in a loop of its own: a step each, with accumulation, stopped and resumed."""
-    first = two_ranks.run(run, tmp_path, kind, 3)[0]
-    then = two_ranks.run(run, tmp_path, kind, STEPS, first["uuid"])[0]
-    assert first["rates"] + then["rates"] == pytest.approx(torchs_rates())
+    own, expected = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1), []
+    schedule = one_cycle(own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no step of the optimizer
+        for _ in range(STEPS):
+            expected.append(own.param_groups[0]["lr"])
+            schedule.step()
+    first, uuid = two_ranks.run(run, tmp_path, kind, 3)[0]
+    then, _ = two_ranks.run(run, tmp_path, kind, STEPS, uuid)[0]
+    assert first + then == pytest.approx(expected)
 
 
-def run_to_a_plateau(run_dir: Path, steps: int, resume: str | None = None) -> dict[str, Any]:
+def run_to_a_plateau(run_dir: Path, steps: int, resume: str | None = None) -> tuple[list[float], str]:
     """Train in this rank, with a validation after each step that is never better than the first."""
     from determined.pytorch import Batch
 
@@ -115,11 +107,11 @@ def run_to_a_plateau(run_dir: Path, steps: int, resume: str | None = None) -> di
         validation_period=Batch(1),
         latest_checkpoint=resume,
     )
-    return {"rates": rates, "uuid": checkpoints(run_dir)[0].name}
+    return rates, checkpoints(run_dir)[0].name
 
 
 def test_a_plateau_halves_the_rate_also_after_a_resume(one_rank: Ranks, tmp_path: Path) -> None:
     """The first validation is the best; every second one after it halves the rate of the next step."""
-    first = one_rank.run(run_to_a_plateau, tmp_path, 3)[0]
-    then = one_rank.run(run_to_a_plateau, tmp_path, 7, first["uuid"])[0]
-    assert first["rates"] + then["rates"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+    first, uuid = one_rank.run(run_to_a_plateau, tmp_path, 3)[0]
+    then, _ = one_rank.run(run_to_a_plateau, tmp_path, 7, uuid)[0]
+    assert first + then == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]

@@ -72,21 +72,3 @@ def test_compiled_it_trains_the_same(
     assert len(losses[True]) == STEPS
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
     assert losses[True][-1] != losses[True][0]
-
-
-def build(run_dir: Path, path: str) -> str:
-    """In a rank: what is said of a machine whose programs are found in ``path``."""
-    from determined_ds.errors import ConfigError
-
-    os.environ["PATH"] = path
-    with pytest.raises(ConfigError) as caught:
-        train(run_dir, trial_class(), hyperparameters(True), steps=1)
-    return str(caught.value)
-
-
-def test_without_a_compiler_it_is_refused_at_once(one_rank: Ranks, tmp_path: Path) -> None:
-    (said,) = one_rank.run(build, tmp_path, str(tmp_path))
-    assert "hyperparameters.torch_compile = true" in said
-    assert "missing: C++ compiler (g++)" in said
-    assert "apt install g++" in said
-    assert "torch_compile: false" in said

@@ -21,7 +21,6 @@ from torch.utils import data as torch_data
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.rundir.signals import die_with_parent
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.trial import returned
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 OPT_IN = "context.disable_dataset_reproducibility_checks()"
@@ -38,7 +37,7 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
     Raises:
         ConfigError: it is something else.
     """
-    loader = returned.loader(trial, method, getattr(trial, method)())
+    loader = getattr(trial, method)()
     where, own = f"{type(trial).__name__}.{method}", torch_data.DataLoader
     if isinstance(loader, StreamLoader):
         return loader

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from determined_ds.logs.tensorboard import upload, write_scalars
+from determined_ds.pipe.timeline import counted_bubble
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums
@@ -83,7 +84,7 @@ class Reporter:
         if times is not None:
             busy_s, span_s = columns
             if (measured := bubble(busy_s, span_s, times.pipelines)) is not None:
-                metrics |= {"bubble": measured, "bubble_ideal": times.ideal_bubble}
+                metrics |= {"bubble": measured, "bubble_ideal": counted_bubble(times.pipeline)}
         self.latest = metrics
         return metrics, [row[len(own) :] for row in rows]
 

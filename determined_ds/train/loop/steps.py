@@ -12,7 +12,7 @@ from determined_ds.callbacks import Callback
 from determined_ds.errors import TrainingError
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.trial import returned
-from determined_ds.trial.author import failed, written_by_author
+from determined_ds.trial.author import failed
 
 METHODS = ("train_batch", "loss")
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -75,19 +75,18 @@ class TrainCalls:
                 metrics = returned.metrics(trial, metrics, *METHODS)
                 # Source: ``make_metrics`` in determined 0.38.1's ``util.py`` leaves None out of the mean, too.
                 found.append({name: value for name, value in metrics.items() if value is not None})
-        own = written_by_author(trial, METHODS[0])
         rest = getattr(context.models[0], "micro_steps", 0) % self._accumulation
         if rest and context._manual_grad_accumulation and not context.use_pipeline_parallel:
             did = f"stopped after {rest} of {self._accumulation} micro-batches"
             fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
-            raise failed(trial, own, None, "all micro-batches of a step", fix, did=did)
+            raise failed(trial, METHODS[0], None, "all micro-batches of a step", fix, did=did)
         has_stepped = before != [getattr(engine, "global_steps", -1) for engine in context.models]
         if not self._has_stepped and -1 not in before and not has_stepped:
             did, fix = (
                 "trained nothing: no engine made a step",
                 "call engine.backward(loss) and engine.step()",
             )
-            raise failed(trial, own, None, "an optimizer step a batch", fix, did=did)
+            raise failed(trial, METHODS[0], None, "an optimizer step a batch", fix, did=did)
         self._has_stepped = True
         return found
 

@@ -46,11 +46,11 @@ from determined_ds.train.loop.stopping import (
     with_advice,
 )
 from determined_ds.train.loop.validation import Validator
-from determined_ds.trial.author import metrics_source
+from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
-from determined_ds.trial.printing import print_communication
 from determined_ds.trial.schedules import drive_by_validation
+from determined_ds.trial.timers import print_communication
 
 logger = logging.getLogger("determined_ds")
 # How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
@@ -124,7 +124,7 @@ class Training:
         self._of_step: dict[
             str, list[Any]
         ] = {}  # each metric of the step at hand, by micro-batch, for the hooks
-        self.sums = MetricSums(context.device, source=source or metrics_source(trial, *METHODS))
+        self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         self.checkpoints = Checkpoints(
             trial,

@@ -34,7 +34,7 @@ from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plai
 from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.steps import built_callbacks
 from determined_ds.trial import returned
-from determined_ds.trial.author import described, failed, method_of, metrics_source, wrong
+from determined_ds.trial.author import described, failed, method_of, wrong
 from determined_ds.trial.base import ReconciledTrial
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
@@ -145,7 +145,7 @@ class Validator:
             callback.on_validation_epoch_start()
         trial, context, declared = self._trial, self._context, self._declared
         stated = returned.evaluation_reducer(trial, trial.evaluation_reducer())
-        source = metrics_source(trial, *METHODS)
+        source = method_of(trial, *METHODS)
         sums = MetricSums(context.device, declared.begin(stated), source=source)
         outputs: list[Any] = []
         for index, (batches, count) in enumerate(self.calls()):
@@ -315,7 +315,7 @@ class DeclaredMetrics:
             whole = {key: torch.cat([value[key] for value in values]) for key in values[0]}
         except (RuntimeError, KeyError) as error:
             raise TrainingError(
-                f"{metrics_source(self._trial, 'evaluate', 'evaluate_batch')}: the values of {name!r} cannot be joined "
+                f"{method_of(self._trial, 'evaluate', 'evaluate_batch')}: the values of {name!r} cannot be joined "
                 f"over batches: {error}\n"
                 "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
             ) from error

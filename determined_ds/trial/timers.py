@@ -1,7 +1,4 @@
-"""What an engine of deepspeed 0.19.8 prints: what the JSON asks for is shown, and its timers tell the truth.
-
-``steps_per_print``, ``dump_state`` and ``comms_logger`` are logged below the level that DeepSpeed shows, and are
-printed here by rank 0. Corrected of the timers is that
+"""DeepSpeed's timers and its logger of communication, corrected: in deepspeed 0.19.8
 
 - a pipeline of two stages or more fails in its first backward pass under ``wall_clock_breakdown``: the timer is started
   by the pipeline, and again by the engine's hook on the tensors that it goes back through;
@@ -10,7 +7,7 @@ printed here by rank 0. Corrected of the timers is that
 - an operation that it knows no bandwidth of, such as ``all_gather_object``, ends the process, with exit code 0.
 
 Source: ``SynchronizedWallClockTimer`` in ``utils/timer.py``; ``PipelineEngine`` in ``runtime/pipe/engine.py``;
-``_report_progress`` in ``runtime/engine.py``; ``timed_op`` in ``comm/comm.py``; ``utils/comms_logging.py``.
+``timed_op`` in ``comm/comm.py``; ``utils/comms_logging.py``.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ from typing import Any
 
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
-from deepspeed.utils import comms_logging
-from deepspeed.utils.logging import print_dist
 from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
 
 # Operations that DeepSpeed logs, and has no bandwidth of.
@@ -50,27 +45,15 @@ class _CallTimers(SynchronizedWallClockTimer):  # type: ignore[misc]
             return float(super().elapsed(reset=True))
 
 
-def print_what_is_configured(engine: Any) -> None:
-    """Have rank 0 print what the DeepSpeed JSON of an engine asks for."""
+def correct_timers(engine: Any) -> None:
+    """Correct the timers of an engine, and the logger of communication."""
     engine.timers = _Timers()
-    if isinstance(engine, PipelineEngine):
-        if engine.wall_clock_breakdown() and not engine.steps_per_print():
+    if isinstance(engine, PipelineEngine) and not engine.steps_per_print():
+        if engine.wall_clock_breakdown():
             engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
-        if not engine.steps_per_print():
+        else:
             engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # nothing reads it
-
-    def report_progress(step: int) -> None:
-        _print(f"step={step}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={engine.get_mom()}")
-
     correct_comms_logger()
-    if engine.steps_per_print():
-        engine._report_progress = report_progress
-        engine.tput_timer.logging = _print
-    if engine.dump_state():
-        lines = [f"  {name} {'.' * (29 - len(name))} {value}" for name, value in sorted(vars(engine).items())]
-        _print("\n".join(["DeepSpeedEngine:", *lines]))
-    if comm.comms_logger.verbose:
-        comms_logging.log_dist = print_dist
 
 
 def correct_comms_logger() -> None:
@@ -91,7 +74,3 @@ def print_communication() -> None:
     """The table of ``comms_logger`` at the end of training, where it is enabled; a collective then."""
     if comm.comms_logger.enabled and getattr(comm.comms_logger, "prints", True):
         comm.log_summary()
-
-
-def _print(message: str) -> None:
-    print_dist(message, ranks=[0])
