@@ -20,12 +20,6 @@ from determined_ds.train.rank_process import RankProcess, end_process, rank_pars
 
 def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code."""
-    options = _parser().parse_args(argv)
-    rank = RankProcess(options.run_dir)
-    return rank.run(lambda: _train(options, rank), exit_of=rank.exit_of_author)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = rank_parser("determined_ds.train", "Train one rank.")
     add = parser.add_argument
     add("trial", metavar="MODULE:TRIAL", help="the trial class to train")
@@ -35,7 +29,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     add("--predict", metavar="FILE", type=Path, help="write predictions")
     add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
-    return parser
+    options = parser.parse_args(argv)
+    rank = RankProcess(options.run_dir)
+    return rank.run(lambda: _train(options, rank), exit_of=rank.exit_of_author)
 
 
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
@@ -43,8 +39,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
     from determined_ds.config.params import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
-    from determined_ds.rundir.header import decided
-    from determined_ds.train.upstream import log_in_task
+    from determined_ds.train.upstream import debugging, log_in_task
 
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":
@@ -65,7 +60,6 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     from determined_ds.train.bare_trial import trial_class
     from determined_ds.train.loop.fit import Trainer, of_hyperparameters
     from determined_ds.train.opening import open_context
-    from determined_ds.train.upstream import debugging
 
     resumed = options.resume if options.resume_from is None else str(options.resume_from)
     evaluates = options.evaluate is not None or options.predict is not None
@@ -85,10 +79,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         spec = options.pipeline_trial if piped else options.trial
         is_chief = context.distributed.rank == 0
         if info is not None and is_chief:
+            from determined_ds.rundir.header import decided
+
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
-        is_open = (
-            experiment is not None and experiment.entrypoint.is_legacy
-        )  # its engine may decide all but the length
+        # The engine of a legacy trial may decide all but the length.
+        is_open = experiment is not None and experiment.entrypoint.is_legacy
         # The peak is measured before engines take the GPU, where the precision is known by then.
         if not is_open and (options.profile or context.resolved.fit.profile is not None):
             from determined_ds.profile.mfu import peak_flops

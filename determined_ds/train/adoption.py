@@ -14,7 +14,7 @@ from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES,
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, shown
+from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.trial.pipeline_engine import PlannedEngine
@@ -46,62 +46,74 @@ def layout_of(engine: Any) -> Topology:
 
 
 def adopted(
-    engine: Any, hyperparameters: Document, *, accelerator: Accelerator, machines: int
+    engine: Any,
+    hyperparameters: Document,
+    before: ResolvedConfig | None,
+    *,
+    accelerator: Accelerator,
+    machines: int,
 ) -> ResolvedConfig:
     """What was decided by making an engine.
 
     Args:
         engine: Of DeepSpeed.
         hyperparameters: One point; what it says of sizes must agree with the engine.
+        before: What was decided before the engine was made; None where that was left open.
         accelerator: What the ranks compute on.
         machines: Machines that they are spread over.
 
     Raises:
-        ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for.
+        ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for, or
+            a pipeline's module was made without what only a PipelineTrial carries out.
     """
     ds, layout = made_with(engine), layout_of(engine)
     hyperparameters = by_real_names(hyperparameters)[0]
+    given = hyperparameters.data
     made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
     made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
     made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
-    problems = []
-    for name, value in made.items():
-        if hyperparameters.get((name,)) not in (None, AUTO, value):
-            message = f"{MADE} has {shown(value)}"
-            fix = f"write {shown(value)}, leave it out, or initialize the engine with context.overwrite(...)"
-            problems.append(hyperparameters.problem((name,), message, fix, "engine-config"))
+    fix = "leave it out, or initialize the engine with context.overwrite(...)"
+    problems = [
+        hyperparameters.problem((name,), f"{MADE} has {shown(value)}", fix, "engine-config")
+        for name, value in made.items()
+        if given.get(name) not in (None, AUTO, value)
+    ]
+    if before is not None and given.get("deepspeed_config") is not None and layout == before.topology:
+        for key, name in BATCH_KEYS.items():
+            if ds.data[key] != (stated := getattr(before.batch, name)):
+                message = f"{MADE} has {ds.data[key]}"
+                problems.append(
+                    Problem(key=key, value=stated, message=message, fix=fix, code="engine-config")
+                )
+    if not (
+        isinstance(engine, PipelineEngine) and engine.num_stages == 1
+    ):  # then there is nothing to order or divide
+        is_within = (
+            isinstance(engine, PipelineEngine) and engine.grid.topology().get_axis_names()[0] == "data"
+        )
+        is_divided = getattr(engine.module, "bounds", None) is not None
+        unread = {
+            "pipe_schedule": given.get("pipe_schedule") not in (None, AUTO, ONE_F_ONE_B)
+            and not isinstance(engine, PlannedEngine),
+            "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
+            "partition_method": given.get("partition_method") == MEASURED and not is_divided,
+        }
+        message = f"{MADE} was made without it: a PipelineTrial reads it"
+        fix = "leave it out, or subclass determined_ds.PipelineTrial"
+        problems += [
+            hyperparameters.problem((name,), message, fix, "engine-config") for name in unread if unread[name]
+        ]
     if problems:
         raise ConfigError(problems)
-    given = hyperparameters.data
-    own = {name: given[name] for name in KEPT if name in given} | {
-        name: getattr(layout, name) for name in PARALLEL_SIZES
-    }
+    if before is not None and ds.data == before.ds_config:
+        return before
+    own = {name: given[name] for name in KEPT if name in given}
+    own |= {name: getattr(layout, name) for name in PARALLEL_SIZES}
     found = reconcile(
         replace(hyperparameters, data=own), ds, slots=layout.slots, accelerator=accelerator, machines=machines
     )
     # Nothing is filled in: the engine exists.
     return replace(found, ds=found.stated, hyperparameters=hyperparameters)
-
-
-def check_pipeline(engine: Any, hyperparameters: Document) -> None:
-    """Refuse what is stated of a pipeline and carried out by a PipelineTrial alone, for a module made otherwise.
-
-    Raises:
-        ConfigError: names each.
-    """
-    if isinstance(engine, PipelineEngine) and engine.num_stages == 1:
-        return  # nothing to order or to divide, of which rules warn
-    schedule, method = hyperparameters.get(("pipe_schedule",)), hyperparameters.get(("partition_method",))
-    stated = {
-        "pipe_schedule": schedule not in (None, AUTO, ONE_F_ONE_B) and not isinstance(engine, PlannedEngine),
-        "pipe_within_machine": bool(hyperparameters.get(("pipe_within_machine",)))
-        and engine.grid.topology().get_axis_names()[0] != "data",
-        "partition_method": method == MEASURED and getattr(engine.module, "bounds", None) is None,
-    }
-    message = f"{MADE} was made without it: a PipelineTrial reads it"
-    fix = "leave it out, or subclass determined_ds.PipelineTrial"
-    if unread := [name for name, is_unread in stated.items() if is_unread]:
-        raise ConfigError(hyperparameters.problem((name,), message, fix, "engine-config") for name in unread)
 
 
 def made_otherwise(stated: Document, engine: Any) -> str:

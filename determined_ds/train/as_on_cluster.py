@@ -25,10 +25,10 @@ from determined_ds.checkpoints.files import checkpoint_at
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.reporting import reported_to_tools
-from determined_ds.rundir.handed_on import REPORT, STORE
+from determined_ds.rundir.handed_on import STORE
 from determined_ds.train.group.process_group import TorchDistributedContext
 from determined_ds.train.here import ScriptRun, task_of
-from determined_ds.train.local_core import local_core_context
+from determined_ds.train.local_core import local_core_context, master_report
 from determined_ds.train.upstream import load_deepspeed
 from determined_ds.train.warning_keeper import warned
 
@@ -98,11 +98,9 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
             ending.enter_context(mock.patch.dict(rendezvous._rendezvous_handlers, {"env": meet}))
             for name in ("from_torch_distributed", "from_deepspeed"):
                 replace(core.DistributedContext, name, _met)
-        if REPORT in os.environ and is_chief:
-            from determined_ds.cluster.unmanaged import MasterReport
-
-            point = run.experiment.hyperparameters.data
-            run.report = ending.enter_context(MasterReport(run.run_dir, run.experiment.config, point))
+        of = run.experiment
+        report = master_report(run.run_dir, of.config, of.hyperparameters.data, 0 if is_chief else 1)
+        run.report = ending.enter_context(report)
         yield
 
 

@@ -16,7 +16,7 @@ from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.checkpoints.storage import stored_partition
-from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, write_whole
@@ -24,7 +24,6 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
-from determined_ds.train.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
 from determined_ds.train.data.moving import Mover
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
@@ -103,7 +102,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             self._hparams = dict(hyperparameters.data)
             self._global_batch_size = hyperparameters.get(("global_batch_size",))
         self._mover = Mover(self.device)
-        self._names_file = isinstance(resolved, ResolvedConfig)
         if isinstance(resolved, ResolvedConfig):
             self._decide(resolved)
 
@@ -122,16 +120,20 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return self._resolved
 
     def _decide(self, resolved: ResolvedConfig) -> None:
-        """Go by a configuration from now on; a collective of each machine."""
-        self._resolved = resolved
-        self._written = _write_ds_config(self._run_dir, resolved, self.distributed)
-        batch = resolved.batch
+        """Go by a configuration from now on; a collective of each machine, of which one rank writes it to a file."""
+        self._resolved, batch = resolved, resolved.batch
+        folder = self._run_dir.current(self._run_dir.path)
+        path = RunDir(folder).deepspeed_config
+        if self.distributed.local_rank == 0:
+            make_private(folder)
+            write_whole(path, json.dumps(resolved.ds_config, indent=2, default=str) + "\n")
+        self._written = Path(str(self.distributed.broadcast_local(str(path))))
         self._global_batch_size = batch.global_batch_size
         # Determined divides by the slots, but replicas share the batch.
         self._per_slot_batch_size = batch.global_batch_size // batch.replicas
         if self._hparams is not None:
-            path = self._written if self._names_file else None
-            self._hparams = completed_hparams(self._hyperparameters.data, resolved, path)
+            named = self._written if self.decided_before is not None else None
+            self._hparams = completed_hparams(self._hyperparameters.data, resolved, named)
 
     def adopt(self) -> None:
         """Replace the files of the run, once the model is built and its checkpoint loaded; a collective."""
@@ -141,7 +143,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if self.distributed.rank == 0 and self._run_dir.adopt_next():
             relink(self._run_dir)
         self._written = self._run_dir.deepspeed_config
-        if self._hparams is not None and self._names_file:
+        if self._hparams is not None and self.decided_before is not None:
             self._hparams["deepspeed_config"] = str(self._written)
 
     def stored_partition(self) -> str | None:
@@ -226,9 +228,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             # Each rank of a stage reads the same batches; Determined's unit expects that one hands them on.
             self._mpu.should_build_data_loader = engine.is_first_stage() or engine.is_last_stage()
         if isinstance(engine, PlannedEngine) and not engine.loads_data:
-            self._mpu.should_build_data_loader = (
-                False  # Determined's unit expects the last part on the last rank
-            )
+            self._mpu.should_build_data_loader = False  # Determined's unit has the last part on the last rank
         if chosen is None and len(self.models) == 1 and getattr(engine, "sequence_parallel_size", 1) > 1:
             self._called_wrap_mpu = self._called_set_mpu = True
             chosen = DeepSpeedMPU(engine.mpu)
@@ -236,8 +236,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             self._mpu = chosen
         elif degree_of(engine) > 1:
             self._mpu = unit_of(engine)
-        if isinstance(engine, PipelineEngine):
-            check_pipeline(engine, self._hyperparameters)
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
             self._agree(engine)
         self._check_mpu()
@@ -249,26 +247,26 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             ConfigError: each size that it has otherwise.
         """
-        check_pipeline(engine, self._hyperparameters)
+        from determined_ds.train.adoption import adopted, made_otherwise  # of few runs
+
         before = self.decided_before
-        if before is not None:
-            if made_with(engine).data == before.ds_config:
-                return
-            if self._names_ds_config and layout_of(engine) == before.topology:
-                self.reconcile_ds_config(engine._config)
-        machines = self.distributed.cross_size
-        resolved = adopted(engine, self._hyperparameters, accelerator=self._accelerator, machines=machines)
+        resolved = adopted(
+            engine,
+            self._hyperparameters,
+            before,
+            accelerator=self._accelerator,
+            machines=self.distributed.cross_size,
+        )
+        if resolved is before:
+            return
         if self.distributed.rank == 0:
             known = before.warnings if before is not None else ()
             for warning in (each for each in resolved.warnings if each not in known):
                 logger.warning("%s", warning)
-            if self._names_ds_config and before and (otherwise := made_otherwise(before.stated, engine)):
+            names_json = self._hyperparameters.get(("deepspeed_config",)) is not None
+            if names_json and before and (otherwise := made_otherwise(before.stated, engine)):
                 logger.warning("the engine was made with %s of deepspeed_config", otherwise)
         self._decide(resolved)
-
-    @property
-    def _names_ds_config(self) -> bool:
-        return self._hyperparameters.get(("deepspeed_config",)) is not None
 
     def _check_mpu(self) -> None:
         """Refuse a model-parallel unit whose replicas are not those that the engine averages over."""
@@ -293,28 +291,25 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             TrainingError: a reducer returned a dict where a value was expected, or the reverse.
         """
-        try:
-            metrics = self._over_all_slots(for_training)
-        except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
-            raise TrainingError(str(error)) from error
-        return plain(metrics or {}, "a reducer of context.wrap_reducer", for_training=for_training)
-
-    def _over_all_slots(self, for_training: bool) -> dict[str, Any] | None:
-        """As Determined's method of that name; ranks that compute the same as another count once."""
         reducables = [
             each
             for each in self._wrapped_reducers
             if (each.for_training if for_training else each.for_validation)
         ]
         if not reducables:
-            return None
+            return {}
+        # As Determined's method of that name, but ranks that compute the same as another count once.
         counts = not any(is_copy(engine) for engine in self.models)
         slots = [[each.per_slot_reduce() for each in reducables]] if counts else []
         gathered = [slot for rank in self._allgather_fn(slots) for slot in rank]
-        return self.run_cross_slot_reduction(reducables, gathered)
+        try:
+            metrics = self.run_cross_slot_reduction(reducables, gathered)
+        except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
+            raise TrainingError(str(error)) from error
+        return plain(metrics or {}, "a reducer of context.wrap_reducer", for_training=for_training)
 
     def to_device(self, data: Any) -> Any:
-        """Move a batch to the device. A warning names what cannot be moved, and where.
+        """Move a batch to the device.
 
         Args:
             data: Tensors and arrays, in lists, tuples and mappings of any depth.
@@ -324,37 +319,11 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         """
         return self._mover.move(data)
 
-    def reconcile_ds_config(self, ds_config: Any) -> None:
-        """Check that the configuration of an engine agrees with the reconciled one.
-
-        Args:
-            ds_config: ``engine._config`` (DeepSpeed's ``DeepSpeedConfig``), or a mapping.
-
-        Raises:
-            ConfigError: every batch size that differs.
-        """
-        batch = self.resolved.batch
-        problems = []
-        for key, name in BATCH_KEYS.items():
-            value = ds_config.get(key) if isinstance(ds_config, Mapping) else getattr(ds_config, key, None)
-            expected = getattr(batch, name)
-            if value != expected:
-                message = f"the engine's is not {expected}, which the hyperparameters and the slots make"
-                fix = "initialize the engine with context.overwrite(...), or with args=self.args"
-                problems.append(Problem(key=key, value=value, message=message, fix=fix, code="engine-config"))
-        if problems:
-            raise ConfigError(problems)
-
-    def overwrite(
-        self,
-        base_ds_config: str | os.PathLike[str] | Mapping[str, Any],
-        source: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def overwrite(self, base_ds_config: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         """A DeepSpeed JSON overwritten by ``overwrite_deepspeed_args``, with every "auto" filled.
 
         Args:
             base_ds_config: A path, or a mapping.
-            source: What overwrites it; the hyperparameter ``overwrite_deepspeed_args`` if None.
 
         Returns:
             A plain mapping for ``deepspeed.initialize(config=...)``.
@@ -366,26 +335,12 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ds = Document(name="context.overwrite", data=as_plain(base_ds_config))
         else:
             ds = read_json(Path(base_ds_config))
-        document = self._hyperparameters
-        if source is not None:
-            data = {**document.data, "overwrite_deepspeed_args": as_plain(source)}
-            document = Document(name=document.name, data=data, places=document.places, prefix=document.prefix)
         resolved = self.resolved
         found = reconcile(
-            document,
+            self._hyperparameters,
             ds,
             slots=resolved.topology.slots,
             accelerator=resolved.accelerator,
             machines=resolved.machines,
         )
         return found.writing_in(resolved.folder).ds_config
-
-
-def _write_ds_config(run_dir: RunDir, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
-    """Write the mapping that DeepSpeed is given, once a machine."""
-    folder = run_dir.current(run_dir.path)
-    path = RunDir(folder).deepspeed_config
-    if distributed.local_rank == 0:
-        make_private(folder)
-        write_whole(path, json.dumps(resolved.ds_config, indent=2, default=str) + "\n")
-    return Path(str(distributed.broadcast_local(str(path))))

@@ -117,9 +117,8 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
     experiment = _experiment_of(path)
     given = experiment.hyperparameters.data
     # The sizes that it was trained with: all else in a configuration concerns the engine alone.
-    sizes, batch = (
-        {key: given[key] for key in keys if isinstance(given.get(key), int)} for keys in (SIZES, BATCH_KEYS)
-    )
+    sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
+    batch = {key: given[key] for key in BATCH_KEYS if isinstance(given.get(key), int)}
     slots = math.prod(sizes.get(each, 1) for each in ("data_parallel_world_size", *PARALLEL_SIZES))
     document = Document(name=LOAD_DATA, data=sizes, prefix="hyperparameters")
     ds = Document(name=LOAD_DATA, data=batch)

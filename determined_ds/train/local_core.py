@@ -7,6 +7,7 @@ that it writes is sealed with a manifest here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ from determined_ds.checkpoints.files import (
 from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.tensorboard import write_scalars
+from determined_ds.rundir.handed_on import REPORT
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.metrics_file import append_record, jsonable, read_records
@@ -43,6 +45,22 @@ from determined_ds.train.here import ScriptRun
 
 if TYPE_CHECKING:
     from determined_ds.cluster.unmanaged import MasterReport
+
+
+def master_report(run_dir: Path, config: Mapping[str, Any], point: Mapping[str, Any], rank: int) -> Any:
+    """Within, rank 0's reports go to the master that the run is reported to; gives None where there is none.
+
+    Args:
+        run_dir: The run directory.
+        config: The experiment's configuration.
+        point: The hyperparameters.
+        rank: Of this process.
+    """
+    if REPORT not in os.environ or rank != 0:
+        return contextlib.nullcontext()
+    from determined_ds.cluster.unmanaged import MasterReport
+
+    return MasterReport(run_dir, config, point)
 
 
 class LocalTrainContext(core.DummyTrainContext):
@@ -67,9 +85,6 @@ class LocalTrainContext(core.DummyTrainContext):
         self._best: float | None = None
         for record in read_records(there.current(there.metrics), "validation"):  # it resumes
             self._note_best(record["metrics"])
-
-    def set_status(self, status: str) -> None:
-        """The status is not shown off-cluster."""
 
     def report_progress(self, progress: float) -> None:
         """The terminal shows it."""
@@ -128,8 +143,7 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
     Args:
         base_path: The folder of the checkpoints.
-        metrics: The file of the metrics, synced first: a run that resumes from the checkpoint does not report earlier
-            batches again.
+        metrics: The file of the metrics, which is synced first.
         shared: Whether other runs write to the folder too; theirs are left alone.
         elsewhere: Folders of checkpoints of other runs, which are read by their uuids as well.
     """
@@ -159,7 +173,7 @@ class AtomicStorage(storage.SharedFSStorageManager):
         if not (written / MANIFEST).exists():  # our own writer has the checksums, and seals it
             files = {name: fingerprint(written / name) for name in files_of(written)}
             write_manifest(written, files, metadata)
-        put_on_disk(self._metrics)
+        put_on_disk(self._metrics)  # a run that resumes from it does not report earlier batches again
         put_on_disk(self._metrics.parent)
         sync_to_disk(written)
         os.rename(written, self.path_of(uuid))

@@ -23,16 +23,14 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import draw_trial_seed, master_random
-from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.logs.tensorboard import upload, upload_last
-from determined_ds.rundir.handed_on import REPORT
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import TorchDistributedContext, join_process_group
 from determined_ds.train.group.watch import leave_watch
 from determined_ds.train.here import cluster_info, here, script_run, task_of
-from determined_ds.train.local_core import local_core_context
+from determined_ds.train.local_core import local_core_context, master_report
 from determined_ds.train.rank_process import show_own_errors
 
 logger = logging.getLogger("determined_ds")
@@ -85,9 +83,11 @@ def open_context(
         run_dir, checkpoint_dir = run_dir or run.run_dir, None
         accelerator = accelerator or run.accelerator
         trains = trains and run.measurement is None
-    task = trial.task if trial is not None else task_of(experiment) if experiment is not None else None
-    has_hyperparameters = task is not None or hparams is not None
-    if task is None:
+    if trial is not None:
+        task = trial.task
+    elif experiment is not None:
+        task = task_of(experiment)
+    else:
         reproducibility = (exp_conf or {}).get("reproducibility") or {}
         drawn = draw_trial_seed(master_random(int(reproducibility.get("experiment_seed") or 0)))
         seed = stated_seed(hparams or {}, drawn)
@@ -98,35 +98,34 @@ def open_context(
         if task.on_cluster:
             from determined_ds.cluster.core_context import cluster_core_context
 
-            there = RunDir(Path(tempfile.mkdtemp()))
+            there, to_tools = RunDir(Path(tempfile.mkdtemp())), dict[str, Any](info=cluster_info())
             core_context = stack.enter_context(cluster_core_context(ranks))
         else:
             if run_dir is None:
                 new = tempfile.mkdtemp(prefix="determined_ds-") if ranks.rank == 0 else None
                 run_dir = ranks.broadcast(new)
             there = RunDir(Path(run_dir))
+            to_tools = {"run_dir": there}
             report = run.report if run is not None else None
-            if report is None and REPORT in os.environ and ranks.rank == 0:
-                from determined_ds.cluster.unmanaged import MasterReport
-
+            if report is None:
                 point = task.hyperparameters.data
-                report = stack.enter_context(MasterReport(there.path, task.exp_conf or {}, point))
+                report = stack.enter_context(
+                    master_report(there.path, task.exp_conf or {}, point, ranks.rank)
+                )
+            folder = None if checkpoint_dir is None else Path(checkpoint_dir)
             core_context = local_core_context(
-                there.path,
-                ranks,
-                task.searcher,
-                report=report,
-                checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
+                there.path, ranks, task.searcher, report=report, checkpoint_dir=folder
             )
         stack.enter_context(_dropping_points(task, ranks))
         resolved = _resolve(task, ranks, devices)
         if isinstance(resolved, ResolvedConfig):
             resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
         seed_everything(task.seed)
+        is_stated = trial is not None or experiment is not None or hparams is not None
         context = DeepSpeedTrialContext(
             core_context=core_context,
             resolved=resolved,
-            hyperparameters=task.hyperparameters if has_hyperparameters else None,
+            hyperparameters=task.hyperparameters if is_stated else None,
             accelerator=devices,
             run_dir=there,
             trial_seed=task.seed,
@@ -142,11 +141,13 @@ def open_context(
         if task.on_cluster:
             # Once the tools have ended, whose files are beside those for TensorBoard.
             stack.callback(upload_last, core_context.train, partial(upload, context))
-        if trains:
-            where = {"info": cluster_info()} if task.on_cluster else {"run_dir": there}
-            stack.enter_context(
-                reported_to_tools(core_context, task, devices, resolved=lambda: context.resolved, **where)
+        if trains and task.hyperparameters.get(("logging",)) is not None:
+            from determined_ds.logs.reporting import reported_to_tools
+
+            tools = reported_to_tools(
+                core_context, task, devices, resolved=lambda: context.resolved, **to_tools
             )
+            stack.enter_context(tools)
         yield context
         leave_watch()  # a rank that fails shows signs of life to its end
 

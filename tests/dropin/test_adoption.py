@@ -80,7 +80,10 @@ def test_the_layout_is_of_the_engine(two_ranks: Ranks, hparams: Any, tmp_path: P
             {"pipe_schedule": "gpipe", "partition_method": "measured"},
             "partition_method = 'measured' (hyperparameters): the engine that the trial wraps was made without it",
         ),
-        ({"deepspeed_config": {"train_batch_size": 4}}, "train_batch_size = 8: the engine's is not 4"),
+        (
+            {"deepspeed_config": {"train_batch_size": 4}},
+            "train_batch_size = 4: the engine that the trial wraps has 8",
+        ),
     ],
 )
 def test_what_is_stated_otherwise_is_refused(

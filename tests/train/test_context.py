@@ -37,16 +37,6 @@ def opened(hparams: dict[str, Any] = HPARAMS, **options: Any) -> Iterator[Any]:
         yield context
 
 
-def engine_of(context: Any) -> Any:
-    import deepspeed
-    import torch
-
-    model = torch.nn.Linear(2, 1)
-    return deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=context.resolved.ds_config
-    )[0]
-
-
 def raised(function: Any, *args: Any) -> str:
     """What a call says when it raises: the kind of error, and its message."""
     try:
@@ -132,8 +122,7 @@ def overwrites() -> dict[str, Any]:
             "twice": context.overwrite(once),
             "by path": context.overwrite(context.get_hparams()["deepspeed_config"]),
             "of attributes": context.overwrite(AttrDict(base)),
-            "other": context.overwrite(base, {"optimizer": {"params": {"lr": 0.5}}}),
-            "wrong": raised(context.overwrite, base, {"train_batch_size": 17}),
+            "wrong": raised(context.overwrite, {**base, "train_batch_size": 17}),
         }
 
 
@@ -142,68 +131,33 @@ def test_overwrite_gives_what_the_engine_is_given_however_often(one_rank: Ranks)
     assert made["once"] == made["twice"] == made["by path"] == made["of attributes"] == made["resolved"]
     assert made["once"]["zero_optimization"]["overlap_comm"] is True
     assert type(made["of attributes"]["optimizer"]) is dict
-    assert made["other"]["optimizer"]["params"]["lr"] == 0.5
-    assert made["other"]["zero_optimization"]["overlap_comm"] is False
     assert made["wrong"].startswith("ConfigError")
     assert "17" in made["wrong"]
-
-
-def reconciliations() -> list[str]:
-    with opened() as context:
-        engine = engine_of(context)
-        right = raised(context.reconcile_ds_config, engine._config)
-        wrong = {
-            "train_batch_size": 15,
-            "train_micro_batch_size_per_gpu": 5,
-            "gradient_accumulation_steps": 3,
-        }
-        return [right, raised(context.reconcile_ds_config, wrong)]
-
-
-def test_an_engine_that_disagrees_is_refused_with_all_of_it(one_rank: Ranks) -> None:
-    ((right, wrong),) = one_rank.run(reconciliations)
-    assert right == ""
-    assert wrong.startswith("ConfigError")
-    for key, value, expected in (
-        ("train_batch_size", 15, 16),
-        ("train_micro_batch_size_per_gpu", 5, 8),
-        ("gradient_accumulation_steps", 3, 2),
-    ):
-        assert f"{key} = {value}: the engine's is not {expected}" in wrong
-    assert "context.overwrite" in wrong
 
 
 # ------------------------------------------------------------------------------------------------- the rest
 
 
 def write_and_move(run_dir: Path) -> Any:
-    """In a rank: a scalar of the author's for TensorBoard, and a batch moved twice by us and by Determined."""
+    """In a rank: a scalar of the author's for TensorBoard, and a batch moved by us and by Determined."""
     import numpy as np
     import torch
     from determined import pytorch
 
-    batch = {
-        "x": [(torch.ones(2), {"deep": np.ones(1)})],
-        "pair": Pair(torch.ones(1), 2.5),
-        "names": ["a", "b"],
-    }
+    batch = {"x": [(torch.ones(2), {"deep": np.ones(1)})], "pair": Pair(torch.ones(1), 2.5), "names": ["a"]}
     with opened(run_dir=run_dir) as context:
         writer = context.get_tensorboard_writer()
         writer.add_scalar("mine", 1.5, 0)
         writer.close()
         ours, theirs = context.to_device(batch), pytorch.to_device(batch, context.device)
-        context.to_device(batch)
     (one,), (other,) = ours["x"], theirs["x"]
     same = torch.equal(one[0], other[0]) and torch.equal(one[1]["deep"], other[1]["deep"])
     return same, ours["names"] == theirs["names"], type(ours["pair"]).__name__
 
 
-def test_a_batch_is_moved_as_determined_does_and_what_cannot_be_is_named_once(
-    one_rank: Ranks, tmp_path: Path
-) -> None:
+def test_a_batch_is_moved_as_determined_does(one_rank: Ranks, tmp_path: Path) -> None:
     """A named tuple stays one; and the author's TensorBoard writer writes to the run directory."""
     assert one_rank.run(write_and_move, tmp_path) == [(True, True, "Pair")]
-    assert one_rank.said(0).count("a batch holds the str 'a'") == 1
     (events,) = (tmp_path / "tensorboard").rglob("*tfevents*")
     assert b"mine" in events.read_bytes()
 
@@ -214,5 +168,4 @@ def test_a_packed_sequence_is_moved_and_its_batch_sizes_stay_on_the_host() -> No
 
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(3)], enforce_sorted=False)
     found = moved({"words": packed}, "meta")["words"]
-    assert isinstance(found, torch.nn.utils.rnn.PackedSequence)
     assert (found.data.device.type, found.batch_sizes.device.type) == ("meta", "cpu")

@@ -59,7 +59,6 @@ def trial_classes() -> dict[str, Any]:
             self.context = context
             self.args = AttrDict(context.get_hparams())
             engine = self.made(**self.arguments())
-            self.context.reconcile_ds_config(engine._config)
             self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
             self.engine = self.context.wrap_model_engine(engine)
 

@@ -19,7 +19,6 @@ from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Pr
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.train.ending import exit_code_of
-from determined_ds.train.group.addresses import take_addresses
 from determined_ds.train.group.watch import watch_joined
 from determined_ds.train.upstream import load_deepspeed
 
@@ -64,6 +63,8 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
     else:
+        from determined_ds.train.group.addresses import take_addresses
+
         take_addresses()
     backend = get_accelerator().communication_backend_name()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
