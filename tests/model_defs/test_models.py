@@ -12,7 +12,7 @@ from torch import nn
 from model_defs.bert import model as bert
 from model_defs.causal_lm import config as causal_config
 from model_defs.causal_lm import model as causal_lm
-from model_defs.common.parameters import decay_groups, generator_of
+from model_defs.common.parameters import decay_groups
 from model_defs.common.text import next_token_loss
 from model_defs.dcgan import model as dcgan
 from model_defs.drivable_vit import model as drivable_vit
@@ -67,18 +67,6 @@ def test_the_seed_alone_decides_the_weights(name: str) -> None:
     assert not all(torch.equal(value, other[key]) for key, value in first.items())
 
 
-def test_seed_and_name_decide_a_draw() -> None:
-    """So a layer that is added changes no other."""
-    cases = ((0, "a"), (0, "a"), (0, "b"), (1, "a"))
-    draws = [float(torch.rand(1, generator=generator_of(*case))) for case in cases]
-    assert draws[0] == draws[1]
-    assert len(set(draws)) == 3
-    one, two = (drivable_vit.model_config({**DRIVABLE, "spatial_layers": layers}) for layers in (1, 2))
-    deeper = drivable_vit.DrivableViT(two, seed=3).state_dict()
-    shallow = drivable_vit.DrivableViT(one, seed=3).state_dict()
-    assert all(torch.equal(value, deeper[name]) for name, value in shallow.items())
-
-
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_activation_checkpointing_changes_no_gradient(name: str) -> None:
     drawn = torch.Generator().manual_seed(1)
@@ -130,12 +118,3 @@ def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
         if parameter.ndim < 2 or key.endswith(("cls_token", "vit.embeddings.position_embeddings"))
     }
     assert of_groups == [set(names.values()) - spared, spared]
-
-
-def test_a_frozen_matrix_is_in_no_group_and_one_that_zero_3_divides_is_a_matrix_still() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Embedding(4, 3))
-    model[0].weight.requires_grad_(False)
-    assert [len(group["params"]) for group in decay_groups(model)] == [1, 3]
-    model[2].weight = nn.Parameter(torch.zeros(12))  # a vector with its shape beside it
-    model[2].weight.ds_shape = (4, 3)
-    assert [len(group["params"]) for group in decay_groups(model)] == [1, 3]

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
 
 from model_defs.causal_lm.model import check_masks, positions_in_documents
-from model_defs.common.text import load_text
 from tests.model_defs.causal_lm import tiny
-from tests.model_defs.words import save_tokenizer
 from tests.package import refusal
-
-
-@pytest.fixture
-def documents(tmp_path: Path) -> str:
-    lines = [json.dumps({"text": "one two three four"[: 3 + 5 * (i % 3)].strip()}) for i in range(60)]
-    path = tmp_path / "documents.jsonl"
-    path.write_text("\n".join(lines))
-    return str(path)
-
-
-def test_a_models_own_tokenizer_is_taken_and_needs_no_pad_token(documents: str, tmp_path: Path) -> None:
-    folder = save_tokenizer(tmp_path / "model", eos_token="<eos>")
-    text = load_text({"path": documents}, 4, default_tokenizer=folder)
-    assert text.tokenizer == folder
-    assert (text.vocab_size, text.separator) == (6, 1)
-    tokens_T, targets_T = text.train[0]
-    assert torch.equal(tokens_T[1:], targets_T[:-1])
-    assert 1 in torch.cat([text.train[i][0] for i in range(4)])
-
-
-@pytest.mark.parametrize(("tokenizer", "default"), [(None, None), ("bytes", None), ("bytes", "nowhere")])
-def test_bytes_are_taken_at_random_weights_or_where_asked_for(
-    tokenizer: str | None, default: str | None, documents: str
-) -> None:
-    text = load_text({"path": documents, "tokenizer": tokenizer}, 4, default_tokenizer=default)
-    assert (text.vocab_size, text.separator) == (256, 0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral", "qwen3", "phi3", "gemma2"])

@@ -89,15 +89,10 @@ def cut_short(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:1000])
 
 
-def none(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
 DAMAGES = {
     other_shapes: ("mlp", "48"),
     missing: ("model.layers.1.mlp.up_proj.weight", "missing"),
     cut_short: ("",),
-    none: ("model.safetensors",),
 }
 
 

@@ -68,13 +68,11 @@ def parameters_as_built(folder: str | None) -> dict[str, Any]:
     import deepspeed
 
     from model_defs.causal_lm import config, model
-    from model_defs.causal_lm.source import Source
 
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    source = None if folder is None else Source(name=folder)
-    found = config.read_config(source, tiny.MODEL_CONFIG, vocab_size=256)
+    found = config.read_config(folder, tiny.MODEL_CONFIG, vocab_size=256)
     ds_config = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
-    built = model.build_model(found, source, seed=1, dtype=torch.float32, zero3=ds_config)
+    built = model.build_model(found, folder, seed=1, dtype=torch.float32, zero3=ds_config)
     return {name: (p.numel(), p.ds_tensor.numel()) for name, p in built.named_parameters()}
 
 

@@ -49,16 +49,6 @@ def test_windows_cover_the_text_but_for_a_last_one_that_is_not_full(num_tokens, 
     assert 0 <= num_tokens - len(seen) <= sequence_length
 
 
-@given(num_windows=st.integers(1, 60), most=st.integers(1, 60))
-def test_a_limit_takes_windows_evenly(num_windows, most):
-    sequences = TokenSequences(np.repeat(np.arange(num_windows), 2), sequence_length=1, max_sequences=most)
-    taken = [tokens_T.item() for tokens_T, _ in sequences]
-    assert len(taken) == min(most, num_windows)
-    gaps = np.diff([*taken, num_windows])
-    assert taken[0] == 0
-    assert gaps.max() - gaps.min() <= 1
-
-
 # --- the default: bytes of the standard library ---
 
 
@@ -89,14 +79,6 @@ def test_no_file_is_on_both_sides_and_every_file_on_one(corpus):
     assert 4 <= len(validation) <= 18
 
 
-def test_a_single_file_is_cut_into_a_head_and_a_tail(tmp_path):
-    file = tmp_path / "book.txt"
-    file.write_bytes(bytes(range(97, 117)) * 5)
-    data = load_text({"path": str(file), "validation_fraction": 0.2}, 4)
-    assert text_of(data.train) + text_of(data.validation) == file.read_bytes()
-    assert len(data.validation.tokens_N) == 20
-
-
 def test_a_validation_path_leaves_all_of_the_path_to_training(corpus, tmp_path):
     file = tmp_path / "held_out.md"
     file.write_text("held out " * 10)
@@ -120,14 +102,6 @@ def test_a_tokenizers_documents_are_joined_by_its_eos_token(tmp_path):
     assert data.train.tokens_N.tolist() == [2, 3, 1, 4, 1, 0, 5]
     assert data.validation.tokens_N.tolist() == [5, 4, 3, 2]
     assert data.train.tokens_N.dtype == np.uint8
-
-
-def test_tokenizers_that_do_not_do(tmp_path, corpus):
-    """One without an eos token, none, and a folder that holds something else."""
-    without = save_tokenizer(tmp_path / "tokenizer")
-    for folder, fix in ((without, "add_special_tokens"), (str(corpus), "")):
-        (problem,) = problems_of({"path": str(corpus), "tokenizer": folder})
-        assert (problem.key, problem.value, fix in problem.fix) == ("data.tokenizer", folder, True)
 
 
 # --- what cannot be ---

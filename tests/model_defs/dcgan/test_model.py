@@ -11,8 +11,6 @@ from model_defs.dcgan.model import (
     Discriminator,
     Generator,
     dcgan_config,
-    discriminator_loss,
-    generator_loss,
 )
 
 SMALL = {"image_size": 16, "latent_size": 6, "generator_features": 8, "discriminator_features": 4}
@@ -24,11 +22,6 @@ def test_full_size_parameters() -> None:
         generator, discriminator = Generator(DCGANConfig()), Discriminator(DCGANConfig())
     assert sum(p.numel() for p in generator.parameters()) == 3_576_704
     assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
-
-
-def test_convolutions_start_as_published() -> None:
-    weight = Generator(dcgan_config(SMALL), seed=3).state_dict()["layers.0.weight"]
-    assert weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("image_size", [8, 16, 32])
@@ -51,24 +44,7 @@ def test_an_image_does_not_depend_on_the_others() -> None:
     assert torch.allclose(discriminator(images)[2:], discriminator(images[2:]), atol=1e-6)
 
 
-def test_losses() -> None:
-    undecided = torch.zeros(3)
-    assert discriminator_loss(undecided, undecided).item() == pytest.approx(2 * 0.693147)
-    assert generator_loss(undecided).item() == pytest.approx(0.693147)
-    sure = torch.full((3,), 50.0)
-    assert discriminator_loss(sure, -sure).item() == pytest.approx(0.0, abs=1e-6)
-    assert generator_loss(-sure).item() == pytest.approx(50.0)
-
-
 # -------------------------------------------------------------------------------------- Fréchet distance
-
-
-def test_distance_of_normal_distributions() -> None:
-    """Of diagonal covariances it is the sum over coordinates of (m1 - m2)² + (s1 - s2)²."""
-    one = (torch.tensor([0.0, 1.0]).double(), torch.diag(torch.tensor([4.0, 9.0]).double()))
-    other = (torch.tensor([3.0, 1.0]).double(), torch.diag(torch.tensor([1.0, 9.0]).double()))
-    assert frechet_distance(one, other) == pytest.approx(9 + 1)
-    assert frechet_distance(one, one) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_distance_is_of_all_ranks_together() -> None:

@@ -24,34 +24,23 @@ def drawn(split: int = TRAIN, seed: int = 0) -> DrawnScenes:
 
 
 def test_a_scene_is_decided_by_seed_split_and_index() -> None:
-    torch.manual_seed(0)
-    np.random.seed(0)
     pixels, masks = drawn()[1]
-    torch.manual_seed(1)
-    np.random.seed(1)
+    torch.rand(3), np.random.rand(3)
     again_pixels, again_masks = drawn()[1]
     assert torch.equal(pixels, again_pixels)
     assert torch.equal(masks, again_masks)
+    assert (pixels.shape, masks.shape) == ((2, 2, 3, 16, 16), (2, 2, 16, 16))
+    assert -1 <= pixels.min() < pixels.max() <= 1
+    assert set(masks.unique().tolist()) == {0, 1}
     for other in (drawn()[2], drawn(VALIDATION)[1], drawn(seed=1)[1]):
         assert not torch.equal(pixels, other[0])
 
 
-def test_shapes_and_ranges() -> None:
-    pixels, masks = drawn()[0]
-    assert pixels.shape == (2, 2, 3, 16, 16)
-    assert pixels.dtype == torch.float32
-    assert pixels.min() >= -1
-    assert pixels.max() <= 1
-    assert masks.shape == (2, 2, 16, 16)
-    assert masks.dtype == torch.uint8
-    assert set(masks.unique().tolist()) == {0, 1}
-
-
-def empty_road(boxes: Boxes, half_width: float = 3.01, crossing: Any = None) -> Scene:
+def empty_road(boxes: Boxes) -> Scene:
     return Scene(
         bend=0.0,
-        half_width=half_width,
-        crossing=crossing,
+        half_width=3.01,
+        crossing=None,
         lateral=0.0,
         speed=10.0,
         heading=0.0,
@@ -66,19 +55,19 @@ def empty_road(boxes: Boxes, half_width: float = 3.01, crossing: Any = None) -> 
     )
 
 
-def boxes(*centers: tuple[float, float], speed: float = 0.0) -> Boxes:
+def boxes(*centers: tuple[float, float]) -> Boxes:
     count = len(centers)
     return Boxes(
         center_K2=np.array(centers, dtype=float).reshape(count, 2),
         half_K3=np.tile([1.0, 1.0, 2.0], (count, 1)),
         yaw_K=np.zeros(count),
-        speed_K=np.full(count, speed),
+        speed_K=np.zeros(count),
         colour_K3=np.zeros((count, 3)),
     )
 
 
-def mask_of(scene: Scene, view: int = 0, num_views: int = 1, moments_ago: int = 0) -> np.ndarray:
-    return render(scene, img_size=65, view=view, num_views=num_views, moments_ago=moments_ago)[1]
+def mask_of(scene: Scene) -> np.ndarray:
+    return render(scene, img_size=65, view=0, num_views=1, moments_ago=0)[1]
 
 
 def test_the_mask_is_where_the_road_is() -> None:
@@ -98,22 +87,6 @@ def test_a_box_hides_the_road_behind_it() -> None:
     assert not blocked[34 : near_the_box - 1, 32].any()
     assert blocked[near_the_box + 1 :, 32].all()
     assert blocked[40, 50] == free[40, 50]
-
-
-def test_rig_and_boxes_move() -> None:
-    scene = empty_road(boxes((20.0, 0.0), speed=10.0))
-    now, before = mask_of(scene), mask_of(scene, moments_ago=1)
-    assert (now == before).all(), "as fast as the rig: always as far ahead"
-    parked = empty_road(boxes((20.0, 0.0)))
-    assert mask_of(parked, moments_ago=1).sum() > mask_of(parked).sum(), "it was 5 m further away"
-
-
-def test_views_go_from_left_to_right() -> None:
-    """A crossing to the left alone is road for the left camera."""
-    left_only, none = (empty_road(boxes(), crossing=at) for at in ((8.0, 4.0, 1), None))
-    more = [int(mask_of(left_only, view, 3).sum()) - int(mask_of(none, view, 3).sum()) for view in range(3)]
-    assert more[0] > 0
-    assert more[2] == 0
 
 
 # ---------------------------------------------------------------------------------------------- a folder

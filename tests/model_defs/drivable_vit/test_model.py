@@ -70,30 +70,6 @@ def test_a_view_sees_the_others_and_a_moment_those_before_it(
     assert touched(built, moment=1, view=1).int().tolist() == of_the_last
 
 
-@torch.no_grad()
-def test_fewer_moments_are_the_last_ones() -> None:
-    """A rig that has just started: the present moment alone has the place of the present."""
-    alone = model(cross_view_layers=0)
-    assert alone(pixels()[:, 1:]).shape == (1, 1, 3, 16, 16)
-    places = alone.positions.moment_MD
-    places.zero_()
-    places[-1] = 1.0
-    hidden = torch.zeros(1, 1, 3, 16, 16)
-    assert torch.equal(
-        alone.positions(hidden)[0, 0, 0, 0], alone.positions.patch_ND[0] + alone.positions.view_VD[0] + 1
-    )
-
-
-def test_patches_lie_where_their_pixels_are() -> None:
-    """Each pixel's decoder features come from the patch that holds it."""
-    built = model(spatial_layers=0, cross_view_layers=0, temporal_layers=0)
-    one = pixels().requires_grad_()
-    built(one)[0, 0, 0, 9, 5].backward()
-    rows, columns = one.grad[0, 0, 0].abs().sum(0).nonzero().unbind(1)  # type: ignore[index]
-    # Two convolutions reach two pixels further; those pixels' patches are rows 4..12, columns 0..8.
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (4, 11, 0, 7)
-
-
 def test_iou_is_a_ratio_of_sums() -> None:
     """A slot with no union changes nothing, and a large image counts for more than a small one."""
     first, second, idle = IoU(), IoU(), IoU()
