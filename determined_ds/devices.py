@@ -36,7 +36,7 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     if name == "cuda":
         fix = "use --accelerator cpu, or a machine with a GPU"
         raise _refuse(name, origin, "torch finds no CUDA device here", fix)
-    flags = _cpu_flags()
+    flags = cpu_flags()
     return Accelerator(
         name="cpu", num_devices=num_cores(), bf16=False, fp16=bool(flags & {"avx512_fp16", "amx_fp16"})
     )
@@ -125,7 +125,8 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, num_cores() // ranks)
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
+    """What the processor says that it can do."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

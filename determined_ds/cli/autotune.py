@@ -25,13 +25,6 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.option("--budget", default="20m", show_default=True, help="A time (20m, 1h), or trials (12).")
 @click.option("--over", type=Names(), default=ALL, help=f"What to search over.  [default: {ALL}]")
-@click.option(
-    "--metric",
-    type=click.Choice(["samples_per_second", "peak_memory_gib"]),
-    default="samples_per_second",
-    show_default=True,
-    help="Metric to optimize.",
-)
 @measuring_options(steps=20, fewest=5)
 @click.option(
     "--loss-tolerance",
@@ -42,14 +35,14 @@ Examples:
     help="Largest relative difference from the loss of fp32; a tenth of it for the first step.",
 )
 @click.option("--slots", type=int, help="Ranks; resources.slots_per_trial if absent.")
-def autotune(budget: str, over: list[str], metric: str, tolerance: float, **options: Any) -> None:
+def autotune(budget: str, over: list[str], tolerance: float, **options: Any) -> None:
     """Find the fastest way to train the experiment CONFIG: its model and its global batch stay as they are.
 
     Writes best.yaml, with what was chosen, and report.html, results.json and results.csv.
     """
     from determined_ds.tune.autotune import Autotune
 
-    chosen: dict[str, Any] = {"metric": metric, "budget": budget, "over": over, "tolerance": tolerance}
+    chosen: dict[str, Any] = {"budget": budget, "over": over, "tolerance": tolerance}
     tuning = Autotune(request_of(options), say=click.echo, **chosen)
     run_dir = tuning.workbench.run_dir
     if (found := tuning.run()) is not None:

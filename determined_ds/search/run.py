@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from determined_ds.checkpoints.files import checkpoints_in
@@ -102,12 +103,8 @@ class LocalSearch:
         self._replaces = name not in ("grid", "single")
         self._time_metric = str(plan.searcher["time_metric"]) if name in HALVING else ""
         self._rungs = rungs(brackets_of(plan.searcher)[0]) if name in HALVING else ()
-        # A table on a terminal, and what has happened above it; lines elsewhere.
-        console = Console()
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        )
-        self._drawn_s = 0.0
+        # A table on a terminal, and what has happened above it; the latter alone elsewhere.
+        self._live = Live(auto_refresh=False, transient=True)
 
     @property
     def _open(self) -> list[Trial]:
@@ -124,23 +121,21 @@ class LocalSearch:
         Raises:
             ConfigError: the run directory holds another search, or a trial reports no such metric.
         """
+        drawn_s = 0.0
         try:
-            if self._live is not None:
-                self._live.start()
-            if self.plan.resume:
-                self._restore()
-            while self._turn():
-                time.sleep(POLL_S)
-                self._follow()
-                if self._live is not None and time.monotonic() >= self._drawn_s + REFRESH_S:
-                    self._drawn_s = time.monotonic()
-                    self._live.update(self._drawing(), refresh=True)
+            with self._live:
+                if self.plan.resume:
+                    self._restore()
+                while self._turn():
+                    time.sleep(POLL_S)
+                    self._follow()
+                    if time.monotonic() >= drawn_s + REFRESH_S:
+                        drawn_s = time.monotonic()
+                        self._live.update(self._drawing(), refresh=True)
         finally:
             for trial in self._running:
                 assert trial.process is not None
                 trial.process.kill()
-            if self._live is not None:
-                self._live.stop()
 
     def _restore(self) -> None:
         """Pass on what the trials of an interrupted search have written since."""
@@ -333,10 +328,7 @@ class LocalSearch:
 
     def _say(self, trial: Trial, what: str, more: str = "") -> None:
         line = f"trial {trial.number:<4} {what:<10} {more}".rstrip()
-        if self._live is None:
-            print(line, flush=True)
-        else:
-            self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _best(self) -> tuple[Trial, int, float] | None:
         """The trial with the best validation, the first of equals, its batches and its metric."""
@@ -347,29 +339,32 @@ class LocalSearch:
 
     def _drawing(self) -> Group:
         """The trials that run, the best so far, and how many have become what."""
-        experiment, machine, running = self.plan.experiment, self.plan.machine, self._running
         table = Table(box=None, pad_edge=False)
-        for head in ("trial", "progress", "batches", experiment.metric):
+        for head in ("trial", "progress", "batches", self.plan.experiment.metric):
             table.add_column(head, justify="left" if head == "progress" else "right", no_wrap=True)
         table.add_column("point", overflow="ellipsis", no_wrap=True)
-        for trial in running:
+        for trial in self._running:
             steps, length = trial.steps or 0, trial.length
             is_stopping = trial.stop_asked or self.interrupts.requested
-            progress = "stopping" if is_stopping else "starting" if trial.steps is None else "running"
-            if progress == "running" and length:
-                done = round(BAR_CELLS * min(1.0, steps / length))
-                progress = "━" * done + "─" * (BAR_CELLS - done)
+            word = "stopping" if is_stopping else "starting" if trial.steps is None else "running"
+            progress = ProgressBar(length, steps, BAR_CELLS) if word == "running" and length else word
             batches = f"{steps}/{length}" if length else str(steps)
             value = f"{trial.values[trial.last]:.5g}" if trial.values else ""
             table.add_row(str(trial.number), progress, batches, value, _in_words(trial.point))
+        return Group(table, "", *self._summary())
+
+    def _summary(self) -> list[str]:
+        """How many trials have become what, and the best."""
         counts = Counter(trial.status for trial in self.events.trials)
-        ended = [f"{counts[each]} {each}" for each in (COMPLETED, STOPPED, FAILED, DROPPED) if counts[each]]
-        in_use = min(machine.slots, len(running) * machine.slots_per_trial)
-        parts = [*ended, f"{len(self._waiting())} waiting", f"{in_use} of {machine.slots} slots in use"]
-        line = ""
+        numbers = ", ".join(f"{count} {status}" for status, count in counts.items())
+        lines = [f"{len(self.events.trials)} trials: {numbers}"]
         if best := self._best():
-            line = f"best: {experiment.metric} {best[2]:.5g}, trial {best[0].number} after {best[1]} batches"
-        return Group(table, "", line, ", ".join(parts))
+            trial, steps, value = best
+            lines.append(
+                f"best   trial {trial.number}: {self.plan.experiment.metric} {value:.6g} after {steps} batches"
+            )
+            lines += [f"       {_in_words(trial.point)}"] if trial.point else []
+        return lines
 
     # --------------------------------------------------------------------------------------------- at the end
 
@@ -402,12 +397,7 @@ class LocalSearch:
         if best is not None:  # curves, and what differs between the trials
             save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
             written.append(plan.run_dir / PAGE)
-        counts = Counter(trial.status for trial in trials)
-        lines = ["", f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())]
-        if best is not None:
-            lines.append(f"best   trial {best[0].number}: {metric} {best[2]:.6g} after {best[1]} batches")
-            lines += [f"       {_in_words(best[0].point)}"] if best[0].point else []
-            lines.append(f"again  {command}")
+        lines = ["", *self._summary(), *([f"again  {command}"] if best is not None else [])]
         lines.append("see    " + ", ".join(short(path) for path in written))
         why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
         lines += [
@@ -417,16 +407,15 @@ class LocalSearch:
             lines.append(f"  and {len(why) - MOST_REASONS} other reasons, which {RESULTS} has")
         print("\n".join(lines), flush=True)
         has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
-        if self._gave_up:
-            print(f"{'warning' if has_trained else 'error'}: gave up: {self._gave_up}", file=sys.stderr)
-        elif not has_trained:
-            print("error: every trial was dropped or failed", file=sys.stderr)
+        problem = f"gave up: {self._gave_up}" if self._gave_up else ""
+        if not has_trained:
+            problem = problem or "every trial was dropped or failed"
         elif best is None:
-            print(
-                f"error: no trial has reported a finite {metric}, by which the best is chosen",
-                file=sys.stderr,
-            )
-        return 0 if has_trained and best is not None else EXIT_TRAINING_FAILED
+            problem = f"no trial has reported a finite {metric}, by which the best is chosen"
+        is_good = has_trained and best is not None
+        if problem:
+            print(f"{'warning' if is_good else 'error'}: {problem}", file=sys.stderr)
+        return 0 if is_good else EXIT_TRAINING_FAILED
 
 
 def _header(plan: SearchPlan) -> Iterator[str]:
@@ -435,9 +424,7 @@ def _header(plan: SearchPlan) -> Iterator[str]:
     axes, name = experiment.space.axes, searcher["name"]
     over = f" over {', '.join(axis.name.rpartition('.')[2] for axis in axes)}" if axes else ""
     yield f"{experiment.name}: {name}{over}, {experiment.entrypoint}"
-    count = (
-        1 if name == "single" else experiment.space.size if name == "grid" else int(searcher["max_trials"])
-    )
+    count = {"single": 1, "grid": experiment.space.size}.get(name) or int(searcher["max_trials"])
     trials = f"{count} trial{'s' * (count != 1)}"
     if name in HALVING:
         brackets = brackets_of(searcher)

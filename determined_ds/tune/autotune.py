@@ -15,22 +15,21 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 
 import psutil
 
-from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import LARGEST
 from determined_ds.config.strategy import Strategy, plain_forms
+from determined_ds.devices import cpu_flags
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
+from determined_ds.experiment.experiment import SLOTS
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.fitting import usable_bytes
 from determined_ds.memory.rank import memory_per_rank
-from determined_ds.memory.units import format_bytes
 from determined_ds.pipe.orders import DUALPIPEV, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from determined_ds.report.results import MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
 from determined_ds.rundir.run_dir import short
@@ -56,10 +55,9 @@ AXES = (
     "pipe_schedule",
     "offload",
 )
-MEMORY = "peak_memory_gib"  # the metric that is not the speed
 SCHEDULES = (ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV)  # gpipe takes as long as 1f1b, and holds more
 MAX_MICRO_BATCHES = 8  # sizes of a micro-batch that are tried: the largest powers of two, and the whole share
-CPU_BF16 = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
+CPU_BF16 = {"avx512_bf16", "amx_bf16"}
 PROCESS_BYTES = 600 * 2**20  # of a rank that holds no tensor yet: Python, torch and DeepSpeed on a CPU
 BEST = "best.yaml"
 SHORTEST_S = 30  # starting the ranks alone takes about ten seconds
@@ -76,7 +74,6 @@ class Autotune:
 
     Args:
         request: What ``compare`` has too.
-        metric: ``samples_per_second`` or ``peak_memory_gib``.
         budget: ``20m``, ``1h`` or ``90s`` of the clock, or a number of trials.
         over: Of :data:`AXES`.
         tolerance: Largest relative difference from fp32's of the last five steps' mean loss; a tenth of it of the
@@ -88,7 +85,7 @@ class Autotune:
     """
 
     def __init__(
-        self, request: Request, *, metric: str, budget: str, over: Sequence[str], tolerance: float, say: Say
+        self, request: Request, *, budget: str, over: Sequence[str], tolerance: float, say: Say
     ) -> None:
         found = Problems()
         found.of(lambda: check_names("--over", over, AXES, "axis"))
@@ -96,14 +93,14 @@ class Autotune:
         self.workbench = open_workbench(request, found, "autotune", say=say)
         assert allowed is not None
         self._most_trials, self._most_seconds = allowed
-        self._metric, self._tolerance, self._say = metric, tolerance, say
+        self._tolerance, self._say = tolerance, say
         self.interrupts = Interrupts("ending the measurement; the best so far is written")
         self._measured: dict[str, Measurement] = {}  # by name
         self._refused: dict[str, str] = {}  # name of a variant -> why it cannot run
         self._num_trials, self._started_s = 0, 0.0
 
         self._base = base = self.workbench.base
-        self._left_out = left = _left_out(base)
+        left = _left_out(base)
         self._over = [axis for axis in AXES if axis in over and axis not in left]
         batch, slots = base.resolved.batch.global_batch_size, base.experiment.slots
         say(f"  the fastest way to train it on {slots} slots, global batch {batch}")
@@ -118,27 +115,21 @@ class Autotune:
         self._own = decided(base, f"as it is ({name_of(base.own)})", base.own)
         if self._own.resolved is None:
             raise ConfigError(self._own.problems)
-        self._limit = _memory_of_rank(base)
-        self._knows_sizes = True
+        self._limit, self._knows_sizes = _memory_of_rank(base), True
         try:
-            needed = self._memory_bytes(self._own)
+            self._memory_bytes(self._own)
         except ConfigError as error:
             if base.experiment.script is None:
                 raise
-            self._knows_sizes, needed = False, 0
+            self._knows_sizes = False
             reason = error.problems[0].message
             say(f"  memory   not estimated: {reason}; nothing is dropped for its memory")
-        if needed > self._limit:
-            has = format_bytes(self._limit)
-            message = f"a rank needs {format_bytes(needed)} as the experiment is, and here has {has}"
+        if why := self._why_not(self._own):
             fix = "use a strategy that fits, as det-ds check CONFIG --memory lists them, or a larger machine"
-            place = ("resources", "slots_per_trial")
-            raise ConfigError(base.experiment.document.problem(place, message, fix, "memory"))
-        # The same in fp32 and not compiled, whose loss the others must reach.
-        self._reference = self._own
-        if base.resolved.strategy.precision != "fp32" or base.resolved.torch_compile:
-            choice = replace(base.own, precision="fp32", torch_compile=False)
-            in_fp32 = decided(base, "in fp32, for its loss", choice)
+            raise ConfigError(base.experiment.document.problem(SLOTS, f"as it is, {why}", fix, "memory"))
+        self._reference = self._own  # whose loss the others must reach
+        if base.resolved.strategy.precision != "fp32":
+            in_fp32 = decided(base, "in fp32, for its loss", replace(base.own, precision="fp32"))
             self._reference = self._own if in_fp32.resolved is None else in_fp32
 
     def run(self) -> tuple[Results, str] | None:
@@ -164,9 +155,15 @@ class Autotune:
             first, ranked = self._measured.get(self._own.name), self._ranked()
             if first is None or (not ranked and self.interrupts.requested):
                 return None
+            if first.rejected:
+                why = f"no strategy reaches the loss of fp32; of the experiment as it is, {first.rejected}"
+                fix = "allow more by --loss-tolerance, or use another precision"
+            else:
+                why = f"the experiment as it is does not run: {first.row.reason}"
+                fix = f"see {short(bench.run_dir / 'runs')}, use det-ds run CONFIG --test, or raise --budget"
             if not ranked:
-                raise ConfigError(self._nothing_measured(first))
-            best = ranked[0] if self._is_better(ranked[0], first) or first not in ranked else first
+                raise ConfigError(Problem(key="autotune", message=why, fix=fix))
+            best = ranked[0] if _is_faster(ranked[0], first) or first not in ranked else first
             self._say(f"ended: {ended}")
             verdict = self._verdict(best, first)
             for line in verdict:
@@ -174,12 +171,7 @@ class Autotune:
             assert best.variant.experiment is not None
             among = f"the best of {len(self._measured)} strategies that were measured"
             lines = [f"{best.variant.name}: {among} for {self._base.experiment.document.name}.", *verdict]
-            for each in fields(Choice):
-                before, after = (getattr(one.choice, each.name) for one in (self._own, best.variant))
-                if before != after:
-                    lines.append(f"  {each.name}: {'as it was' if before is None else before} -> {after}")
-            head = "".join(f"# {line}\n" for line in lines)
-            text = head + stored_yaml(best.variant.experiment.config)
+            text = "".join(f"# {line}\n" for line in lines) + stored_yaml(best.variant.experiment.config)
             write_files({bench.run_dir / BEST: text}, overwrite=True)
             return results, best.variant.name
 
@@ -275,10 +267,8 @@ class Autotune:
 
     def _watch_of(self, one: Measurement) -> Watch:
         """What cuts a run short: the clock, or, the first time, that it is clearly beaten."""
-        ranked = self._ranked()
-        best_s = (
-            ranked[0].row.median_step_seconds if ranked and not one.rows and self._metric != MEMORY else None
-        )
+        ranked = [] if one.rows else self._ranked()
+        best_s = ranked[0].row.median_step_seconds if ranked else None
 
         def watch(seconds: Sequence[float]) -> str | None:
             if time.monotonic() - self._started_s > self._most_seconds:
@@ -308,9 +298,7 @@ class Autotune:
             return math.isfinite(loss) and abs(loss - expected) <= tolerance * abs(expected)
 
         if not agree(row.losses[0], fp32.losses[0], self._tolerance / OF_THE_FIRST):
-            is_script = self._base.experiment.script is not None
-            of = "if the script begins with the same weights" if is_script else "of the same weights"
-            return f"its first loss is {row.losses[0]:.5g}, and {fp32.losses[0]:.5g} in fp32, {of}"
+            return f"its first loss is {row.losses[0]:.5g}, and {fp32.losses[0]:.5g} in fp32"
         if not agree(row.loss, fp32.loss, self._tolerance):
             return f"its loss is {row.loss:.4g} after {len(row.losses)} steps, and {fp32.loss:.4g} in fp32"
         return ""
@@ -333,7 +321,7 @@ class Autotune:
             close = [
                 each
                 for each in ranked[1:]
-                if not self._is_better(best, each) or (each is first and len(each.rows) < 2)
+                if not _is_faster(best, each) or (each is first and len(each.rows) < 2)
             ]
             if not close and (len(best.rows) > 1 or best is first):
                 return f"{ended}; what is best was measured apart from the others"
@@ -348,27 +336,15 @@ class Autotune:
 
     # ------------------------------------------------------------------------------------------ the answer
 
-    def _value(self, one: Measurement) -> float | None:
-        """What is ranked by, the smaller the better."""
-        return one.row.peak_memory_bytes if self._metric == MEMORY else one.row.median_step_seconds
-
     def _ranked(self) -> list[Measurement]:
-        """What can be chosen, the best first; what was measured for its loss alone is none of it."""
-        is_extra = self._reference is not self._own
-        found = [
-            each
+        """What can be chosen, the fastest first; what was measured for its loss alone is none of it."""
+        timed = [
+            (seconds, each)
             for each in self._measured.values()
-            if each.row.is_measured and not (is_extra and each.variant is self._reference)
+            if each.row.is_measured and (seconds := each.row.median_step_seconds) is not None
+            if each.variant is self._own or each.variant is not self._reference
         ]
-        valued = [(value, each) for each in found if (value := self._value(each)) is not None]
-        return [each for _, each in sorted(valued, key=lambda item: item[0])]
-
-    def _is_better(self, one: Measurement, other: Measurement) -> bool:
-        """Whether one is better than another by more than their measurements differ."""
-        if self._metric == MEMORY:
-            return (self._value(one) or 0) < (self._value(other) or 0)
-        mine, its = one.interval, other.interval
-        return mine is not None and its is not None and mine[1] < its[0]
+        return [each for _, each in sorted(timed, key=lambda item: item[0])]
 
     def _rows(self) -> list[Measurement]:
         """All, the experiment as it was first."""
@@ -392,17 +368,11 @@ class Autotune:
             lines.append(f"while it was measured, {self.workbench.load}")
         return lines
 
-    def _nothing_measured(self, first: Measurement) -> Problem:
-        if first.rejected:
-            message = f"no strategy reaches the loss of fp32; of the experiment as it is, {first.rejected}"
-            fix = "allow more, or use another precision"
-            return Problem(key="--loss-tolerance", message=message, fix=fix)
-        if first.row.status == STOPPED:
-            message, fix = "ended before the first measurement", "give it more time, e.g. --budget 10m"
-            return Problem(key="--budget", message=message, fix=fix)
-        message = f"the experiment as it is does not run: {first.row.reason}"
-        fix = f"see {short(self.workbench.run_dir / 'runs')}, or use det-ds run CONFIG --test"
-        return Problem(key="autotune", message=message, fix=fix)
+
+def _is_faster(one: Measurement, other: Measurement) -> bool:
+    """Whether one is faster than another by more than their measurements differ."""
+    mine, its = one.interval, other.interval
+    return mine is not None and its is not None and mine[1] < its[0]
 
 
 def parse_budget(text: str) -> tuple[int, float]:
@@ -411,20 +381,16 @@ def parse_budget(text: str) -> tuple[int, float]:
     Raises:
         ConfigError: it is none of them, or too small.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    if match is None:
-        message = "must be a time or a number of trials"
-    elif match[2]:
-        if (seconds := float(match[1]) * UNITS[match[2]]) >= SHORTEST_S:
-            return LARGEST, seconds
-        message = (
-            f"is too small: must be {SHORTEST_S} s or more, since a trial takes about ten seconds to start"
-        )
-    else:
-        if match[1].isdigit() and int(match[1]) >= 2:
-            return int(match[1]), math.inf
-        message = "is too small: must be 2 trials or more, since the first measures the experiment as it is"
-    fix = "write e.g. 20m, 1h or 12 trials"
+    match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", text)
+    number, unit = (int(match[1]), match[2]) if match else (0, "")
+    if unit and number * UNITS[unit] >= SHORTEST_S:
+        return LARGEST, number * UNITS[unit]
+    if not unit and number >= 2:
+        return number, math.inf
+    message = (
+        f"must be a time of {SHORTEST_S}s or more, or 2 trials or more: the first is the experiment as it is"
+    )
+    fix = "write e.g. 20m, 1h or 12"
     raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
 
 
@@ -497,19 +463,11 @@ def _left_out(base: Base) -> dict[str, str]:
         left["offload"] = "a CPU has no other memory to offload to"
     if precision != "fp32":
         left["precision"] = f"the experiment trains in {precision}"
-    elif not computes_bf16(base.accelerator):
+    elif not (base.accelerator.bf16 or (base.accelerator.name == "cpu" and cpu_flags() & CPU_BF16)):
         left["precision"] = "this processor has no instructions for bf16"
     if base.checkpointing_key is None:
         left["activation_checkpointing"] = "the model reads no hyperparameter of that name"
     return left
-
-
-def computes_bf16(accelerator: Accelerator) -> bool:
-    """Whether bf16 is computed by instructions made for it; on a CPU it may be that it is, and off by default."""
-    if accelerator.name != "cpu":
-        return accelerator.bf16
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and CPU_BF16.search(cpuinfo.read_text()) is not None
 
 
 def name_of(choice: Choice) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -366,25 +367,15 @@ def _take_apart(run_dir: Path) -> None:
 
 def unmeasured(variant: Variant, status: str, reason: str) -> Row:
     """The row of a variant without numbers."""
-    resolved, choice = variant.resolved, variant.choice
-    row = Row(
-        name=variant.name,
-        slots=choice.slots,
-        status=status,
-        reason=reason,
-        zero_stage=choice.zero_stage,
-        pipe_parallel_size=choice.pipe_parallel_size,
-    )
-    if resolved is None:
-        return row
-    return replace(
-        row,
-        micro_batch_size=resolved.batch.micro_batch_size,
-        accumulation=resolved.batch.accumulation,
-        replicas=resolved.batch.replicas,
-        precision=resolved.strategy.precision,
-        samples_per_step=resolved.batch.global_batch_size,
-    )
+    known: dict[str, Any] = {}
+    if variant.resolved is not None:
+        batch = variant.resolved.batch
+        known = {name: getattr(batch, name) for name in ("micro_batch_size", "accumulation", "replicas")}
+        known["samples_per_step"] = batch.global_batch_size
+        known["precision"] = variant.resolved.strategy.precision
+    stage, stages = variant.choice.zero_stage, variant.choice.pipe_parallel_size
+    row = Row(name=variant.name, slots=variant.choice.slots, status=status, reason=reason)
+    return replace(row, zero_stage=stage, pipe_parallel_size=stages, **known)
 
 
 def in_words(row: Row) -> str:

@@ -68,7 +68,6 @@ class Choice:
     )
     precision: str | None = None  # fp32, bf16 or fp16
     activation_checkpointing: bool | None = None  # for a model that reads it
-    torch_compile: bool | None = None
     engine: str = "deepspeed"  # or ddp: torch's own DistributedDataParallel
 
 
@@ -237,12 +236,8 @@ def _applied(base: Base, choice: Choice) -> Document:
     made["data_parallel_world_size"] = "auto"
     made["pipe_parallel_size"] = choice.pipe_parallel_size
     made["deepspeed_config"] = {"type": "const", "val": _ds_config(base, choice)}
-    for key, value in (
-        ("torch_compile", choice.torch_compile),
-        (base.checkpointing_key, choice.activation_checkpointing),
-    ):
-        if key is not None and value is not None:
-            made[key] = value
+    if base.checkpointing_key is not None and choice.activation_checkpointing is not None:
+        made[base.checkpointing_key] = choice.activation_checkpointing
     for key in OF_PIPELINES:
         if not is_pipeline or (key == "pipe_chunks" and choice.pipe_schedule is not None):
             made.pop(key, None)
