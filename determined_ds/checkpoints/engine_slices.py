@@ -88,16 +88,11 @@ class Slice:
             yield replace(self, tensor=self.tensor[at : at + place.length], place=place)
 
     @property
-    def name(self) -> str:
-        """Of its tensor."""
-        return self.whole.name
-
-    @property
     def key(self) -> str:
         """Its name in a file: no other slice has it."""
         start, length, run, stride = self.place
         place = f"{run} of {stride} x {length // run}" if run else f"{start + length}"
-        return f"{self.name}/{self.state}[{start}:{place}]"
+        return f"{self.whole.name}/{self.state}[{start}:{place}]"
 
     @property
     def num_bytes(self) -> int:
@@ -138,11 +133,7 @@ class Held:
 
 
 class EngineSlices:
-    """What a rank holds of an engine, by name.
-
-    Args:
-        engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
-        common: Name that all forms of the model have in common -> parameter or buffer.
+    """What a rank holds of an engine of DeepSpeed or of ours, by name; ``common`` as in an index, with the tensors.
 
     Attributes:
         index: The tensors of which this rank has a part, without their states: names, shapes, kinds.
@@ -406,15 +397,10 @@ def _meta_of(tensor: Any) -> Mapping[str, Any] | None:
 
 
 def place_of(tensor: Any, name: str) -> tuple[str, tuple[int, ...], tuple[Stretch, ...] | None]:
-    """What a parameter or buffer is, or is a part of: by ZeRO 3, or of the layers or experts that ranks share.
+    """Name and shape of what a tensor of this name in the module is a part of, by layers or experts that ranks share.
 
-    Args:
-        tensor: The parameter or buffer.
-        name: In the engine's module.
-
-    Returns:
-        Name and shape of the whole; and how this rank's part lies in it: None where it has all of it, but for ZeRO's
-        parts, and where DeepSpeed has cut it in a pattern that cannot be put together.
+    And how this rank's part lies in it; None where it has all of it, but for ZeRO's parts, and where DeepSpeed has cut
+    it in a pattern that cannot be put together.
     """
     place: ExpertPlace | None = getattr(tensor, PLACE, None)
     if place is not None:

@@ -36,7 +36,7 @@ from determined_ds.checkpoints.index import (
     write_index,
 )
 from determined_ds.checkpoints.reader import DTYPES, layout_of, stored_engine
-from determined_ds.checkpoints.safe_load import another_model, only_data, read_data, serialized
+from determined_ds.checkpoints.safe_load import REFUSED, another_model, read_data, reading, serialized
 from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
@@ -63,12 +63,9 @@ class Written:
 
 
 class Engines:
-    """The engines of a trial; made by all ranks at once, before anything is loaded or trained.
+    """The engines of a trial, and its callbacks that average their weights, by name.
 
-    Args:
-        trial: Its ``save`` and ``load`` may be its own.
-        context: The trial's.
-        averages: Name -> callback that averages the weights.
+    Made by all ranks at once, before anything is loaded or trained.
 
     Attributes:
         built: What each engine was built with.
@@ -93,6 +90,11 @@ class Engines:
         # A stage that has no part of a layer does not see what is against it: what one rank finds, all go by.
         reasons = self._distributed.allgather([own_layout(engine) for engine in self._models])
         self.own_layouts = [next(filter(None, found), "") for found in zip(*reasons, strict=True)]
+        if self._averages and (reason := next(filter(None, self.own_layouts), "")):
+            message = (
+                f"no checkpoint can hold the average of an engine that DeepSpeed writes itself: {reason}"
+            )
+            raise ConfigError(Problem(key="EMA", message=message, fix="leave the callback out", code="ema"))
         types = [
             f"{whole.kind} {whole.name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, "
             "or register a buffer with persistent=False where it need not be kept"
@@ -189,8 +191,8 @@ class Engines:
             torch.cuda.synchronize()
         return copies
 
-    def copy_bytes(self, *, on_disk: bool = False) -> int:
-        """Bytes of host memory for a copy of the engines, or ``on_disk``; states to come are taken for Adam's."""
+    def copy_bytes(self) -> int:
+        """Bytes of host memory for a copy of the engines; states that are not there yet are taken for Adam's."""
         total = 0
         for number, own in self._cut():
             slices = own.written(self._averaged(own, number))
@@ -199,7 +201,7 @@ class Engines:
             )
             unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
             count = sum(each.num_bytes for each in slices) + unborn_bytes
-            is_pinned = not on_disk and any(each.tensor.is_cuda for each in slices)
+            is_pinned = any(each.tensor.is_cuda for each in slices)
             total += 1 << (count - 1).bit_length() if is_pinned else count  # torch pins powers of two
         return total
 
@@ -212,22 +214,24 @@ class Engines:
 
     # ------------------------------------------------------------------------------------- read
 
-    def load(self, path: Path) -> None:
-        """Fill the engines from a checkpoint of any layout; a collective."""
-        is_ours = any(path.glob(f"model*/{INDEX_NAME}"))
-        self.then, fillings = {}, self._fillings(path, settings=True) if is_ours else {}
-        optimizer = not self._context.resets_optimizer
-        exact = {
-            n: each.stored.settings.get("layout") == self._layout(each.own) for n, each in fillings.items()
-        }
-        for number, filling in fillings.items() if optimizer else ():
-            filling.check_optimizer(path.name, exact=exact[number])
+    def load(self, path: Path, *, weights_alone: bool = False) -> None:
+        """Fill the engines from a checkpoint of any layout, or with its weights alone; a collective."""
+        is_ours = weights_alone or any(path.glob(f"model*/{INDEX_NAME}"))
+        self.then, fillings = {}, self._fillings(path, settings=not weights_alone) if is_ours else {}
+        optimizer, exact = not weights_alone and not self._context.resets_optimizer, dict[int, bool]()
+        for number, each in fillings.items():
+            is_same = not weights_alone and each.stored.settings.get("layout") == self._layout(each.own)
+            exact[number] = is_same
+            if optimizer:
+                each.check_optimizer(path.name, exact=is_same)
         for number in range(len(self._models)):
             if number not in fillings:
-                self._load_by_deepspeed(path, number)
+                self._load_by_deepspeed(path, number, weights_alone=weights_alone)
         for number, filling in fillings.items():
             own, stored = filling.own, filling.stored
             filling.fill(exact=exact[number], optimizer=optimizer)
+            if weights_alone:
+                continue
             self.then[number] = put_settings(own, stored.settings, self.built[number], optimizer=optimizer)
             file = stored.folder / f"own_states_rank{self._distributed.rank}.pt"
             if exact[number] and optimizer and file.is_file():
@@ -238,35 +242,8 @@ class Engines:
                         moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
                         state.setdefault(tensor, {})[key] = moved
 
-    def load_weights(self, path: Path) -> None:
-        """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
-        fillings = self._fillings(path, settings=False)
-        for number, engine in enumerate(self._models):
-            if number in fillings:
-                fillings[number].fill(exact=False, optimizer=False)
-                continue
-            is_on_nvme = getattr(engine, "zero_nvme_offload_optimizer", bool)()
-            if is_on_nvme or engine.zero_optimization_partition_weights():
-                key = "hyperparameters.fit.warm_start"
-                fix = "write all, at the ZeRO stage and slots of the checkpoint"
-                message = f"an engine under ZeRO 3 or NVMe cannot take weights alone where {self.own_layouts[number]}"
-                raise ConfigError(
-                    Problem(key=key, value="weights", message=message, fix=fix, code="warm-start")
-                )
-            self._load_by_deepspeed(path, number, weights_alone=True)
-
-    def averages_apart(self) -> dict[str, dict[int, list[torch.Tensor]]]:
-        """Name of an average -> of each engine that was not written as slices, what only this rank can read."""
-        apart = [number for number, reason in enumerate(self.own_layouts) if reason or self.written is None]
-        return {
-            name: {
-                number: [part for *_, part in parts] for number in apart if (parts := average.parts(number))
-            }
-            for name, average in self._averages.items()
-        }
-
-    def load_averages(self, path: Path, apart: Mapping[str, Any]) -> set[str]:
-        """Continue the averages that a checkpoint holds, as slices or ``apart``; after the engines."""
+    def load_averages(self, path: Path) -> set[str]:
+        """Continue the averages that a checkpoint holds, after the engines. Returns the names of their callbacks."""
         stored = {
             number: Filling(own, stored_engine(path / f"model{number}"))
             for number, own in self._cut()
@@ -274,15 +251,11 @@ class Engines:
         }
         tensors = [each for filling in stored.values() for each in filling.stored.index.tensors.values()]
         there = {state for tensor in tensors for state in tensor.states}
-        found = {name for name in self._averages if average_state(name) in there or apart.get(name)}
+        found = {name for name in self._averages if average_state(name) in there}
         for name in found:
             self._averages[name].begin()
         for number, filling in stored.items():
             filling.fill_states(self._averaged(filling.own, number))
-        for name in found:
-            for number, parts in apart.get(name, {}).items():
-                for (_, _, own), part in zip(self._averages[name].parts(number), parts, strict=True):
-                    own.copy_(part)
         return found
 
     def _fillings(self, path: Path, *, settings: bool) -> dict[int, Filling]:
@@ -326,6 +299,13 @@ class Engines:
         partitions, and looks at neither names nor shapes. Both are refused.
         """
         engine, reason, folder = self._models[number], "", path / f"model{number}"
+        if weights_alone and (
+            engine.zero_nvme_offload_optimizer() or engine.zero_optimization_partition_weights()
+        ):
+            raise CheckpointError(
+                f"an engine under ZeRO 3 or NVMe cannot take weights alone where {self.own_layouts[number]}\n"
+                "  fix: fit.warm_start: all, at the ZeRO stage and slots of the checkpoint"
+            )
         stage = engine.zero_optimization_stage()
         replicas = EngineSlices(engine).replicas if stage else 1
         here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
@@ -354,7 +334,7 @@ class Engines:
         tied, file = self._tied(number, path)
         if tied and file.is_file():  # before DeepSpeed makes an optimizer's copy of the weights
             tied.load_state_dict(read_data(file, map_location="cpu"))
-        with only_data():
+        with reading(f"checkpoint {path.name}", REFUSED):
             engine.load_checkpoint(str(path), tag=f"model{number}", load_module_only=weights_alone)
 
     def _tied(self, number: int, path: Path) -> tuple[Any, Path]:

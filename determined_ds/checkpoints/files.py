@@ -9,17 +9,19 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from determined_ds.checkpoints.index import ENGINES, INDEX_NAME
 
+T = TypeVar("T")
 logger = logging.getLogger("determined_ds")
 
 METADATA, MANIFEST, LOAD_DATA = "metadata.json", "manifest.json", "load_data.json"
@@ -27,8 +29,6 @@ METADATA, MANIFEST, LOAD_DATA = "metadata.json", "manifest.json", "load_data.jso
 STATE, THEIR_STATE = "trial_state.json", "trial_state.pkl"
 PART = "det_state_dict_rank{}.pth"
 PARTIAL = ".partial"  # suffix of one that is being written
-# Others were added by a user.
-METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
 CHUNK_BYTES = 2**20
 VERIFIED = "DET_DS_VERIFIED"  # environment of a rank: which checkpoints its launcher has read whole
 READERS = 8  # threads that read files to verify them
@@ -122,9 +122,10 @@ def fingerprint(file: Path) -> dict[str, Any]:
 
 
 def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Write ``metadata.json``, and the manifest: the fingerprint of each file, and one of the manifest itself.
+    """Write ``metadata.json``, and the manifest: the fingerprint of each other file, and one of the manifest itself.
 
-    Determined writes ``metadata.json`` too, but to object storage it sends what was there before it did.
+    Determined writes ``metadata.json`` too, and a user may add to it; to object storage Determined sends what was there
+    before it wrote.
 
     Args:
         path: The checkpoint's folder.
@@ -136,7 +137,6 @@ def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, 
     (path / METADATA).write_text(json.dumps(metadata, indent=2))
     content = {
         "steps_completed": metadata["steps_completed"],
-        "metadata_sha256": _metadata_digest(metadata),
         "files": dict(sorted(files.items())),
     }
     content["sha256"] = _digest(content)
@@ -146,12 +146,6 @@ def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, 
 def _digest(content: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def _metadata_digest(metadata: Mapping[str, Any]) -> str:
-    """One checksum for every order of the keys: ``det checkpoint download`` writes them in the master's."""
-    written = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
-    return hashlib.sha256(json.dumps(written, indent=2).encode()).hexdigest()
 
 
 def put_on_disk(path: Path) -> None:
@@ -181,7 +175,7 @@ def warn_if_unverified(path: Path, name: str = "") -> None:
 
 
 def damage_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> str | None:
-    """What is wrong with a checkpoint, or None; arguments as of :func:`damages_of`."""
+    """What is wrong with a checkpoint, or None; see :func:`damages_of`."""
     return next(damages_of(path, share=share), None)
 
 
@@ -211,14 +205,9 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
     def damage(name: str) -> str | None:
         file = path / name
         try:
-            if name == METADATA:
-                # In object storage an earlier version left it out, and the manifest has all of it.
-                mark = _metadata_digest(read_object(file)) if file.exists() else content["metadata_sha256"]
-                is_same = mark == content["metadata_sha256"]
-            elif (size := file.stat().st_size) != files[name]["bytes"]:
+            if (size := file.stat().st_size) != files[name]["bytes"]:
                 return f"{name} has {size} bytes, {files[name]['bytes']} were written"
-            else:
-                is_same = was_read or fingerprint(file) == files[name]
+            is_same = was_read or fingerprint(file) == files[name]
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
@@ -228,7 +217,7 @@ def damages_of(path: Path, *, share: tuple[int, int] = (0, 1)) -> Iterator[str]:
     is_whole = True
     index, count = share
     with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1) // count)) as threads:
-        for found in filter(None, threads.map(damage, [METADATA, *files][index::count])):
+        for found in filter(None, threads.map(damage, list(files)[index::count])):
             is_whole = False
             yield found
     if is_whole and count == 1:
@@ -290,3 +279,56 @@ def data_refusal(written: Mapping[str, Any], *, replicas: int, micro_batch_size:
     return (
         f"{data[0]} gives each replica its own samples: replicas x micro-batch were {was}, and are {by} now"
     )
+
+
+# ------------------------------------------------------------------------------------------- best, and kept
+
+
+def as_number(value: Any) -> float | None:
+    """A metric as a number, finite or not; None where it is none: a text, a list, a tensor of several numbers."""
+    if getattr(value, "size", None) is not None and hasattr(value, "item"):  # of torch or numpy
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):  # of several numbers
+            return None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def finite(value: Any) -> float | None:
+    """A metric as a number that can be compared; None where it is not finite, or no number."""
+    number = as_number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def is_better(value: Any, best: Any, *, smaller_is_better: bool) -> bool:
+    """Whether a validation beats the best one so far (None: there is none); one that is not finite never does."""
+    now, before = finite(value), finite(best)
+    if now is None or before is None:
+        return now is not None
+    return now < before if smaller_is_better else now > before
+
+
+def not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """The names of the metrics that are numbers and not finite."""
+    return [name for name, value in metrics.items() if as_number(value) is not None and finite(value) is None]
+
+
+def best_of(
+    checkpoints: Iterable[Checkpoint], values: Mapping[int, float | None], *, smaller_is_better: bool
+) -> Checkpoint | None:
+    """The checkpoint with the best validation of its batch; if two are equal, the earlier; None if none is finite.
+
+    ``values``: batch -> the searcher's metric of the validation after it.
+    """
+    best, best_value = None, None
+    for each in sorted(checkpoints, key=lambda each: each.steps_completed):
+        value = values.get(each.steps_completed)
+        if is_better(value, best_value, smaller_is_better=smaller_is_better):
+            best, best_value = each, value
+    return best
+
+
+def over_limit(kept: Sequence[T], limit: int | None, best: T | None) -> list[T]:
+    """What a limit on ``kept``, the oldest first, deletes: the oldest, never the best nor the newest."""
+    spare = [each for each in kept[:-1] if each != best]
+    return spare[: max(0, len(kept) - limit)] if limit else []

@@ -67,12 +67,7 @@ class Filling:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def fill(self, *, exact: bool, optimizer: bool) -> None:
-        """Fill the engine; under ZeRO 3 a collective.
-
-        Args:
-            exact: Nothing at all has changed since the checkpoint was written.
-            optimizer: Whether its states are filled too.
-        """
+        """Fill the engine, with an optimizer's states; ``exact``: nothing has changed. Under ZeRO 3 a collective."""
         own, zero = self.own, self.own.engine.optimizer
         if own.weights_are_split:
             zero.checkpoint_event_prologue()

@@ -65,11 +65,7 @@ class Piece(NamedTuple):
     ranks: Count = 1  # files; the elements of each follow those of the one before. 1 for a piece with gaps
 
     def overlap(self, start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
-        """What it has of the elements from ``start`` to ``stop`` of the flattened tensor.
-
-        Yields:
-            File, the first element in the file, the first one in the tensor, how many.
-        """
+        """What it has of a stretch of the flattened tensor: file, first element in it and in the tensor, how many."""
         # Stretches of one size at equal distances: the runs in a file, or what is in the file of each rank.
         size, distance = self.run or self.length, self.stride or self.length or 1
         count = self.length // self.run if self.run else self.ranks

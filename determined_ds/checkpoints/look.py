@@ -1,7 +1,4 @@
-"""Looking into checkpoints: what one holds, whether it is intact, where two differ.
-
-What is found is what ``--json`` prints. Only :func:`differences` reads tensors, a part at a time, and loads torch.
-"""
+"""Looking into checkpoints, for ``--json`` and people; only :func:`differences` reads tensors, and loads torch."""
 
 from __future__ import annotations
 
@@ -26,25 +23,6 @@ from determined_ds.errors import CheckpointError
 
 if TYPE_CHECKING:
     from determined_ds.checkpoints.reader import StoredEngine
-
-# Key of a strategy -> what a line for people says of it.
-WORDS = {
-    "zero_stage": "ZeRO {}",
-    "precision": "{}",
-    "pipe_parallel_size": "pipeline {}",
-    "model_parallel_size": "model-parallel {}",
-    "sequence_parallel_size": "sequence-parallel {}",
-    "zero_hpz_partition_size": "hpZ {}",
-    "pipe_schedule": "schedule {}",
-    "pipe_chunks": "chunks {}",
-    "offload_optimizer": "optimizer offloaded to {}",
-    "offload_param": "parameters offloaded to {}",
-    "train_batch_size": "batch {}",
-    "train_micro_batch_size_per_gpu": "micro-batch {}",
-    "gradient_accumulation_steps": "accumulation {}",
-    "optimizer": "{}",
-}
-DEGREES = ("parallel_size", "partition_size")  # how they end; of one rank there is nothing to say
 
 # ------------------------------------------------------------------------------------------- what one holds
 
@@ -120,21 +98,15 @@ def _strategy(load_data: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     zero = ds_config.get("zero_optimization") or {}
     on = (name for name in ("bf16", "fp16") if (ds_config.get(name) or {}).get("enabled"))
-    own = {"zero_stage": zero.get("stage", 0), "precision": next(on, "fp32")}
-    own["optimizer"] = (ds_config.get("optimizer") or {}).get("type")
-    own |= {name: (zero.get(name) or {}).get("device") for name in ("offload_optimizer", "offload_param")}
-    stated = {**hparams, **ds_config, **zero, **own}
-    return {name: stated[name] for name in WORDS if stated.get(name) not in (None, "none")}
-
-
-def strategy_in_words(strategy: Mapping[str, Any]) -> str:
-    """A strategy for people: ``ZeRO 1, bf16, batch 32, micro-batch 8, accumulation 2, AdamW``."""
-    words = [
-        WORDS[name].format(value)
-        for name, value in strategy.items()
-        if value != 1 or not name.endswith(DEGREES)
-    ]
-    return ", ".join(words) or "unknown"
+    found = {"zero_stage": zero.get("stage", 0), "precision": next(on, "fp32")}
+    found |= {
+        name: hparams[name] for name in hparams if name.endswith("parallel_size") or name.startswith("pipe_")
+    }
+    found |= {name: (zero.get(name) or {}).get("device") for name in ("offload_optimizer", "offload_param")}
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    found |= {name: ds_config.get(name) for name in sizes}
+    found["optimizer"] = (ds_config.get("optimizer") or {}).get("type")
+    return {name: value for name, value in found.items() if value not in (None, "none")}
 
 
 # ------------------------------------------------------------------------------------------- whether it is intact

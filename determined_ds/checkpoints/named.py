@@ -15,6 +15,8 @@ from determined_ds.checkpoints.files import (
     STATE,
     THEIR_STATE,
     Checkpoint,
+    as_number,
+    best_of,
     checkpoint_at,
     checkpoints_in,
     newest_good,
@@ -25,7 +27,6 @@ from determined_ds.rundir.links import best_checkpoint
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 FIX = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
-WEIGHTS = "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
 
 
 def find(given: str, run: RunDir | None = None, *, key: str) -> list[Checkpoint]:
@@ -58,8 +59,7 @@ def find(given: str, run: RunDir | None = None, *, key: str) -> list[Checkpoint]
         raise refused("there is no such checkpoint, and there is no such folder")
     if found := checkpoints_at(path):
         return found
-    has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
-    raise refused(WEIGHTS if has_weights else "holds no checkpoint")
+    raise refused("holds no checkpoint; of safetensors alone, det-ds checkpoint import makes one")
 
 
 def find_good(given: str, run: RunDir | None = None, *, key: str) -> tuple[Checkpoint, tuple[str, ...]]:

@@ -4,14 +4,14 @@ A rank's part has its generators, callbacks, custom reducers, unreported sums an
 
 1. A rank writes its part with its place: which replica each rank holds, and which of them it is.
 2. Ranks in the places of those that wrote read their own parts, bit for bit.
-3. Other ranks read the part of a rank that held the same replica: generators, callbacks and a script's objects follow
-   it; the position in the data is the same on every replica. Metrics and custom reducers begin anew.
+3. Other ranks read the part of rank 0: callbacks, a script's objects, and the position in the data, which is the same
+   on every replica. Generators of other replicas get new seeds; metrics and custom reducers begin anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import io
 import json
 import pickle
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ from determined_ds.checkpoints.files import (
     data_refusal,
     elastic_refusal,
 )
-from determined_ds.checkpoints.safe_load import check_loadable, check_state, read_data, serialized
+from determined_ds.checkpoints.safe_load import check_state, read_data, serialized
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
@@ -84,9 +84,7 @@ def read_state(path: Path) -> TrialState:
         message = f"checkpoint {path.name} has no {STATE}: it was not written by a DeepSpeedTrial"
     except ValidationError as error:
         first = error.errors()[0]
-        message = (
-            f"checkpoint {path.name} says {first['loc'][0]} = {first['input']!r} of where training stood"
-        )
+        message = f"checkpoint {path.name} says {first['loc'][0]} = {first['input']!r} as its state"
     except (OSError, ValueError, EOFError, TypeError, KeyError, pickle.UnpicklingError) as error:
         message = f"where training stood in checkpoint {path.name} cannot be read: {error}"
     raise CheckpointError(f"{message}\n  fix: {FIX}")
@@ -112,20 +110,13 @@ class RankPlace:
         """The copy that this rank holds, or a part of."""
         return self.holds[self.rank]
 
-    def counterpart_in(self, then: RankPlace) -> int | None:
-        """The rank that held the same replica then: its same part, if as many ranks shared it; None: there was none."""
-        held = [rank for rank, replica in enumerate(then.holds) if replica == self.replica]
-        if len(held) == self.holds.count(self.replica):
-            return held[self.holds[: self.rank].count(self.replica)]
-        return held[0] if held else None
-
 
 class RankParts:
     """Writes and reads the parts of ranks."""
 
     def __init__(self, trial: Any, context: Any) -> None:
         self._trial, self._context = trial, context
-        self._was_read_back = False
+        self._was_tried = False
 
     @cached_property
     def here(self) -> RankPlace:
@@ -148,9 +139,8 @@ class RankParts:
     def state_files(self, state: TrialState, own_layout: str, data: Any) -> dict[str, bytes]:
         """Name -> content of the files that describe the state and the trial, without secrets; of rank 0.
 
-        ``load_data.json`` is as in Determined's own checkpoints, with the seed, the DeepSpeed configuration and the
-        ranks (see :func:`~determined_ds.checkpoints.files.written_by`) added: ``own_layout`` says why only the same
-        layout can read it, or "", and ``data`` has the position in the training data.
+        ``load_data.json`` is as in Determined's own checkpoints, with more: see
+        :func:`~determined_ds.checkpoints.files.written_by`.
         """
 
         def stated(getter: Callable[[], Any]) -> Any:
@@ -188,17 +178,18 @@ class RankParts:
 
         The first one is made now, and tried for whether it can be read back.
         """
-        if self._was_read_back and not at_once:
-            try:
+        if not self._was_tried:
+            for kind in ("callbacks", "parts"):
+                for name, state in part[kind].items():
+                    check_state(f"the state of {kind.removesuffix('s')} {name!r}", state)
+            check_state("what on_checkpoint_save_start added", part)
+            self._was_tried = True
+        elif not at_once:
+            # What cannot be copied is written now.
+            with contextlib.suppress(Exception):
                 kept = copy.deepcopy(part)
-                return lambda: _serialized(kept).getbuffer()
-            except Exception:  # what cannot be copied is written now, or refused with its owner's name
-                pass
-        file = _serialized(part)
-        if not self._was_read_back:
-            check_loadable(file)
-            self._was_read_back = True
-        return file.getbuffer
+                return lambda: serialized(kept).getbuffer()
+        return serialized(part).getbuffer
 
     # ------------------------------------------------------------------------------------- read
 
@@ -238,38 +229,33 @@ class RankParts:
         part = together(distributed, lambda: self._taken_over(path, batch))
         was = count(written, "rank")
         changed = f"{was} -> {now}" if was != now else f"{now}, which hold other parts of the model"
-        line = f"elastic     {changed}; callbacks go on with the state of the rank that held the same replica, or of "
-        return part, f"{line}rank 0; training metrics since the last report begin anew"
+        line = f"elastic     {changed}; callbacks go on with the state of rank 0; training metrics "
+        return part, f"{line}since the last report begin anew"
 
-    def _part(self, path: Path, rank: int, *, on_host: bool = False) -> dict[str, Any]:
+    def _part(self, path: Path, rank: int) -> dict[str, Any]:
         """A rank's part, its tensors on this rank's device where they were on the other's."""
         device = self._context.device
 
         def placed(storage: Any, location: str) -> Any:
             # A reducer adds up on the device of its batches: on the host, its next addition would fail.
-            return storage.to(device=device) if location.startswith(device.type) and not on_host else storage
+            return storage.to(device=device) if location.startswith(device.type) else storage
 
         file = path / PART.format(rank)
-        part = read_data(file, map_location=placed, **({"mmap": True} if on_host else {}))
+        part = read_data(file, map_location=placed)
         if not isinstance(part, dict):
             message = f"checkpoint {path.name}: {file.name} does not hold the part of a rank"
             raise CheckpointError(f"{message}\n  fix: {FIX}")
         return part
 
     def _taken_over(self, path: Path, batch: int) -> dict[str, Any]:
-        """The part of this rank, from that of a rank that held the same replica, or of rank 0."""
-        first = self._part(path, 0, on_host=True)
-        then = RankPlace(**first["place"])
-        counterpart = self.here.counterpart_in(then)
-        kept = self._part(path, counterpart or 0)
-        if counterpart is None:  # a further replica: a seed that none had before
-            kept["rng_state"] = {SEED: mixed_seed(self._context.get_trial_seed(), self.here.replica, batch)}
+        """The part of rank 0, which has all that is the same on every replica; other replicas draw by a new seed."""
+        part, replica = self._part(path, 0), self.here.replica
+        if replica:
+            part["rng_state"] = {SEED: mixed_seed(self._context.get_trial_seed(), replica, batch)}
         for name in ("metrics", "reducers"):
-            kept["parts"].pop(name, None)
-        # A rank in the middle of a pipeline has no data; the first one always has.
-        position = kept["parts"].get("data") or first["parts"].get("data")
-        kept["parts"]["data"] = self._position(then, position)
-        return kept
+            part["parts"].pop(name, None)
+        part["parts"]["data"] = self._position(RankPlace(**part["place"]), part["parts"].get("data"))
+        return part
 
     def _position(self, then: RankPlace, position: Mapping[str, Any] | None) -> dict[str, Any]:
         """The position in the training data that a rank had, if these ranks can go on with it."""
@@ -277,11 +263,3 @@ class RankParts:
         if reason := data_refusal(written, replicas=here.replicas, micro_batch_size=here.micro_batch_size):
             raise CheckpointError(f"{reason}\n  fix: {DATA_FIX}")
         return dict(position or {})
-
-
-def _serialized(part: dict[str, Any]) -> io.BytesIO:
-    try:
-        return serialized(part)
-    except (TypeError, AttributeError, pickle.PicklingError):
-        check_state("a callback or its on_checkpoint_save_start", part)
-        raise

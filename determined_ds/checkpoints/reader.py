@@ -50,13 +50,7 @@ _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?opti
 
 
 class StoredEngine:
-    """The tensors and settings of an engine in a checkpoint.
-
-    Args:
-        folder: Its folder.
-        index: What is where in it.
-        files: Name of a file in the index -> its bytes, where they are in memory; others are mapped.
-    """
+    """The tensors and settings of an engine in a checkpoint; bytes of ``files`` are in memory, others are mapped."""
 
     def __init__(self, folder: Path, index: EngineIndex, files: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
@@ -152,10 +146,9 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
 
 
 def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
-    """How DeepSpeed divided the engine in a folder, by the names of its files; None where they are not DeepSpeed's.
+    """How DeepSpeed divided an engine, by the names of its files: ZeRO stage, replicas, and stages of a pipeline.
 
-    Returns:
-        The ZeRO stage (1 for 2, too), or ``ddp``; replicas; and stages of a pipeline.
+    The stage is 1 for 2, too; or ``ddp``. None where the files are not DeepSpeed's.
 
     Source: ``_get_ckpt_name`` and ``_get_zero_ckpt_name`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """
@@ -209,16 +202,7 @@ class Weight:
 
 
 def open_engine(path: Path, number: int, *, verify: bool = True) -> StoredEngine:
-    """An engine of a checkpoint, for its weights.
-
-    Args:
-        path: The checkpoint's folder.
-        number: Of the engine.
-        verify: Whether to compare every file with the checkpoint's manifest first.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or has no such engine.
-    """
+    """An engine of a checkpoint, for its weights; if ``verify``, all files are compared with the manifest first."""
     if verify:
         if damage := damage_of(path):
             raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: use another checkpoint")
@@ -236,13 +220,9 @@ def open_engine(path: Path, number: int, *, verify: bool = True) -> StoredEngine
 def weights_of(
     path: Path, engine: StoredEngine, *, dtype: torch.dtype | None = None, average: str | None = None
 ) -> dict[str, Weight]:
-    """All weights and buffers of an engine by their names in the index.
+    """All weights and buffers of an engine by their names in the index; of floating-point in ``dtype``.
 
-    Args:
-        path: The checkpoint's folder.
-        engine: Of :func:`open_engine`.
-        dtype: Of what is floating-point; None: as the model computes.
-        average: The name of an ``EMA`` whose averages stand in for the weights.
+    None: as the model computes. ``average``: the name of an ``EMA`` whose averages stand in for the weights.
     """
     ds_config = read_object(path / LOAD_DATA).get("deepspeed_config") or {}
     enabled = (kind for key, kind in COMPUTES.items() if (ds_config.get(key) or {}).get("enabled") is True)
@@ -269,18 +249,3 @@ def weights_of(
         state = averaged if averaged in types else state
         found[name] = Weight(shape=stored.shape, dtype=written, read=partial(engine.pieces, name, state))
     return found
-
-
-def write_torch(path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str]) -> None:
-    """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there."""
-    # What is never touched takes no memory.
-    state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in weights.items()}
-    state.update({alias: state[name] for alias, name in aliases.items()})
-    with torch.serialization.skip_data():
-        torch.save(state, path)
-    records: Any = torch._C.PyTorchFileReader(str(path))
-    with path.open("r+b") as file:
-        for number, each in enumerate(weights.values()):  # torch numbers them as it comes upon them
-            file.seek(records.get_record_offset(f"data/{number}"))
-            for chunk in each.chunks():
-                file.write(chunk)

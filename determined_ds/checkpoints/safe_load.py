@@ -9,7 +9,6 @@ import contextlib
 import functools
 import io
 import os
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.trial.author import described, method_of
+from determined_ds.trial.author import method_of
 
+REFUSED = "is not one that DeepSpeed can load into this engine"
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 ANOTHER = "\n  fix: use another checkpoint, or copy the file again"
 
@@ -38,34 +38,18 @@ def check_callbacks(callbacks: Mapping[str, Any]) -> None:
 
 
 def check_state(owner: str, state: Any) -> None:
-    """Refuse a state that cannot be pickled; tensors and arrays always can."""
-
-    def unpicklable(value: Any, place: str) -> Iterator[str]:
-        if isinstance(value, (dict, list, tuple)):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from unpicklable(item, f"{place}[{key!r}]")
-        elif not isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
-            try:
-                pickle.dumps(value)
-            except Exception as error:  # whatever an object's own methods raise
-                yield f"{place} is {described(value)} ({error})"
-
-    if found := next(unpicklable(state, "its state"), ""):
-        raise CheckpointError(
-            f"{owner}: {found}, which no checkpoint can hold\n  fix: leave it out of state_dict: return only tensors, "
-            "numbers, strings, lists and dicts that load_state_dict needs"
-        )
-
-
-def check_loadable(part: io.BytesIO) -> None:
-    """Refuse what a rank wrote and could not read back."""
+    """Refuse a state that cannot be pickled, or that could not be read back without executing code of it."""
+    fix = "return only tensors, numbers, strings, lists and dicts that load_state_dict needs"
+    try:
+        file = serialized(state)
+    except Exception as error:  # whatever an object's own methods raise
+        raise CheckpointError(f"{owner} holds what no checkpoint can hold: {error}\n  fix: {fix}") from None
     with torch.serialization.safe_globals(_allowed()):
-        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(part)
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     if unsafe:
         raise CheckpointError(
-            f"the state of a callback, a reducer or the training data holds objects of {', '.join(unsafe)}, which a "
-            "checkpoint cannot be read back with\n  fix: return tensors, numbers, strings, lists and dicts from "
-            "state_dict, or allow the class by torch.serialization.add_safe_globals"
+            f"{owner} holds objects of {', '.join(unsafe)}, which a checkpoint cannot be read back with\n  fix: {fix}, "
+            "or allow the class by torch.serialization.add_safe_globals"
         )
 
 
@@ -94,50 +78,41 @@ def _allowed() -> list[Any]:
 
 
 @contextlib.contextmanager
-def only_data() -> Iterator[None]:
-    """In here, ``torch.load`` executes nothing of what it loads, also where DeepSpeed calls it."""
+def reading(what: object, failure: str = "is not what torch.save wrote") -> Iterator[None]:
+    """In here, ``torch.load`` executes nothing of what it loads, also where DeepSpeed calls it.
+
+    Raises:
+        CheckpointError: for what torch or DeepSpeed raises: ``what`` could not be read, and why.
+    """
     before = os.environ.get(FORCE)
     os.environ[FORCE] = "1"
     try:
         with torch.serialization.safe_globals(_allowed()):
             yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename or what} is missing{ANOTHER}") from None
+    except (torch.OutOfMemoryError, CheckpointError):
+        raise
+    except Exception as error:  # of a file that was cut, torch raises one of ten
+        if "GLOBAL" in str(error):
+            found = ", ".join(dict.fromkeys(re.findall(r"GLOBAL ([\w.]+)", str(error)))) or str(error)
+            raise CheckpointError(
+                f"{what} holds objects of {found} that could run code, and is not loaded\n  fix: if you trust it, load "
+                "the file with weights_only=False, put plain data in place of them (of an AttrDict a dict), and "
+                "save it again"
+            ) from error
+        words = str(error).partition(". ")[0] or type(error).__name__
+        raise CheckpointError(f"{what} {failure}: {words}{ANOTHER}") from error
     finally:
         del os.environ[FORCE]
         if before is not None:
             os.environ[FORCE] = before
 
 
-@contextlib.contextmanager
-def reading(path: Path, failure: str = "is not what torch.save wrote") -> Iterator[None]:
-    """In here, ``torch.load`` executes nothing of what it loads; an error says what is wrong with ``path``."""
-    try:
-        with only_data():
-            yield
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename or path} is missing{ANOTHER}") from None
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of a file that was cut, torch raises one of ten
-        if "GLOBAL" in str(error):
-            raise runs_code(str(path), error) from error
-        words = str(error).partition(". ")[0] or type(error).__name__
-        raise CheckpointError(f"{path} {failure}: {words}{ANOTHER}") from error
-
-
 def read_data(file: Path, **options: Any) -> Any:
     """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
     with reading(file):
         return torch.load(file, **options)
-
-
-def runs_code(path: str, error: Exception) -> CheckpointError:
-    """The error of a checkpoint with objects that torch does not load as data."""
-    found = dict.fromkeys(re.findall(r"GLOBAL ([\w.]+)", str(error)))
-    what = f"objects of {', '.join(found)}" if found else f"objects ({error})"
-    return CheckpointError(
-        f"checkpoint {path} holds {what} that could run code, and is not loaded\n  fix: if you trust it, load the file "
-        "with weights_only=False, put plain data in place of them, such as a dict for an AttrDict, and save it again"
-    )
 
 
 def another_model(uuid: str, reason: str) -> ConfigError:
@@ -148,28 +123,10 @@ def another_model(uuid: str, reason: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def explained(uuid: str) -> Iterator[None]:
-    """Turn errors of DeepSpeed and torch about a checkpoint into messages."""
-    try:
-        yield
-    except AssertionError as error:
-        raise CheckpointError(
-            f"DeepSpeed refuses checkpoint {uuid}: {error} Resume with the ZeRO stage, the slots and the model that "
-            "wrote it."
-        ) from error
-    except pickle.UnpicklingError as error:
-        raise runs_code(uuid, error) from error
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise another_model(uuid, f"{type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
 def engines_load_only_data(engines: Sequence[Any], uuid: str) -> Iterator[None]:
     """In here, a trial's own ``load`` may load what it likes; ``load_checkpoint`` of its engines executes nothing."""
     for engine in engines:
-        engine.load_checkpoint = explained(uuid)(only_data()(engine.load_checkpoint))
+        engine.load_checkpoint = reading(f"checkpoint {uuid}", REFUSED)(engine.load_checkpoint)
     try:
         yield
     finally:

@@ -86,11 +86,9 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
 
 
 def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, optimizer: bool) -> Record:
-    """Give an engine what :func:`settings_of` returned, less the settings of an ``optimizer`` that begins anew.
+    """Give an engine what :func:`settings_of` returned; without the settings of an optimizer, if that begins anew.
 
-    Returns:
-        What the engine in the checkpoint was built with, its groups in the order of this engine's; ``now``, what this
-        one was built with, where the optimizer begins anew.
+    Returns what the engine in the checkpoint was built with, its groups in the order of this engine's.
     """
     engine, then = own.engine, dict(stored["built"], groups=[])
     for number, group in enumerate(now["groups"]):
@@ -132,8 +130,7 @@ def _loss_scaler(engine: Any) -> Any:
 def put_into_effect(engine: Any, then: Record, now: Record) -> str:
     """Apply settings that have changed since a loaded checkpoint was written, from what it was built with then and now.
 
-    Returns:
-        A line about a schedule that goes on in another way, or "".
+    Returns a line about a schedule that goes on in another way, or "".
     """
     if then == now or engine.optimizer is None:
         return ""

@@ -55,15 +55,9 @@ class Streamed(NamedTuple):
 def write_shard(
     path: Path, tensors: Mapping[str, Streamed], *, sealed: bool = True
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Write a file; what is in memory at once is a piece of a tensor.
+    """Write a file, a piece of a tensor at a time; if ``sealed``, it is on the disk when this returns.
 
-    Args:
-        path: Of the file.
-        tensors: Name -> tensor.
-        sealed: Whether its checksum is computed, and it is on the disk when this returns.
-
-    Returns:
-        The first byte of each tensor; and the file's size and checksum, as a manifest has them.
+    Returns the first byte of each tensor; and the file's size and, if ``sealed``, checksum, as a manifest has them.
     """
     order = sorted(tensors, key=lambda name: -ITEM_BYTES[tensors[name].dtype])
     content: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -5,30 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import appdirs
-from determined import constants, core
-from determined.errors import CheckpointNotFound
+from determined import constants
 
 from determined_ds.checkpoints.files import (
     MANIFEST,
     PART,
-    STATE,
-    checkpoints_in,
     files_of,
     fingerprint,
     write_manifest,
 )
-from determined_ds.checkpoints.rank_state import read_state
-from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.memory.units import format_bytes
-from determined_ds.pipe.partition import NAME as PARTITION
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.limits import disk_full
-from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.local_core import AtomicStorage
 
 CODE = "code"
@@ -38,74 +29,19 @@ MAX_FILE_BYTES = 2**20  # of a context directory: a larger file is data
 # ------------------------------------------------------------------------------------------- which one
 
 
-def determineds_folder() -> Path:
-    """Where Determined's trainers write checkpoints off-cluster.
-
-    Source: ``_dummy_init`` in determined 0.38.1's ``core/_context.py``.
-    """
-    return Path(appdirs.user_data_dir("determined"))
-
-
 def find_checkpoint(context: Any, given: str | os.PathLike[str]) -> str:
-    """What to load: a uuid in this run's storage, or the folder of another checkpoint.
-
-    Args:
-        context: Its core context stores the checkpoints of this run.
-        given: A uuid, of this run or in :func:`determineds_folder`, or a path.
-
-    Raises:
-        ConfigError: there is none, with where it was searched for.
-    """
+    """What to load, by a uuid or a path: a uuid in the storage of this run, or the folder of another checkpoint."""
     name, storage = os.fspath(given), getattr(context._core.checkpoint, "_storage_manager", None)
     if not isinstance(storage, AtomicStorage):
         return name
-    places = [storage.folder / name, determineds_folder() / name] if os.sep not in name else []
-    places.append(Path(name))
-    if found := next((place.absolute() for place in places if place.is_dir()), None):
-        return found.name if found.parent == storage.folder.absolute() else str(found)
-    message = (
-        f"there is no such checkpoint in {', '.join(dict.fromkeys(str(place.parent) for place in places))}"
-    )
+    folder = storage.folder.absolute()
+    if found := next((each.absolute() for each in (folder / name, Path(name)) if each.is_dir()), None):
+        return found.name if found.parent == folder else str(found)
+    message = f"there is no such checkpoint in {storage.folder}, and no such folder"
     fix = "give its uuid, or the path of its folder"
     raise ConfigError(
         Problem(key="latest_checkpoint", value=name, message=message, fix=fix, code="no-checkpoint")
     )
-
-
-def stored_partition(context: Any, run_dir: RunDir, trial_id: int | None) -> str | None:
-    """The text of ``partition.json`` of the checkpoint that training continues from, before the model is built.
-
-    None where there is none. Fetches no other file; for one rank.
-
-    Args:
-        context: Its core context stores the checkpoints; ``resumed_from`` names one, or is None.
-        run_dir: Holds the partition of a run that begins again without a checkpoint.
-        trial_id: On a cluster; the partition of another trial, on whatever machine that ran, is not taken.
-    """
-    with contextlib.suppress(OSError, CheckpointNotFound, CheckpointError, ConfigError):  # loading it says so
-        if context.resumed_from is None:
-            return run_dir.partition.read_text()
-        uuid, mode = find_checkpoint(context, context.resumed_from), core.DownloadMode.NoSharedDownload
-        wanted = (PARTITION, STATE)
-        with context._core.checkpoint.restore_path(uuid, mode, selector=lambda name: name in wanted) as path:
-            found = (Path(path) / PARTITION).read_text()
-            if trial_id in (None, read_state(Path(path)).trial_id):
-                return found
-    return None
-
-
-def lack_of_room(folder: Path, distributed: Any, least: Callable[[], int]) -> str:
-    """Why a checkpoint does not fit on the disk, or ""; a collective.
-
-    Its expected size is that of the last checkpoint; without one, the bytes that each rank writes at ``least``.
-    """
-    last = checkpoints_in(folder)[:1] if distributed.rank == 0 else []
-    files = (file for each in last for file in each.path.rglob("*") if file.is_file())
-    needed = distributed.broadcast(sum(512 * file.stat().st_blocks for file in files))  # in whole blocks
-    needed, refusal = needed or sum(distributed.allgather(least())), ""
-    if distributed.rank == 0 and needed > shutil.disk_usage(folder).free:
-        refusal = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
-    return str(distributed.broadcast(refusal.removeprefix("error: ")))
 
 
 # ------------------------------------------------------------------------------------------- machines
@@ -186,9 +122,13 @@ def write_code(checkpoint: Path, context: Path = Path(constants.MANAGED_TRAINING
 
     Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies all of it, whatever the size.
     """
-    for file in context.rglob("*"):
-        name = file.relative_to(context)
-        if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES and "__pycache__" not in name.parts:
-            target = checkpoint / CODE / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        files = {name: Path(folder, name) for name in names}
+        large = [
+            name for name, file in files.items() if file.is_file() and file.stat().st_size > MAX_FILE_BYTES
+        ]
+        return [*large, "__pycache__"]
+
+    if context.is_dir():
+        shutil.copytree(context, checkpoint / CODE, ignore=left_out, dirs_exist_ok=True)

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from determined.common import storage
+
+from determined_ds.rundir.signals import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_EVERY_S = 0.2
@@ -32,31 +33,28 @@ def upload(
     """Upload files, and wait for it."""
     order = {"config": dict(config), "folder": str(folder), "uuid": uuid, "names": list(names)}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as said:  # it has secrets of the storage
+        asked.write(json.dumps(order).encode())
+        asked.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
+            stdin=asked,
             stdout=subprocess.DEVNULL,
             stderr=said,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
             while process.poll() is None:
                 beat()
                 time.sleep(LOOK_EVERY_S)
         finally:
             process.kill()
             process.wait()
-            process.stdin.close()
         if process.returncode:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
-            raise OSError(
-                f"checkpoint_storage refuses it: {lines[-1] if lines else 'the upload ended early'}"
-            )
+            why = lines[-1] if lines else "the upload ended early"
+            raise OSError(f"checkpoint_storage refuses it: {why}")
 
 
 @contextmanager
@@ -78,24 +76,13 @@ def all_but(manager: Any, names: set[str]) -> Iterator[None]:
         del manager.upload
 
 
-def main() -> None:
-    """Do what stands in the first line of stdin."""
-    order = json.loads(sys.stdin.buffer.readline())
-
-    def end_with_parent() -> None:
-        sys.stdin.buffer.read()  # to the end of the rank, which writes nothing more
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+if __name__ == "__main__":
+    die_with_parent()
+    given = json.load(sys.stdin)
     try:
-        manager = storage.build(order["config"], container_path=None)
-        manager.upload(order["folder"], order["uuid"], set(order["names"]))
+        manager = storage.build(given["config"], container_path=None)
+        manager.upload(given["folder"], given["uuid"], set(given["names"]))
     except Exception as error:  # whatever the client of a storage raises
         sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())}\n")
         sys.stderr.flush()
         os._exit(1)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

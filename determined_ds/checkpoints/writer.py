@@ -22,30 +22,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import determined as det
+import psutil
 import torch
 from determined.errors import CheckpointNotFound
 from torch.utils._pytree import tree_leaves
 
 from determined_ds.callbacks import EMA
-from determined_ds.checkpoints.beside import COPIES, ENDS_WITHIN_S, WriterThread, is_beside
 from determined_ds.checkpoints.engines import Engines, Written, overrides, write_files
-from determined_ds.checkpoints.files import PART, damage_of, warn_if_unverified
+from determined_ds.checkpoints.files import PART, damage_of, over_limit, warn_if_unverified
 from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state
-from determined_ds.checkpoints.retention import over_limit
-from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
+from determined_ds.checkpoints.safe_load import engines_load_only_data, read_data
 from determined_ds.checkpoints.settings import put_into_effect
-from determined_ds.checkpoints.storage import lack_of_room, seal_folder, share_of, write_code
+from determined_ds.checkpoints.storage import seal_folder, share_of, write_code
 from determined_ds.checkpoints.upload import all_but, upload
-from determined_ds.errors import CheckpointError
+from determined_ds.errors import CheckpointError, ConfigError, Problem
+from determined_ds.memory.units import MIB, format_bytes
+from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.limits import exhausted
 from determined_ds.train.data.seeds import rng_state
@@ -53,6 +57,14 @@ from determined_ds.train.ending import exit_code_of
 from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
 from determined_ds.trial.author import method_of
+
+T = TypeVar("T")
+# Where nothing is stated, a rank that writes less does so at once: it takes about as long as to agree that it was
+# written.
+SMALL_BYTES = 16 * MIB
+CGROUP = Path("/sys/fs/cgroup")
+NICENESS = 10
+ENDS_WITHIN_S = 10.0  # a disk that hangs does not keep a rank that has failed
 
 
 @dataclass(kw_only=True)
@@ -63,15 +75,10 @@ class Pending:
     path: Path  # its folder for now
     closing: contextlib.ExitStack  # puts it into storage
     metadata: dict[str, Any]
+    batch: int  # batches trained
     state: TrialState  # where training stands, by now further than this checkpoint
-    best: str  # uuid of the best checkpoint, this one included
     began_s: float = field(default_factory=time.monotonic)
     writing: Future[Written] = field(default_factory=Future)  # what the thread does for it
-
-    @property
-    def batch(self) -> int:
-        """Batches trained."""
-        return int(self.metadata["steps_completed"])
 
 
 class Checkpoints:
@@ -113,9 +120,9 @@ class Checkpoints:
         self._storage: Any = getattr(context._core.checkpoint, "_storage_manager", None)
         self._is_local = isinstance(self._storage, AtomicStorage)
         self._thread = WriterThread()
-        self._pending: list[Pending] = []  # in the order of their batches
+        self._pending: Pending | None = None
         self._deleting: Future[None] | None = None
-        self._buffers: list[dict[int, torch.Tensor]] = []  # none: every checkpoint is written at once
+        self._buffers: dict[int, torch.Tensor] | None = None  # None: every checkpoint is written at once
 
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
         for callback in self._callbacks.values():
@@ -133,26 +140,44 @@ class Checkpoints:
         Raises:
             ConfigError: it is stated, and the machine has not the memory.
         """
-        if asynchronous is False:
-            return
-        part_bytes = 0
-        for owner in (*self._callbacks.values(), *self.parts.values()):
-            # It may need something from training: then the checkpoint says so.
-            with contextlib.suppress(Exception):
-                part_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(owner.state_dict()))
         engines, distributed = self._engines, self._distributed
-        if is_beside(asynchronous, self._trial, engines, distributed, self._note, part_bytes=part_bytes):
-            self._buffers = [{} for _ in range(COPIES)]
+        lack = engines.own_layouts[0] if all(engines.own_layouts) else ""
+        if asynchronous is False or (asynchronous is None and (lack or overrides(self._trial, "save"))):
+            return
+        if not lack:
+            copy_bytes = engines.copy_bytes()
+            for owner in (*self._callbacks.values(), *self.parts.values()):
+                # It may need something from training: then the checkpoint says so.
+                with contextlib.suppress(Exception):
+                    copy_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(owner.state_dict()))
+            ranks = distributed.allgather((distributed.cross_rank, copy_bytes, _available_bytes()))
+            if asynchronous is None and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
+                return
+            for machine in {machine for machine, _, _ in ranks}:
+                copies, left = zip(*(each[1:] for each in ranks if each[0] == machine), strict=True)
+                if sum(copies) > min(left):
+                    lack = f"copies of what {count(len(copies), 'rank')} of a machine write take "
+                    lack += f"{format_bytes(sum(copies))} of host memory, and {format_bytes(min(left))} are available"
+        if lack and asynchronous:
+            key = "hyperparameters.fit.asynchronous_checkpoints"
+            fix = (
+                "leave it out, and checkpoints are written while training waits; or use fewer slots a machine"
+            )
+            raise ConfigError(Problem(key=key, value=True, message=lack, fix=fix, code="host-memory"))
+        if lack:
+            self._note(f"note        checkpoints are written while training waits: {lack}")
+        else:
+            self._buffers = {}
 
     @property
     def batch_in_writing(self) -> int | None:
-        """Batches trained at the oldest checkpoint that is not sealed yet; None where there is none."""
-        return self._pending[0].batch if self._pending else None
+        """Batches trained at the checkpoint that is not sealed yet; None where there is none."""
+        return None if self._pending is None else self._pending.batch
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank has written its files of the oldest checkpoint that is not sealed yet."""
-        return bool(self._pending) and self._pending[0].writing.done()
+        """Whether this rank has written its files of the checkpoint that is not sealed yet."""
+        return self._pending is not None and self._pending.writing.done()
 
     # -------------------------------------------------------------------------------------------- save
 
@@ -162,26 +187,17 @@ class Checkpoints:
         Args:
             state: Where training stands; the new checkpoint is added to it.
             best: The validation before it was the best so far.
-            waits: Return when it is complete. Otherwise it may be written while training continues: :meth:`seal_oldest`
-                or :meth:`finish` is to be called.
+            waits: Return when it is complete. Otherwise it may be written while training continues, until
+                :meth:`finish`.
 
         Raises:
-            CheckpointError: it does not fit on the disk; or an earlier one could not be written.
+            CheckpointError: it, or the one before it, could not be written.
         """
-        beside = bool(self._buffers) and not waits
-        while len(self._pending) >= (COPIES if beside else 1):
+        if self._pending is not None:
             if not self.is_written:
-                batch = self._pending[0].batch
+                batch = self._pending.batch
                 self._note(f"waiting     for the checkpoint of batch {batch}, which is still written")
-            self.seal_oldest()
-        if self._is_local:
-            least = functools.partial(self._engines.copy_bytes, on_disk=True)
-            refusal = lack_of_room(self._storage.folder, self._distributed, least)
-            if refusal and self._pending:
-                self.finish()  # one that is being written is not lost, and a limit may delete another
-                refusal = lack_of_room(self._storage.folder, self._distributed, least)
-            if refusal:
-                raise CheckpointError(refusal)
+            self.finish()
         state.last_checkpoint = state.batches_trained
         metadata = {
             "determined_version": det.__version__,
@@ -194,18 +210,21 @@ class Checkpoints:
         path.mkdir(parents=True, exist_ok=True)
         state.kept.append(uuid)
         state.best = uuid if best else state.best
-        pending = Pending(
-            uuid=uuid, path=path, closing=closing, metadata=metadata, state=state, best=state.best
-        )
-        if beside:
-            self._buffers.reverse()  # at most one checkpoint is being written, from the copy that was made last
-        self._engines.buffers = self._buffers[0] if beside else None
-        work = self._take(pending, at_once=not beside)
-        if beside:
-            pending.writing = self._thread.submit(work)
-            self._pending.append(pending)
-        else:
-            self._seal(pending, work(HEART.beat))
+        batch = state.batches_trained
+        pending = Pending(uuid=uuid, path=path, closing=closing, metadata=metadata, batch=batch, state=state)
+        at_once = waits or self._buffers is None
+        self._engines.buffers = None if at_once else self._buffers
+        try:
+            work = self._take(pending, at_once=at_once)
+            if at_once:
+                self._seal(pending, work(HEART.beat))
+                return
+        except BaseException:
+            if self._is_local:  # such as a full disk: what there is of it takes no room
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        pending.writing = self._thread.submit(work)
+        self._pending = pending
 
     def _take(self, pending: Pending, *, at_once: bool) -> Callable[[Callable[[], None]], Written]:
         """Take what this rank writes, and write what only this thread can; a collective.
@@ -224,8 +243,12 @@ class Checkpoints:
         self._call_back("on_checkpoint_save_start", checkpoint)
         engines.written, engines.jobs = None, []
         self._trial.save(self._context, path) if overrides(self._trial, "save") else engines.save(path)
+        if engines.written is None and self._averages:
+            raise CheckpointError(
+                f"{method_of(self._trial, 'save')} writes the engines itself, and so no average of EMA\n  fix: call "
+                "super().save(context, path) in it, or leave EMA out"
+            )
         written, jobs = engines.written or Written(), engines.jobs
-        checkpoint["callbacks"].update(engines.averages_apart())
         part = self._own_parts.taken(checkpoint, at_once=at_once)
         HEART.beat()
         texts: dict[str, bytes] = {}
@@ -253,50 +276,42 @@ class Checkpoints:
 
     # -------------------------------------------------------------------------------------------- seal
 
-    def seal_oldest(self) -> None:
-        """Complete the oldest checkpoint that is not sealed yet, once every rank has written it; a collective.
+    def finish(self) -> None:
+        """Complete the checkpoint that is not sealed yet, once every rank has written it; a collective.
 
         Raises:
             CheckpointError: on all ranks, where one could not write.
         """
-        pending, failure = self._pending[0], None
-        with HEART.patiently():  # a storage may be slow
-            if (error := pending.writing.exception()) is not None:
-                words = exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
-                failure = (words.removeprefix("error: "), exit_code_of(error))
-            failures = self._distributed.allgather(failure)
-        if any(failures):
-            self._give_up(failures, error)
-        self._seal(pending, pending.writing.result())
-        self._pending.remove(pending)
-
-    def finish(self) -> None:
-        """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
-        while self._pending:
-            self.seal_oldest()
-        if self._deleting is not None:
-            with HEART.patiently():
-                self._deleting.result()
+        if self._pending is not None:
+            pending, failure = self._pending, None
+            with HEART.patiently():  # a storage may be slow
+                if (error := pending.writing.exception()) is not None:
+                    words = (
+                        exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
+                    )
+                    failure = (words.removeprefix("error: "), exit_code_of(error))
+                failures = self._distributed.allgather(failure)
+            self._pending = None
+            if any(failures):
+                self._give_up(pending, failures, error)
+            self._seal(pending, pending.writing.result())
 
     def abandon(self) -> None:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
+        if self._pending is None and self._deleting is not None:
+            wait([self._deleting], timeout=ENDS_WITHIN_S)
         self._thread.abandon()
 
-    def _give_up(self, failures: list[Any], own: BaseException | None) -> None:
-        """Remove what is not sealed, and raise why the oldest one could not be written; a collective."""
+    def _give_up(self, pending: Pending, failures: list[Any], own: BaseException | None) -> None:
+        """Remove a checkpoint that is not sealed, and raise why it could not be written; a collective."""
         self.abandon()
-        unsealed, self._pending = self._pending, []
-        wait([each.writing for each in unsealed], timeout=ENDS_WITHIN_S)
-        self._distributed.allgather(None)
-        for each in unsealed:
-            if self._distributed.local_rank == 0:
-                shutil.rmtree(each.path, ignore_errors=True)
-            if self._distributed.rank == 0 and not self._is_local:
-                with contextlib.suppress(Exception):  # it may be what is out of reach
-                    self._storage.delete(each.uuid, ["**/*"])
-        pending, kept = unsealed[0], unsealed[0].state.kept
+        if self._distributed.local_rank == 0:
+            shutil.rmtree(pending.path, ignore_errors=True)
+        if self._distributed.rank == 0 and not self._is_local:
+            with contextlib.suppress(Exception):  # it may be what is out of reach
+                self._storage.delete(pending.uuid, ["**/*"])
         rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
-        sealed = kept[: kept.index(pending.uuid)]
+        sealed = pending.state.kept[:-1]
         last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"
         fix = "" if "\n  fix: " in words else "\n  fix: remove the cause, then add --resume"
         failed = CheckpointError(
@@ -319,14 +334,15 @@ class Checkpoints:
         took = f"  written in {time.monotonic() - pending.began_s:.1f} s" if pending.writing.done() else ""
         self._note(f"checkpoint  batch {pending.batch}  {uuid}{took}")
         self._call_back("on_checkpoint_upload_end", uuid=uuid)
-        kept = pending.state.kept  # those after it are not sealed, and count for nothing yet
-        for each in over_limit(kept[: kept.index(uuid) + 1], self._total_limit, pending.best):
+        kept = pending.state.kept
+        for each in over_limit(kept, self._total_limit, pending.state.best):
             kept.remove(each)
             if self._distributed.rank != 0:
                 continue
             if self._is_local:  # a large one takes long, and training may continue
                 rest = self._storage.set_aside(each)
-                self._deleting = self._thread.submit(functools.partial(_remove, rest))
+                remove = functools.partial(shutil.rmtree, rest, ignore_errors=True)
+                self._deleting = self._thread.submit(lambda _, remove=remove: remove())  # type: ignore[misc]
                 core_checkpoints._report_checkpoint_deleted(each, {})
             else:
                 with HEART.patiently():
@@ -355,12 +371,10 @@ class Checkpoints:
                 if not self._is_local and state.trial_id != trial_id:
                     self._warm_started(path, state)
                     return TrialState(trial_id=trial_id), {}
-                part = self._load_all(path, state)
-                callbacks = part.get("callbacks", {})
-                apart = {name: callbacks.pop(name, {}) for name in self._averages}
-                self._engines.load_averages(path, apart)
-                for owners, owned in ((self._callbacks, callbacks), (self.parts, part.get("parts", {}))):
-                    for name, own in owned.items():
+                part = self._load(path, state)
+                self._engines.load_averages(path)
+                for owners, kind in ((self._callbacks, "callbacks"), (self.parts, "parts")):
+                    for name, own in part.get(kind, {}).items():
                         if name in owners:
                             owners[name].load_state_dict(own)
         except CheckpointNotFound as error:
@@ -376,17 +390,10 @@ class Checkpoints:
         return state, part.get("rng_state", {})
 
     def take(self, path: Path) -> TrialState:
-        """Load the weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective.
-
-        Args:
-            path: The checkpoint's folder.
-
-        Returns:
-            Where training stood.
-        """
+        """Load a folder's weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective."""
         state = self._verified(path)
-        self._load_weights(path)
-        if self._averages.keys() - self._engines.load_averages(path, {}):
+        self._load(path, state, weights_alone=True)
+        if self._averages.keys() - self._engines.load_averages(path):
             self._note("EMA         the checkpoint holds no average: its weights are used")
         return state
 
@@ -410,50 +417,41 @@ class Checkpoints:
         taken = "its weights alone, with a new optimizer and schedule"
         if self._warm_start == "all":
             taken = "its weights, optimizer, schedule and loss scale"
-            self._load_all(path, state)
-        else:
-            self._load_weights(path)
+        self._load(path, state, weights_alone=self._warm_start != "all")
         if overrides(self._trial, "load"):
             taken = f"what {method_of(self._trial, 'load')} takes"
         whose = f"trial {state.trial_id}" if state.trial_id else "/".join(path.parent.parent.parts[-2:])
         from_where = f"batch {state.batches_trained} of {whose}, checkpoint {path.name}"
         self._note(f"warm start  {from_where}: {taken}; counting from batch 0")
 
-    def _load_weights(self, path: Path) -> None:
-        """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
-        files = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
-        file = next((file for file in files if file.is_file()), None)
-        self._load_engines(
-            path, {} if file is None else read_data(file, map_location="cpu"), self._engines.load_weights
-        )
+    def _load(self, path: Path, state: TrialState, *, weights_alone: bool = False) -> dict[str, Any]:
+        """Load the engines as the trial does, which may load only a part; else as they were, or their weights alone.
 
-    def _load_all(self, path: Path, state: TrialState) -> dict[str, Any]:
-        """Load the engines as they were, and return the rest of this rank's part."""
-        part, elastic = self._own_parts.read(path, batch=state.batches_trained)
-        if elastic:
-            self._note(elastic)
-        self._load_engines(path, part, self._engines.load)
-        engines = self._engines
-        built = part.get("built") or engines.built
-        then = [engines.then.get(number, each) for number, each in enumerate(built)]
-        for engine, before, now in zip(self._context.models, then, engines.built, strict=True):
-            if line := put_into_effect(engine, before, now):
-                self._note(f"schedule    {line}")
-        return part
-
-    def _load_engines(self, path: Path, part: dict[str, Any], load: Callable[[Path], None]) -> None:
-        """Load the engines as the trial does, which may load only a part; else as ``load`` does."""
+        Returns:
+            The rest of this rank's part; for weights alone that of this rank, or of rank 0, whichever ranks wrote it.
+        """
+        if weights_alone:
+            files = [path / PART.format(rank) for rank in (self._distributed.rank, 0)]
+            file = next((file for file in files if file.is_file()), None)
+            part = {} if file is None else read_data(file, map_location="cpu")
+        else:
+            part, elastic = self._own_parts.read(path, batch=state.batches_trained)
+            if elastic:
+                self._note(elastic)
         self._call_back("on_checkpoint_load_start", part)
+        engines, models = self._engines, self._context.models
         if overrides(self._trial, "load"):
-            with engines_load_only_data(self._context.models, path.name):
+            with engines_load_only_data(models, path.name):
                 self._trial.load(self._context, path)
         else:
-            with explained(path.name):
-                load(path)
-
-
-def _remove(folder: Path, _beat: Callable[[], None]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+            engines.load(path, weights_alone=weights_alone)
+        if not weights_alone:
+            built = part.get("built") or engines.built
+            then = [engines.then.get(number, each) for number, each in enumerate(built)]
+            for engine, before, now in zip(models, then, engines.built, strict=True):
+                if line := put_into_effect(engine, before, now):
+                    self._note(f"schedule    {line}")
+        return part
 
 
 def scramble(models: list[Any]) -> None:
@@ -463,3 +461,65 @@ def scramble(models: list[Any]) -> None:
             for parameter in model.module.parameters():
                 # Under ZeRO 3 a parameter is a placeholder; its partition on this rank is ``ds_tensor``.
                 getattr(parameter, "ds_tensor", parameter).data.fill_(float("nan"))
+
+
+# ------------------------------------------------------------------------------------------- beside training
+
+
+def _available_bytes() -> int:
+    """Memory that this machine, or this container, has left; what the system caches of files counts as left."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        numbers = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return min(available, limit - used + int(numbers["file"]))
+    except (OSError, ValueError, KeyError):  # no limit, or cgroups of version 1
+        return available
+
+
+class Abandoned(Exception):
+    """Raised in the thread: the run ends, and what is written is not needed."""
+
+
+class WriterThread:
+    """Does work in the order in which it is given; it takes part in no exchange between ranks.
+
+    Each work has a thread, which waits for the one before: a daemon, so a rank that fails does not wait for a slow
+    disk.
+    """
+
+    def __init__(self) -> None:
+        self._last: threading.Thread | None = None
+        self._is_abandoned = False
+
+    def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
+        """Have work done; it gets a function to call now and then, which ends it where the run ends."""
+        result: Future[T] = Future()
+        arguments = (work, result, self._last)
+        self._last = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer", daemon=True)
+        self._last.start()
+        return result
+
+    def abandon(self) -> None:
+        """End what is being done, do nothing more, and wait for the thread: the interpreter must not end under it."""
+        self._is_abandoned = True
+        if self._last is not None:
+            self._last.join(ENDS_WITHIN_S)
+
+    def _run(self, work: Callable[..., Any], result: Future[Any], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        if (
+            sys.platform == "linux"
+        ):  # a thread has a priority of its own: it takes the time that training leaves
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            self._beat()
+            result.set_result(work(self._beat))
+        except BaseException as error:  # raised where the result is taken
+            result.set_exception(error)
+
+    def _beat(self) -> None:
+        if self._is_abandoned:
+            raise Abandoned

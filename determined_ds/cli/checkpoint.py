@@ -58,7 +58,7 @@ def checkpoint() -> None:
 @json_option
 def show(path: str, run_dir: Path | None, as_json: bool) -> None:
     """Show what a checkpoint holds: steps, strategy, sizes, and each tensor. Nothing is verified, see verify."""
-    from determined_ds.checkpoints.look import describe, strategy_in_words
+    from determined_ds.checkpoints.look import describe
 
     found = describe(_find(path, run_dir)[0].path)
     if as_json:
@@ -70,7 +70,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
         "steps": f"{found['steps_completed']}" + ("" if epochs is None else f" ({count(epochs, 'epoch')})"),
         "trial": found["trial"],
         "experiment": found["experiment"],
-        "strategy": strategy_in_words(found["strategy"]),
+        "strategy": ", ".join(f"{key} {value}" for key, value in found["strategy"].items()) or "unknown",
         "written by": found["ranks"] and count(found["ranks"], "rank"),
         "framework": found["framework"],
         "size": f"{format_bytes(found['bytes'])} in {count(len(found['files']), 'file')}",
@@ -226,7 +226,7 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
 
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
     """
-    from determined_ds.checkpoints.importing import import_weights as imported
+    from determined_ds.checkpoints.export import import_weights as imported
 
     with _working("reading the weights"):
         found = imported(weights, output, **options)

@@ -34,7 +34,7 @@ from determined import core
 from determined.common import util
 from determined.common.api import bindings, errors
 
-from determined_ds.checkpoints.retention import finite
+from determined_ds.checkpoints.files import finite
 
 logger = logging.getLogger("determined_ds")
 

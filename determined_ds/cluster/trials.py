@@ -9,8 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from determined_ds.checkpoints.files import Checkpoint
-from determined_ds.checkpoints.retention import as_number
+from determined_ds.checkpoints.files import Checkpoint, as_number
 from determined_ds.cluster.client import master_client
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked

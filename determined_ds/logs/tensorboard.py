@@ -11,7 +11,7 @@ from typing import Any
 from determined import core, tensorboard
 from determined.tensorboard.build import get_sync_path
 
-from determined_ds.checkpoints.retention import as_number
+from determined_ds.checkpoints.files import as_number
 from determined_ds.profile.record import rank_of_trace
 from determined_ds.rundir.heartbeat import HEART
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from determined_ds.checkpoints.retention import as_number, is_better
+from determined_ds.checkpoints.files import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.numbers import count

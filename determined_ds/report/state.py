@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from determined_ds.checkpoints.retention import as_number, is_better
+from determined_ds.checkpoints.files import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.report.numbers import rate, short_number, shortened
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
-from determined_ds.checkpoints.retention import as_number, best_of
+from determined_ds.checkpoints.files import Checkpoint, as_number, best_of, checkpoints_in
 from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.rundir.handed_on import BEST, LAST

@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from determined_ds import __version__
-from determined_ds.checkpoints.files import Checkpoint, checkpoints_in, read_object
-from determined_ds.checkpoints.retention import is_better
+from determined_ds.checkpoints.files import Checkpoint, checkpoints_in, is_better, read_object
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.files import read_yaml, write_whole

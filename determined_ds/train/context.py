@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,15 +14,19 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
+from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.checkpoints.storage import stored_partition
+from determined_ds.checkpoints.files import STATE
+from determined_ds.checkpoints.rank_state import read_state
+from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, write_whole
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
+from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.links import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.data.moving import Mover
@@ -147,12 +152,27 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             self._hparams["deepspeed_config"] = str(self._written)
 
     def stored_partition(self) -> str | None:
-        """The partition that this training had before, as text; None where it had none. A collective."""
+        """The text of ``partition.json`` of the checkpoint that training continues from, before the model is built.
+
+        None where there is none; on a cluster, the partition of another trial is not taken. Fetches no other file. A
+        collective.
+        """
         found = None
-        if self.distributed.rank == 0:
-            info = cluster_info()
-            trial_id = info.trial.trial_id if info is not None else None
-            found = stored_partition(self, self._run_dir, trial_id)
+        # What loads the checkpoint says what is wrong with it.
+        with contextlib.suppress(OSError, CheckpointNotFound, CheckpointError, ConfigError):
+            if self.distributed.rank == 0 and self.resumed_from is None:
+                found = self._run_dir.partition.read_text()
+            elif self.distributed.rank == 0 and self.resumed_from is not None:
+                uuid, info, wanted = (
+                    find_checkpoint(self, self.resumed_from),
+                    cluster_info(),
+                    (PARTITION, STATE),
+                )
+                mode, selector = core.DownloadMode.NoSharedDownload, wanted.__contains__
+                with self._core.checkpoint.restore_path(uuid, mode, selector=selector) as path:
+                    text = (Path(path) / PARTITION).read_text()
+                    if info is None or info.trial.trial_id == read_state(Path(path)).trial_id:
+                        found = text
         return self.distributed.broadcast(found)  # type: ignore[no-any-return]
 
     def keep_partition(self, text: str) -> None:

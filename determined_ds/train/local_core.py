@@ -27,12 +27,13 @@ from determined_ds.checkpoints.files import (
     damage_of,
     files_of,
     fingerprint,
+    finite,
+    is_better,
     put_on_disk,
     remove_partial,
     sync_to_disk,
     write_manifest,
 )
-from determined_ds.checkpoints.retention import finite, is_better
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.tensorboard import write_scalars
 from determined_ds.rundir.handed_on import REPORT

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import appdirs
 import determined as det
 from determined import core
 
-from determined_ds.checkpoints.storage import determineds_folder
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig
@@ -184,7 +184,8 @@ def init(
         exp_conf=exp_conf,
         distributed=distributed,
         enable_tensorboard_logging=enable_tensorboard_logging,
-        checkpoint_dir=determineds_folder(),
+        # Source: _dummy_init in determined 0.38.1's core/_context.py.
+        checkpoint_dir=Path(appdirs.user_data_dir("determined")),
     ) as context:
         yield context
 

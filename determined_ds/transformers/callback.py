@@ -18,7 +18,7 @@ import transformers
 from determined import core
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from determined_ds.checkpoints.retention import finite, is_better
+from determined_ds.checkpoints.files import finite, is_better
 from determined_ds.config.params import FitOptions, Hyperparameters, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError

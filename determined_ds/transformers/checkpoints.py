@@ -11,7 +11,7 @@ from typing import Any
 
 from determined import core
 
-from determined_ds.checkpoints.retention import over_limit
+from determined_ds.checkpoints.files import over_limit
 from determined_ds.errors import CheckpointError
 from determined_ds.train.group.process_group import as_chief
 

@@ -128,7 +128,6 @@ DAMAGES = {
     "cut": (FILE, None, NOT_WHOLE),
     "without a header": (FILE, b"\xff" * 64, NOT_WHOLE),
     "without a shard": (INDEX, OF_TWO, "model-2.safetensors is missing, which its index names"),
-    "no index": (INDEX, b"[]", "is not an index"),
 }
 
 

@@ -153,7 +153,7 @@ def test_a_callback_keeps_the_state_of_rank_0_and_a_new_replica_draws_its_own(
     (the_sum, drawn), _ = two_ranks.run(train, tmp_path / "whole", 6)
     before = len(one_rank.said(0))
     assert one_rank.run(train, tmp_path / "still", 6, at(tmp_path / "whole", 6)) == [(the_sum, [])]
-    note = "callbacks go on with the state of the rank that held the same replica"
+    note = "callbacks go on with the state of rank 0"
     assert note in one_rank.said(0)[before:]
     [(_, alone)] = one_rank.run(train, tmp_path / "alone", 4, at(tmp_path / "whole", 2))
     assert alone[:2] == drawn[2:4]

@@ -46,7 +46,7 @@ def test_show_names_every_tensor(trained: Path) -> None:
     for words in (
         f"checkpoint {newest.name}",
         "  steps       6 (",
-        "  strategy    ZeRO 1, fp32, batch 8",
+        "  strategy    zero_stage 1, precision fp32, ",
         "2 tensors, 5 parameters, AdamW",
         "exp_avg",
     ):

@@ -1,4 +1,4 @@
-"""What Determined's own Trainer wrote off-cluster loads here, by its uuid."""
+"""What Determined's own Trainer wrote off-cluster loads here."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def resume_here(home: Path, kind: str, uuid: str) -> tuple[list[float], int, str
             return train_batch(*args)
 
         trial.train_batch = first_weights
+        path = str(home / "determined" / uuid)
         try:
             Trainer(trial, context).fit(
-                max_length=Batch(4), reporting_period=Batch(1), latest_checkpoint=uuid
+                max_length=Batch(4), reporting_period=Batch(1), latest_checkpoint=path
             )
         except DeterminedDSError as error:
             return [], 0, str(error)

@@ -27,26 +27,18 @@ def check_told(done: subprocess.CompletedProcess[str], *said: str) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_checkpoint_that_does_not_fit_is_not_begun(
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(
     tmp_path: Path, small_disk: Callable[[int], Path]
 ) -> None:
-    """The ones before it are whole, and nothing is left of it."""
+    """The ones before it are whole."""
     run_dir = small_disk(2**20) / "run"
     done = det_ds(*words(tmp_path, run_dir, fit=EACH_BATCH))
     kept = checkpoints(run_dir)
     assert len(kept) >= 2
-    check_told(done, f"no space left on the disk of {run_dir}/checkpoints", "of 1 MiB are free")
-    check_told(done, "a checkpoint takes about", f"the last checkpoint is {kept[0]}")
+    check_told(done, f"no space left on the disk of {run_dir}", "of 1 MiB are free")
+    check_told(done, f"the last checkpoint is {kept[0]}")
     assert [damage(checkpoint) for checkpoint in kept] == [None] * len(kept)
     assert list((run_dir / "checkpoints").glob(".*")) == []
-
-
-def test_the_first_checkpoint_is_weighed_by_the_model(
-    tmp_path: Path, small_disk: Callable[[int], Path]
-) -> None:
-    done = det_ds(*words(tmp_path, small_disk(4 * 2**20) / "run", "Large", fit=EACH_BATCH))
-    # 8 x 65536 parameters in fp32, ZeRO's own copy of them, and two moments of Adam.
-    check_told(done, "a checkpoint takes about 8 MiB", "no checkpoint was made yet")
 
 
 @pytest.mark.parametrize("fit", [{}, EACH_BATCH], ids=["metrics", "checkpoint"])

@@ -19,8 +19,8 @@ import torch
 from determined import core, util
 from torch.utils._pytree import tree_flatten
 
+from determined_ds.checkpoints.files import finite, is_better, not_finite
 from determined_ds.checkpoints.rank_state import TrialState
-from determined_ds.checkpoints.retention import finite, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.writer import Checkpoints, scramble
 from determined_ds.config.params import FitOptions, ProfiledSteps
@@ -373,7 +373,7 @@ class Training:
         if self._stops.is_written:
             self._stops.is_written = False
             self.reporter.pause()
-            self.checkpoints.seal_oldest()
+            self.checkpoints.finish()
             self._show_checkpoints()
 
     def _show_checkpoints(self) -> None:
