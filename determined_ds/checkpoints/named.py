@@ -15,8 +15,6 @@ from determined_ds.checkpoints.files import (
     STATE,
     THEIR_STATE,
     Checkpoint,
-    as_number,
-    best_of,
     checkpoint_at,
     checkpoints_in,
     newest_good,
