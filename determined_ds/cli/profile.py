@@ -106,15 +106,14 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
 
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
-    from determined_ds.report.page import can_draw
     from determined_ds.report.results import read_row
+    from determined_ds.report.style import can_draw, png_of
     from determined_ds.rundir.run_dir import RunDir
 
     if not can_draw():
         return []
     from determined_ds.report.charts import profile_picture
     from determined_ds.report.gantt import step_picture
-    from determined_ds.report.style import png_of
 
     written = []
     if (figure := profile_picture(content)) is not None:

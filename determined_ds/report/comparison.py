@@ -6,40 +6,41 @@ import contextlib
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from determined_ds.documents.files import write_files
-from determined_ds.report.columns import COLUMNS, Column, rows_csv
-from determined_ds.report.numbers import UNKNOWN, loss_text, printable, shortened
-from determined_ds.report.results import WINDOW, Results, Row, results_text
-from determined_ds.report.verdict import (
+from determined_ds.report.columns import (
+    COLUMNS,
+    Column,
     label,
     layout,
     memory_note,
     name_of,
     reason,
+    rows_csv,
     unmeasured,
-    verdict,
+)
+from determined_ds.report.numbers import UNKNOWN, byte_unit, loss_text, number, printable, shortened
+from determined_ds.report.results import (
+    CANNOT_RUN,
+    FAILED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    WINDOW,
+    Results,
+    Row,
+    results_text,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Pair = tuple[Column, Column | None]  # what stands below it
 RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
 LONGEST_REASON = 160  # in the table; the whole reason stands below it
-# Columns of the page's table, each with what stands below its values.
-CELLS = {
-    "step_median_s": "spread",
-    "step_p95_s": "",
-    "samples_per_s": "samples_per_s_against_first",
-    "tokens_per_s": "",
-    "scaling_efficiency": "",
-    "peak_memory_bytes": "peak_memory_against_first",
-    "model_state_bytes": "estimated_model_state_bytes",
-    "bubble": "bubble_ideal",
-    "loss": "loss_against_first",
-    "seconds_to_target_loss": "",
+ONCE = 0.05  # assumed spread of a speed that was measured once, relative
+ALIKE = 0.01  # sizes that differ by less are the same, relative
+RAN_OUT = {
+    OUT_OF_MEMORY: "ran out of memory",
+    FAILED: "failed",
+    CANNOT_RUN: "cannot run",
+    STOPPED: "was stopped",
 }
 
 
@@ -66,14 +67,46 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     return list(texts)
 
 
-def _drawn(results: Results) -> list[tuple[str, Figure, str]]:
-    """The pictures that make sense for results: a name, a figure, what to see in it."""
-    from determined_ds.report.charts import CHARTS
-    from determined_ds.report.gantt import CAPTION, schedules
+def verdict(results: Results) -> str:
+    """What came out, in one sentence."""
 
-    charts = {**CHARTS, "schedules": (schedules, CAPTION)}
-    drawn = ((name, draw(results), caption) for name, (draw, caption) in charts.items())
-    return [(name, figure, caption) for name, figure, caption in drawn if figure is not None]
+    def speed(row: Row) -> float:
+        return row.samples_per_second or 0.0
+
+    def ends(row: Row) -> tuple[float, float]:
+        low, high = row.samples_per_second_spread or (0.0, 0.0)
+        wider = 0 if len(row.repetitions) > 1 else ONCE / 2
+        return low * (1 - wider), high * (1 + wider)
+
+    # Those that none is faster than by more than repetitions differ, the fastest first.
+    known = sorted(filter(speed, results.measured), key=speed, reverse=True)
+    leading = [row for row in known if ends(row)[1] >= ends(known[0])[0]]
+    if not leading:
+        num = len(results.rows)
+        return f"None of the {num} was measured." if num > 1 else "Nothing was measured."
+    fastest, first = leading[0], results.first
+    does = "does" if len(known) == 1 else "is the fastest:"
+    parts = [f"{label(fastest, results)} {does} {number(speed(fastest), 3)} samples/s"]
+    # Beside the first strategy on as many slots; beside the first row, where it is that itself.
+    alike = [row for row in known if first and (row.name, row.slots) == (first.name, fastest.slots)]
+    others = [row for row in (*alike, first) if row is not None and row in known and row != fastest]
+    if others and others[0] not in leading:  # a ratio within the spread says nothing
+        named = label(others[0], results) if others[0].slots != fastest.slots else name_of(others[0])
+        parts[0] += f", {speed(fastest) / speed(others[0]):.2f} times {named}"
+    if close := [label(row, results) for row in leading[1:]]:
+        named = " and ".join(filter(None, (", ".join(close[:-1]), close[-1])))
+        parts[0] += f" (too close to {named if len(close) <= 3 else f'{len(close)} others'} to distinguish)"
+    sizes = {size: row for row in reversed(results.measured) if (size := row.peak_memory_bytes) is not None}
+    if sizes and max(sizes) > (1 + ALIKE) * min(sizes):
+        unit, size = byte_unit([min(sizes)])
+        leanest = label(sizes[min(sizes)], results)
+        parts.append(f"{leanest} takes the least memory, {number(min(sizes) / size, 3)} {unit} a rank")
+    missing = unmeasured(results)
+    if len(missing) == 1:
+        parts.append(f"{label(missing[0], results)} {RAN_OUT.get(missing[0].status, 'timed no step')}")
+    elif missing:
+        parts.append(f"{len(missing)} of {len(results.rows)} were not measured")
+    return "; ".join(parts) + "."
 
 
 def _page(results: Results) -> str:
@@ -82,25 +115,36 @@ def _page(results: Results) -> str:
     The file loads nothing, and what came from outside is text in it, never markup. The same results give the same
     text.
     """
-    from determined_ds.report.page import self_contained
-    from determined_ds.report.style import PALETTE, address_of, strategy_colours
+    from determined_ds.report.charts import CHARTS
+    from determined_ds.report.gantt import CAPTION, schedules
+    from determined_ds.report.style import PALETTE, address_of, self_contained, strategy_colours
 
-    pairs: list[Pair] = [
-        (COLUMNS[name], COLUMNS.get(below))
-        for name, below in CELLS.items()
-        if COLUMNS[name].is_known(results)
-    ]
+    columns = [each for each in COLUMNS.values() if each.below is not None and each.is_known(results)]
     best = []
-    for column, _ in pairs:
+    for column in columns:
         values = {value for row in results.measured if (value := column.value(results, row)) is not None}
         best.append(column.best(values) if column.best and len(values) > 1 else None)
+
+    def cell(row: Row, column: Column, best: float | None = None) -> dict[str, Any]:
+        value, small = column.value(results, row), ""
+        if column.below and (shown := COLUMNS[column.below].shown(results, row)) != UNKNOWN:
+            small = shown
+        is_number = value is not None and math.isfinite(value)
+        is_best = value is not None and value == best
+        return {
+            "text": column.shown(results, row),
+            "small": small,
+            "value": repr(value) if is_number else None,
+            "class": "best" if is_best else "",
+        }
+
     colours = strategy_colours(results)
     rows = []
     for row in results.rows:
         status, _, why = reason(row).partition(": ")
-        cells = [_cell((COLUMNS["slots"], None), results, row, None)]
+        cells = [cell(row, COLUMNS["slots"])]
         if row.is_measured:
-            cells += [_cell(pair, results, row, most) for pair, most in zip(pairs, best, strict=True)]
+            cells += [cell(row, column, most) for column, most in zip(columns, best, strict=True)]
         rows.append(
             {
                 "colour": PALETTE.index(colours[row.name]),
@@ -114,11 +158,13 @@ def _page(results: Results) -> str:
     heads = [
         {
             "text": column.heading(results),
-            "small": below.head if below else "",
+            "small": COLUMNS[column.below].head if column.below else "",
             "align": column.align,
         }
-        for column, below in ((COLUMNS["name"], None), (COLUMNS["slots"], None), *pairs)
+        for column in (COLUMNS["name"], COLUMNS["slots"], *columns)
     ]
+    charts = {**CHARTS, "schedules": (schedules, CAPTION)}
+    drawn = [(name, draw(results), caption) for name, (draw, caption) in charts.items()]
     note = memory_note(results)
     return self_contained(
         "comparison.html.jinja",
@@ -133,7 +179,8 @@ def _page(results: Results) -> str:
         rows=rows,
         pictures=[
             {"name": name, "address": address_of(figure), "caption": caption, "is_wide": name == "schedules"}
-            for name, figure, caption in _drawn(results)
+            for name, figure, caption in drawn
+            if figure is not None
         ],
         unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],
         memory_note=f"{note[0].upper()}{note[1:]}",
@@ -163,15 +210,4 @@ def _facts(results: Results) -> dict[str, str]:
         "date": printable(date),
         "measured": measured,
         "global batch": "; ".join(batch),
-    }
-
-
-def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[str, Any]:
-    column, below = pair
-    value, small = column.value(results, row), below.shown(results, row) if below else UNKNOWN
-    return {
-        "text": column.shown(results, row),
-        "small": "" if small == UNKNOWN else small,
-        "value": repr(value) if value is not None and math.isfinite(value) else None,
-        "class": "best" if value is not None and value == best else "",
     }

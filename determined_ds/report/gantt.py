@@ -14,10 +14,10 @@ from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGH
 from determined_ds.pipe.recording import LOAD, RecordedStep
 from determined_ds.pipe.timeline import Span, bubble, counted_bubble, timeline
 from determined_ds.report.charts import note_missing
+from determined_ds.report.columns import label
 from determined_ds.report.numbers import number, percent, printable
 from determined_ds.report.results import Results
 from determined_ds.report.style import (
-    GRID,
     GROUND,
     INK,
     MUTED,
@@ -27,7 +27,6 @@ from determined_ds.report.style import (
     figure_of,
     ink_on,
 )
-from determined_ds.report.verdict import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +56,8 @@ CAPTION = (
 ORDER = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
 
 
-Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]  # a title, a schedule, and the passes of each rank
+# A title, a schedule, and the passes of each rank.
+Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]
 
 
 def schedules(results: Results) -> Figure | None:
@@ -72,7 +72,7 @@ def schedules(results: Results) -> Figure | None:
     if not recorded:
         return None
     panels = [panel for row, step in recorded[:MOST] for panel in _panels(label(row, results, ", "), step)]
-    figure = _picture(panels, in_seconds=True)
+    figure = _picture(panels, unit=0.001, axis="milliseconds")
     with drawing():
         if left_out := len(recorded[MOST:]):
             figure.axes[-1].set_xlabel(f"milliseconds; {left_out} more pipelines are left out")
@@ -82,7 +82,7 @@ def schedules(results: Results) -> Figure | None:
 
 def step_picture(step: RecordedStep) -> Figure:
     """One recorded step, as its schedule plans it and as it was."""
-    return _picture(_panels(_described(step.pipeline), step), in_seconds=True)
+    return _picture(_panels(_described(step.pipeline), step), unit=0.001, axis="milliseconds")
 
 
 def planned_picture(ranks: int, micro_batches: int, chunks: int = 2) -> tuple[Figure, list[str]]:
@@ -106,7 +106,7 @@ def planned_picture(ranks: int, micro_batches: int, chunks: int = 2) -> tuple[Fi
         spans = timeline(pipe)
         scaled = [[replace(s, start=s.start / parts, end=s.end / parts) for s in rank] for rank in spans]
         panels.append((f"{_described(pipe)}: bubble {percent(bubble(spans))}", pipe, scaled))
-    return _picture(panels, in_seconds=False), problems
+    return _picture(panels, unit=1.0, axis="forward passes through a rank"), problems
 
 
 def _described(pipe: Pipeline) -> str:
@@ -117,19 +117,16 @@ def _described(pipe: Pipeline) -> str:
 def _panels(name: str, step: RecordedStep) -> list[Panel]:
     """A step as it was planned, and as it was."""
     planned = step.planned()
-    plan = (
-        f"{printable(name)}, planned: bubble {percent(bubble(planned))} with these passes,"
-        f" {percent(counted_bubble(step.pipeline))} by counting"
-    )
+    plan = f"{printable(name)}, planned: bubble {percent(bubble(planned))} with these passes"
+    plan += f", {percent(counted_bubble(step.pipeline))} by counting"
     found = f"measured: bubble {percent(step.bubble)} of {number(1000 * step.seconds, 3)} ms"
     return [(plan, step.pipeline, planned), (found, step.pipeline, step.spans)]
 
 
-def _picture(panels: Sequence[Panel], *, in_seconds: bool) -> Figure:
-    """Panels one below the other, on one scale; else than in seconds, a forward pass through a rank takes one."""
+def _picture(panels: Sequence[Panel], *, unit: float, axis: str) -> Figure:
+    """Panels one below the other, on one scale of this unit."""
     from matplotlib.patches import Patch
 
-    unit = 0.001 if in_seconds else 1.0
     longest = max(span.end for _, _, ranks in panels for rank in ranks for span in rank) / unit
     with drawing():
         heights = [min(ROWS_IN[1], ROWS_IN[0] * pipe.ranks) for _, pipe, _ in panels]
@@ -140,14 +137,12 @@ def _picture(panels: Sequence[Panel], *, in_seconds: bool) -> Figure:
             each.set_title(title)
             each.tick_params(axis="x", length=3)
             each.spines["left"].set_visible(False)
-        axes[-1].set_xlabel("milliseconds" if in_seconds else "forward passes through a rank")
+        axes[-1].set_xlabel(axis)
         there = {span.op.kind for _, _, ranks in panels for rank in ranks for span in rank}
-        keys = [Patch(facecolor=_shade(kind, 0, 1), label=KINDS[kind][2]) for kind in KINDS if kind in there]
-        chunks = max(pipe.chunks for _, pipe, _ in panels)
-        if chunks > 1:
-            keys.append(
-                Patch(facecolor=_shade(FORWARD, 1, 2), label=f"paler: later of a rank's {chunks} parts")
-            )
+        keys = [Patch(facecolor=KINDS[kind][0], label=KINDS[kind][2]) for kind in KINDS if kind in there]
+        if (chunks := max(pipe.chunks for _, pipe, _ in panels)) > 1:
+            paler = f"paler: later of a rank's {chunks} parts"
+            keys.append(Patch(facecolor=_shade(FORWARD, 1.0), label=paler))
         how: dict[str, Any] = {"ncols": 6, "frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED}
         figure.legend(handles=keys, loc="outside upper left", handlelength=1.0, **how)
     return figure
@@ -161,7 +156,8 @@ def _draw_rows(axes: Axes, pipe: Pipeline, ranks: Sequence[Sequence[Span]], unit
         boxes: dict[str, list[tuple[float, float]]] = {}
         for span in spans:
             start, width = span.start / unit, (span.end - span.start) / unit
-            colour = _shade(span.op.kind, own.index(span.op.part) if span.op.part in own else 0, pipe.chunks)
+            chunk = own.index(span.op.part) if span.op.part in own else 0
+            colour = _shade(span.op.kind, chunk / max(1, pipe.chunks - 1))
             boxes.setdefault(colour, []).append((start, width))
             text = str(span.op.micro_batch)
             if is_roomy and span.op.kind != LOAD and width * inch > DIGIT_IN * (len(text) + 0.4):
@@ -176,9 +172,8 @@ def _draw_rows(axes: Axes, pipe: Pipeline, ranks: Sequence[Sequence[Span]], unit
     axes.set_ylim(pipe.ranks - 0.5, -0.5)
 
 
-def _shade(kind: str, chunk: int, chunks: int) -> str:
-    """The colour of a kind of pass for one of a rank's parts, which grow paler."""
-    first, last, _ = KINDS.get(kind, (GRID, GRID, ""))
-    share = chunk / (chunks - 1) if chunks > 1 else 0.0
+def _shade(kind: str, share: float) -> str:
+    """The colour of a kind of pass: from that of a rank's first part, 0, to the paler one of its last, 1."""
+    first, last, _ = KINDS[kind]
     ends = ((int(first[at : at + 2], 16), int(last[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in ends)

@@ -12,17 +12,14 @@ SMALLEST, LARGEST = 1e-6, 1e12  # of the numbers that are written out
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """To so many digits: ``97.43``, ``328.4``; whole numbers keep all of theirs: ``41,984``.
-
-    Only what no measurement gives, a loss that runs away, is in powers of ten: ``1.000e+16``.
-    """
+    """To so many digits: ``97.43``, ``328.4``; whole numbers keep all of theirs: ``41,984``."""
     if value is None:
         return UNKNOWN
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
         return "0"
-    if not SMALLEST <= abs(value) < LARGEST:
+    if not SMALLEST <= abs(value) < LARGEST:  # what no measurement gives, a loss that runs away
         return f"{value:.{digits - 1}e}"
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
@@ -35,10 +32,8 @@ def short_number(value: float) -> str:
 
 
 def loss_text(value: float | None) -> str:
-    """A loss, to four decimals; to four digits where it is small or large."""
-    if value is None or not math.isfinite(value) or not 0.1 <= abs(value) < 1000:
-        return number(value)
-    return f"{value:.4f}"
+    """A loss, to five digits: ``2.6844``."""
+    return number(value, 5)
 
 
 def difference(value: float) -> str:
@@ -101,13 +96,8 @@ def duration(seconds: float | None) -> str:
 def byte_unit(sizes: Iterable[int | None]) -> tuple[str, int]:
     """The unit for several sizes, and its bytes: the largest that the largest of them is ten times of."""
     largest = max((size for size in sizes if size is not None), default=0)
-    if largest == 0:
-        return "MiB", MIB
     units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
     return next(((name, size) for name, size in units if largest >= 10 * size), ("B", 1))
-
-
-# ------------------------------------------------------------------------------------------- texts from outside
 
 
 def printable(text: str) -> str:

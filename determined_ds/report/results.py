@@ -20,7 +20,7 @@ from determined_ds.documents.files import write_files
 from determined_ds.pipe.recording import RecordedStep
 from determined_ds.rundir.strict_json import Integer, Real, from_json, json_text, one_of
 
-FORMAT = 2  # of results.json: raised when its keys or their meaning change
+FORMAT = 3  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
 KIND_OF_ROW = "a measurement of determined_ds"
 MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
@@ -94,13 +94,12 @@ class Row:
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
     estimated_model_state_bytes: Number | None = None  # of the rank that holds most, by the memory model
-    window: Count = WINDOW  # losses that the loss is the mean of; 1 where each is the mean of an epoch
     repetitions: tuple[Repetition, ...] = ()
 
     @property
     def is_measured(self) -> bool:
         """Whether it takes part in comparisons: it ran to its end, and steps of it were timed."""
-        return self.status == MEASURED and self.median_step_seconds is not None
+        return self.status == MEASURED and bool(self.step_seconds)
 
     @property
     def is_pipeline(self) -> bool:
@@ -108,31 +107,20 @@ class Row:
         return (self.pipe_parallel_size or 1) > 1
 
     @property
-    def num_repetitions(self) -> int:
-        """Times that it was measured."""
-        return len(self.repetitions)
-
-    @property
-    def _steps(self) -> list[float]:
+    def step_seconds(self) -> list[float]:
+        """All timed steps of all repetitions."""
         return [seconds for each in self.repetitions for seconds in each.step_seconds]
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that were timed, of all repetitions."""
-        return len(self._steps)
 
     @property
     def median_step_seconds(self) -> float | None:
         """Over all timed steps of all repetitions."""
-        return _median(self._steps)
+        return _median(self.step_seconds)
 
     @property
     def p95_step_seconds(self) -> float | None:
         """Of twenty steps, one takes longer: over all timed steps of all repetitions."""
-        steps = self._steps
-        if len(steps) < 2:
-            return steps[0] if steps else None
-        return statistics.quantiles(steps, n=20, method="inclusive")[-1]
+        steps = self.step_seconds
+        return statistics.quantiles(steps, n=20, method="inclusive")[-1] if len(steps) > 1 else _median(steps)
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -155,13 +143,7 @@ class Row:
     @property
     def tokens_per_second(self) -> float | None:
         """Samples per second times the tokens of a sample."""
-        samples = self.samples_per_second
-        return None if samples is None or self.tokens_per_sample is None else samples * self.tokens_per_sample
-
-    @property
-    def start_seconds(self) -> float | None:
-        """From a process's start to its first step: the median of the repetitions."""
-        return _median([each.start_seconds for each in self.repetitions])
+        return (self.samples_per_second or 0) * (self.tokens_per_sample or 0) or None
 
     @property
     def peak_memory_bytes(self) -> int | None:
@@ -200,26 +182,24 @@ class Row:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the last :attr:`window` losses; of all, where there are fewer."""
-        return _mean(self.losses[-self.window :]) if self.losses else None
+        """The mean of the last :data:`WINDOW` losses; of all, where there are fewer."""
+        return _mean(self.losses[-WINDOW:]) if self.losses else None
 
     @property
     def loss_curve(self) -> tuple[tuple[float, float], ...]:
-        """(seconds, loss) as training goes: the mean of the last five losses, each step at its median time.
+        """(seconds, loss) as training goes: the mean of the last losses, each step at its median time.
 
         Its last point is :attr:`loss`. Starting up and warming up take longer than that, and are not in it.
         """
         losses, step = self.losses, self.median_step_seconds
         if not losses or step is None:
             return ()
-        width = min(self.window, len(losses))
+        width = min(WINDOW, len(losses))
         return tuple((end * step, _mean(losses[end - width : end])) for end in range(width, len(losses) + 1))
 
     def seconds_to(self, loss: float | None) -> float | None:
-        """Seconds of training until the mean of the last five losses is at or below ``loss``; None if it never is."""
-        if loss is None:
-            return None
-        return next((seconds for seconds, reached in self.loss_curve if reached <= loss), None)
+        """Seconds of training until the mean of the last losses is at or below ``loss``; None if it never is."""
+        return next((at for at, reached in self.loss_curve if loss is not None and reached <= loss), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,34 +238,29 @@ class Results:
 
     @property
     def target_loss(self) -> float | None:
-        """The highest loss that a measured row ended at, so that each of them reaches it.
-
-        A loss that is not finite is none. None where no row has one.
-        """
+        """The highest finite loss that a measured row ended at, so that each of them reaches it; None without one."""
         losses = (row.loss for row in self.measured)
         return max((loss for loss in losses if loss is not None and math.isfinite(loss)), default=None)
 
-    def against_first(self, row: Row) -> dict[str, float | None] | None:
+    def against_first(self, row: Row) -> dict[str, float | None]:
         """A row beside the first one that was measured.
 
         ``samples_per_second`` and ``peak_memory_bytes`` are ratios, ``loss`` is a difference; each None where either
-        row does not know it. None for a row that was not measured.
+        row does not know it. Nothing for a row that was not measured.
         """
         first = self.first
         if first is None or not row.is_measured:
-            return None
-        loss, first_loss = row.loss, first.loss
+            return {}
         return {
             "samples_per_second": _ratio(row.samples_per_second, first.samples_per_second),
             "peak_memory_bytes": _ratio(row.peak_memory_bytes, first.peak_memory_bytes),
-            "loss": None if loss is None or first_loss is None else loss - first_loss,
+            "loss": None if row.loss is None or first.loss is None else row.loss - first.loss,
         }
 
     def scaling_efficiency(self, row: Row) -> float | None:
-        """How much of the ideal speed-up is reached, against the row of this name with the fewest slots.
+        """The share of the ideal speed-up that is reached, against the row of this name with the fewest slots.
 
-        1 where samples per second grow with the slots, less where they do not; None where the row was not measured, or
-        only one number of slots of its name was.
+        None where the row was not measured, or only one number of slots of its name was.
         """
         alike = [each for each in self.measured if each.name == row.name]
         if not row.is_measured or len({each.slots for each in alike}) < 2:
@@ -314,13 +289,7 @@ def read_row(path: Path) -> Row:
 
 
 def load_results(path: str | Path) -> Results:
-    """Read ``results.json``.
-
-    Args:
-        path: Of the file, as ``det-ds compare`` writes it.
-
-    Returns:
-        What was measured.
+    """Read ``results.json``, as ``det-ds compare`` writes it.
 
     Raises:
         ConfigError: the file cannot be read, is damaged, is another program's or of another format; with the keys

@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.comparison import PAGE, RESULTS
 from determined_ds.report.numbers import UNKNOWN, count, duration, loss_text, number, printable
-from determined_ds.report.page import self_contained
 from determined_ds.report.runs import RUNNING, RunView, differing, trained_on
 from determined_ds.report.state import VALIDATION
-from determined_ds.report.style import PALETTE
+from determined_ds.report.style import PALETTE, self_contained
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.records import COMPLETED, START
 
@@ -82,26 +81,20 @@ def page_path(folders: Sequence[Path], output: Path | None) -> Path:
 
 def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
     """The runs, whole: no curve is thinned. Numbers that JSON lacks are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
-    of_launch = ("time", "kind", "reason", "slots", "steps_completed", "checkpoint")
     found = [
         {
+            **asdict(replace(shown.run, records=())),
             "label": shown.label,
             "path": shown.place,
-            "name": shown.run.name,
             "status": shown.status,
             "reason": shown.why,
             "steps_completed": shown.steps,
             "figures": shown.figures,
             "best": shown.best._asdict() if shown.best else None,
-            "result": asdict(shown.run.result) if shown.run.result else None,
             "configuration": {
                 name: {key: setting._asdict() for key, setting in settings.items()}
                 for name, settings in shown.sections.items()
             },
-            "launches": [{key: getattr(each, key) for key in of_launch} for each in shown.run.launches],
-            "checkpoints": [
-                {"uuid": each.uuid, "steps_completed": each.steps_completed} for each in shown.run.checkpoints
-            ],
             "warnings": [asdict(each) for each in shown.warnings],
             "curves": {
                 name: {"steps": curve.steps, "seconds": curve.seconds, "values": curve.values}

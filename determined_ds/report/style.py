@@ -1,16 +1,19 @@
-"""The one look of all pictures: colours, figures, and figures as SVG.
+"""The one look of all pictures and pages: colours, figures, figures as SVG, and HTML files that load nothing.
 
-matplotlib is imported within functions: asking for a table must not wait for it. Its state of ``pyplot`` is never
-touched; who draws pictures of their own beside these keeps their settings.
+matplotlib and jinja2 are imported within functions: asking for a table must not wait for them. The state of
+``pyplot`` is never touched.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import importlib.util
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from determined_ds.report.results import PARTS, Results
@@ -28,6 +31,7 @@ PALETTE = (
 PART_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
 ON_LIGHT, ON_DARK = "#101418", "#fdfdfd"  # numbers in bars
+ASSETS = Path(__file__).parent / "assets"
 WIDTH_IN = 5.0
 FONT_PT, SMALL_PT = 10, 9
 OUTSIDE_IN = 0.75  # of a panel: title, numbers and name of the axis
@@ -124,3 +128,46 @@ def address_of(figure: Figure) -> str:
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
+    """A page in one file that loads nothing; what is in the values is text, unless it is markup of our own.
+
+    Args:
+        template: Its file, below :data:`ASSETS`.
+        scripts: Files that run on the page, one after the other, under their digest; nothing else may.
+        values: For the template.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    script = "\n".join((ASSETS / name).read_text(encoding="utf-8").rstrip("\n") for name in scripts) + "\n"
+    colours = {
+        "ink": INK,
+        "muted": MUTED,
+        "grid": GRID,
+        "ground": GROUND,
+        "page": "#f5f7f9",
+        "accent": "#0b5cad",
+    }
+    colours |= {f"s{index}": colour for index, colour in enumerate(PALETTE)}
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        light=Markup(" ".join(f"--{name}: {colour};" for name, colour in colours.items())),
+        fonts=Markup(FONTS),
+        num_colours=len(PALETTE),
+        **values,
+    )
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there, which draws pictures."""
+    return importlib.util.find_spec("matplotlib") is not None

@@ -56,12 +56,10 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        columns = list(zip(*([head.text for head in self.heads], *self.rows), strict=True))
+        columns = zip(*([head.text for head in self.heads], *self.rows), strict=True)
+        widths = [max(map(cell_len, texts)) for texts in columns]
         widths = [
-            max(cell_len(head.text), min(8, *map(cell_len, texts)))
-            if head.folds
-            else max(map(cell_len, texts))
-            for head, texts in zip(self.heads, columns, strict=True)
+            min(8, width) if head.folds else width for head, width in zip(self.heads, widths, strict=True)
         ]
         kept, dropped = list(range(len(self.heads))), []
         for at in sorted(kept, key=lambda at: (-self.heads[at].drop, -at)):

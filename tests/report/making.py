@@ -61,7 +61,7 @@ def content(*rows: dict[str, Any], **others: Any) -> dict[str, Any]:
     """What results.json holds, on a CPU."""
     return {
         "kind": "results of determined_ds",
-        "format": 2,
+        "format": 3,
         "title": "gpt2_const",
         "command": "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1",
         "created": "2026-11-20T18:40:00",
