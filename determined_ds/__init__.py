@@ -28,7 +28,7 @@ _HOMES = {
     "Session": "determined_ds.sessions.session",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
-    "Trainer": "determined_ds.train.loop.fit",
+    "Trainer": "determined_ds.train.loop.trainer",
     "TrainingError": "determined_ds.errors",
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.create",
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
-    from determined_ds.train.loop.fit import Trainer
     from determined_ds.train.loop.measure import measure_throughput
+    from determined_ds.train.loop.trainer import Trainer
     from determined_ds.train.memory import get_gpu_memory_stats
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial

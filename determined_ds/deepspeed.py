@@ -26,7 +26,7 @@ from determined.pytorch.deepspeed import (
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.train.context import DeepSpeedTrialContext
-from determined_ds.train.loop.fit import Trainer
+from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.opening import init
 from determined_ds.trial.of_context import DeepSpeedMPU
 

@@ -32,9 +32,8 @@ from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
 from determined_ds.train.loop.display import make_progress
-from determined_ds.train.loop.fit import completed, of_hyperparameters
 from determined_ds.train.loop.stopping import Due
-from determined_ds.train.loop.trainer import Training
+from determined_ds.train.loop.trainer import Trainer, completed, of_hyperparameters
 from determined_ds.train.opening import open_context
 from determined_ds.trial.author import described
 
@@ -113,7 +112,7 @@ class Session:
         self._loader: TrainingBatches | None = None
         self._validated = 0  # samples of the validation data since the last report
         # From the first call of s.checkpoint on.
-        self._training: Training | None = None
+        self._training: Trainer | None = None
         self._state: ScriptState
         self._loaded: str | None = None  # the checkpoint that is resumed from
         self._marks: Any = None
@@ -327,7 +326,7 @@ class Session:
         Raises:
             ConfigError: there is no engine, no data or no length yet.
         """
-        if self._trains("s.steps").fit.max_length is None and num is None:
+        if self._trains("s.steps").fit_options.max_length is None and num is None:
             fix = "write s.steps(1000), or state fit.max_length"
             raise _refused("s.steps", "nothing says how long to train", fix)
         if num is not None:
@@ -472,7 +471,7 @@ class Session:
         self._marks = engine_marks(context.models)
         self._training = training
 
-    def _make_training(self) -> Training:
+    def _make_training(self) -> Trainer:
         """What the script drives: as the hyperparameters say, or the steps that are measured."""
         context, run = self.context, self._here.run
         if run is not None and run.measurement is not None:
@@ -485,9 +484,7 @@ class Session:
             if getattr(fit, name) and self.rank == 0:
                 logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
         fit = replace(fit, step_zero_validation=False)
-        return Training(
-            self._trial,
-            context,
+        return Trainer(self._trial, context).prepare(
             completed(fit, context, test_mode=tests, states_length=False),
             make_progress(self.rank == 0, context._run_dir.metrics),
             test_mode=tests,
@@ -531,7 +528,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------ begin, end, between steps
 
-    def _trains(self, what: str) -> Training:
+    def _trains(self, what: str) -> Trainer:
         """What is driven; refused where something has to come before what the script does."""
         training = self._training
         if self.context and training is None:
@@ -545,15 +542,15 @@ class Session:
             raise _refused(what, "a pipeline takes its batches itself", fix)
         return training
 
-    def _open(self, training: Training) -> None:
+    def _open(self, training: Trainer) -> None:
         """Begin training, at the first batch; a collective."""
         if self._loaded is not None:  # what the script has done since then is undone: it was done before
             if self._marks != engine_marks(self._context.models):
                 training.read(self._loaded)
             else:
                 self._state.restore_objects()
-        if training.fit.max_length is None:
-            training.fit = replace(training.fit, max_length=self._length)
+        if training.fit_options.max_length is None:
+            training.fit_options = replace(training.fit_options, max_length=self._length)
         gather, validator = self._context.distributed.allgather, training.validator
         self._batches = training.begin(self._state.restore_modes, lambda: any(gather(validator.is_pending)))
         if training.schedule.stated_batches is None and training.schedule.batches_per_epoch is None:

@@ -58,7 +58,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         log_in_task(options.accelerator)
 
     from determined_ds.train.bare_trial import trial_class
-    from determined_ds.train.loop.fit import Trainer, of_hyperparameters
+    from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
     from determined_ds.train.opening import open_context
 
     resumed = options.resume if options.resume_from is None else str(options.resume_from)

@@ -32,11 +32,7 @@ OPTIONS = (
 
 
 def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], None]) -> Any:
-    """Call a trial's method, and make its result a loader that can be read here.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Call a trial's method, and make its result a loader that can be read here."""
     loader = getattr(trial, method)()
     where, own = f"{type(trial).__name__}.{method}", torch_data.DataLoader
     if isinstance(loader, StreamLoader):
@@ -160,11 +156,7 @@ class SeededDataset(torch_data.Dataset[Any]):
 
 
 class GivenBatches:
-    """The micro-batches of a loader that is used as it is, again and again.
-
-    Attributes:
-        apart: Its name where its own state is its position, which is one in micro-batches.
-    """
+    """The micro-batches of a loader that is used as it is, again and again."""
 
     def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
         self._loader, self._batches = loader, self._forever()

@@ -27,15 +27,7 @@ APART = "apart"  # in the position of data that has one on each replica
 
 
 class TrainingData:
-    """A rank's endless micro-batches, and the position in them that a checkpoint holds.
-
-    Attributes:
-        batches: From the batch that training starts at; None before :meth:`open`, and on a rank that loads none.
-        batches_per_epoch: Whole global batches in an epoch; None for a stream without a length. What is left over of
-            data with an index is dropped; where the data is shuffled, different samples each epoch.
-        first: What was read first of a stream.
-        of: What is read, where its position is more than a number of batches.
-    """
+    """A rank's endless micro-batches, and the position in them that a checkpoint holds."""
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
@@ -64,22 +56,7 @@ class TrainingData:
         manual: bool = False,
         note: Callable[[str], None] = print,
     ) -> None:
-        """Begin to read a rank's share.
-
-        Args:
-            loader: What ``build_loader`` has made of the trial's: a Determined ``DataLoader``, a ``StreamLoader``, or
-                another loader, which is used as it is.
-            batch: The completed batch.
-            replica: Data-parallel rank, 0 .. replicas - 1.
-            seed: Of the shuffle; the same on all ranks.
-            start_batch: Batches already trained.
-            manual: The trial accumulates gradients itself, in batches of the loader's size.
-            note: Shows a line to the user.
-
-        Raises:
-            ConfigError: the loader's batch size is not the micro-batch size.
-            DataError: the data is smaller than one global batch.
-        """
+        """Begin to read a rank's share."""
         if isinstance(loader, pytorch.DataLoader):
             self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch, manual)
         elif isinstance(loader, StreamLoader):

@@ -29,10 +29,6 @@ class Share:
 
     Of a Determined loader it is every ``replicas``-th batch in the loader's order. How many there are of a stream, or
     of a loader that is used as it is and gives each replica its own batches, is not known.
-
-    Attributes:
-        sizes: Samples in each batch; None where that is not known.
-        first: What was read first of a stream, once anything was.
     """
 
     def __init__(
@@ -87,17 +83,6 @@ class Calls:
     that has run out repeats its first batch, with weight 0. A pipeline's engine averages over the micro-batches that it
     takes at once, so it only takes those of equal weight at once: the last one, which may be smaller, goes by itself,
     and so does a replica's padding.
-
-    Args:
-        share: This rank's; None for a rank that has no data loader.
-        sizes: Of every rank, the samples in each of its batches; None where that is not known.
-        distributed: The ranks; without ``sizes`` they exchange what they have read ahead.
-        at_most: Micro-batches that a pipeline's engine takes at once; 1 where there is no pipeline.
-
-    Attributes:
-        taken: Batches so far, padding included; the same on all ranks.
-        weights: Samples in each batch taken in this call; 0 for padding.
-        firsts: What each rank has read first of a stream, as the last exchange says.
     """
 
     def __init__(

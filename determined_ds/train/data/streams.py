@@ -234,12 +234,7 @@ def read(reader: torch_data.DataLoader[Any]) -> tuple[FirstRow, Iterator[Made]]:
 
 
 class TrainingStream:
-    """The endless micro-batches that a replica trains on, and the position in them.
-
-    Attributes:
-        first: What this rank has read first, for :func:`check_first_rows`.
-        apart: The stream's name where each replica reads its own samples.
-    """
+    """The endless micro-batches that a replica trains on, and the position in them."""
 
     def __init__(
         self,
@@ -289,11 +284,7 @@ class TrainingStream:
 
 
 def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -> None:
-    """Compare what the ranks have read first: the same of a stream, something else on each replica of a sharded one.
-
-    Raises:
-        DataError: replicas read different samples.
-    """
+    """Compare what the ranks have read first: the same of a stream, something else on each replica of a sharded one."""
     found = [row for row in rows if row is not None]
     if len({row.replica for row in found}) < 2:
         return

@@ -20,7 +20,7 @@ from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.display import Progress
-from determined_ds.train.loop.trainer import Training
+from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
@@ -58,17 +58,7 @@ def measure_throughput(
 
 
 class Measuring:
-    """Observes the steps of a :class:`Training`, and is its validator: what it reports is what was measured.
-
-    Args:
-        trial: The trial.
-        context: Its context.
-        length: How many steps, and how many of them are the warm-up.
-        source: Of the training metrics.
-
-    Attributes:
-        training: What is measured; whoever takes its steps.
-    """
+    """Observes the steps of a :class:`Trainer`, and is its validator: what it reports is what was measured."""
 
     dataset = None
 
@@ -95,15 +85,9 @@ class Measuring:
             asynchronous_checkpoints=False,
             profile=None if is_own else length.profile,
         )
-        self.training = Training(
-            trial,
-            context,
-            fit,
-            Progress(shows=False),
-            validator=self,
-            source=source,
-            observers=[self],
-            keeps=False,
+        progress = Progress(shows=False)
+        self.training = Trainer(trial, context).prepare(
+            fit, progress, validator=self, source=source, observers=[self], keeps=False
         )
 
     # ------------------------------------------------------------------------------------ of each step
@@ -231,11 +215,7 @@ class Measuring:
 
 
 def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
-    """Refuse to measure engines, made by the author, of another strategy than the row will be named by.
-
-    Raises:
-        ConfigError: no engine has the ZeRO stage and the precision of the configuration.
-    """
+    """Refuse to measure engines, made by the author, of another strategy than the row will be named by."""
     decided = context.decided_before or context.resolved
     expected, found = (decided.zero_stage, decided.strategy.precision), []
     for engine in context.models:
@@ -249,11 +229,7 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
 
 
 def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
-    """Write what was measured of a script.
-
-    Raises:
-        ConfigError: the script has ended its training before the last step, without a stop.
-    """
+    """Write what was measured of a script."""
     if row.status == STOPPED and not was_stopped:
         message = f"the script trains only {row.reason.removeprefix('stopped after ')}"
         fix = "measure fewer steps (--steps, --warmup), or have the script train longer"

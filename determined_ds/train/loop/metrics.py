@@ -187,11 +187,7 @@ class Reducers:
         self._context = context
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """A copy of the attributes of every reducer, in the order in which they were wrapped.
-
-        Raises:
-            CheckpointError: one of them cannot be copied.
-        """
+        """A copy of the attributes of every reducer, in the order in which they were wrapped."""
         found = []
         for each in self._context._wrapped_reducers:
             attributes, kind = dict(vars(each.reducer)), type(each.reducer)
@@ -227,8 +223,6 @@ class Reducers:
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:
     """Metrics as numbers, strings, lists and dicts, which a master takes and JSON can hold.
 
-    Raises:
-        TrainingError: a value cannot be reported in any form, or is None in a validation.
 
     Source: ``json_encode`` in determined 0.38.1's ``util.py``; ``_get_serializable_metrics`` in ``core/_train.py``.
     """
@@ -259,11 +253,7 @@ def _plain(value: Any) -> Any:
 
 
 def searched(metrics: Mapping[str, Any], name: str) -> float:
-    """The value of the searcher's metric.
-
-    Raises:
-        ConfigError: it is not reported, or not as a number.
-    """
+    """The value of the searcher's metric."""
     if util.is_numerical_scalar(metrics.get(name)):
         return float(metrics[name])
     known = ", ".join(sorted(metrics))

@@ -20,12 +20,7 @@ TRAINING, VALIDATION = "training", "validation"
 
 
 class Reporter:
-    """Makes reports of the accumulated metrics. Only the chief sends them.
-
-    Attributes:
-        latest: The metrics of the last report.
-        memory_by_rank: Peak bytes at the last report, in the order of ranks; empty before the first.
-    """
+    """Makes reports of the accumulated metrics. Only the chief sends them."""
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
         self._context, self._core, self._progress = context, context._core, progress
@@ -97,11 +92,7 @@ class Reporter:
             self._show(TRAINING, batches_trained, metrics)
 
     def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
-        """Send a report of validation metrics.
-
-        Returns:
-            On the chief, the best value of the searcher's metric before it; None without one, and elsewhere.
-        """
+        """Send a report of validation metrics."""
         if not self._is_chief:
             return None
         best_before = self._core.train.get_experiment_best_validation()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,15 +14,10 @@ from determined_ds.trial import returned
 from determined_ds.trial.author import failed
 
 METHODS = ("train_batch", "loss")
-REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
-    """What ``build_callbacks`` returns; those of this library's kind are introduced to the engines.
-
-    Raises:
-        TrialError: the trial has wrapped no engine, or returns something else.
-    """
+    """What ``build_callbacks`` returns; those of this library's kind are introduced to the engines."""
     returned.engines(trial, context.models)
     found = returned.callbacks(trial, trial.build_callbacks())
     for callback in found.values():
@@ -53,11 +47,7 @@ class TrainCalls:
         return batch
 
     def train(self, epoch: int, index: int) -> list[dict[str, Any]]:
-        """One optimizer step: the metrics of each call, where this rank reports any.
-
-        Raises:
-            TrainingError: a call returned no metrics or took a wrong number of batches, or no engine made a step.
-        """
+        """One optimizer step: the metrics of each call, where this rank reports any."""
         context, trial, found = self._context, self._trial, []
         before = [getattr(engine, "global_steps", -1) for engine in context.models]
         for _ in range(self._accumulation if self._is_one else 1):
@@ -91,33 +81,29 @@ class TrainCalls:
         return found
 
 
-class BuiltParameters:
-    """Which parameters required a gradient when training began.
+def parameters_of(engines: Sequence[Any]) -> list[tuple[Any, str, Any, bool]]:
+    """Each engine's parameters, their names, and whether they require a gradient, for :func:`check_frozen`."""
+    return [
+        (engine, name, each, each.requires_grad)
+        for engine in engines
+        for name, each in engine.module.named_parameters()
+    ]
+
+
+def check_frozen(parameters: list[tuple[Any, str, Any, bool]]) -> None:
+    """Refuse a parameter that was frozen or unfrozen since, where the engine would not follow.
 
     Under ZeRO 1 to 3 a parameter that is frozen later still moves, by the momentum and the weight decay of the flat
     partition that it is in, and one that is unfrozen never trains (measured, AdamW, deepspeed 0.19.8).
     """
-
-    def __init__(self, engines: Sequence[Any]) -> None:
-        self._built = [(engine, list(map(REQUIRES_GRAD, engine.module.parameters()))) for engine in engines]
-
-    def check(self) -> None:
-        """Refuse a parameter that was frozen or unfrozen since, where the engine would not follow.
-
-        Raises:
-            TrainingError: names the first one.
-        """
-        for engine, built in self._built:
+    for engine, name, each, was_on in parameters:
+        if each.requires_grad != was_on:
+            optimizer = getattr(engine, "optimizer", None)
+            groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
             # torch's own optimizer leaves out a parameter without a gradient.
-            plain = getattr(engine, "optimizer", None)
-            groups = plain.param_groups if isinstance(plain, torch.optim.Optimizer) else ()
-            follows = {id(each) for group in groups for each in group["params"]}
-            for (name, each), was_on in zip(engine.module.named_parameters(), built, strict=True):
-                if each.requires_grad != was_on and id(each) not in follows:
-                    verb = "frozen" if was_on else "unfrozen"
-                    raise TrainingError(
-                        f"{name} was {verb} in training, and the engine does not follow: it would move or stay all the "
-                        "same\n  fix: let it require a gradient in build_model, put it into a group of its own in "
-                        "build_parameters, and give that group a rate of 0 for these steps: LambdaLR in "
-                        "build_scheduler"
-                    )
+            if not any(each is own for group in groups for own in group["params"]):
+                raise TrainingError(
+                    f"{name} was {'frozen' if was_on else 'unfrozen'} in training, and the engine does not follow\n"
+                    "  fix: let it require a gradient in build_model, put it into a group of its own in "
+                    "build_parameters, and give that group a rate of 0 for these steps: LambdaLR in build_scheduler"
+                )

@@ -40,16 +40,6 @@ class Schedule:
     """When a run reports, validates, checkpoints and ends, by the number of batches trained.
 
     Every period counts from the start of training, whether this process trained those batches or an earlier one.
-
-    Args:
-        fit: Its ``max_length`` may be None, where only a script knows when it ends.
-        batches_per_epoch: Whole batches in an epoch, >= 1; None where the data has no epochs.
-
-    Attributes:
-        stated_batches: From the start of training to its end; None where that is not known.
-
-    Raises:
-        ConfigError: each argument in epochs, where there are none.
     """
 
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
@@ -200,15 +190,7 @@ class LossGuard:
 
 
 def check_losses(first_bad: Sequence[float], last_checkpoint: str) -> None:
-    """Stop the run where a loss was not finite.
-
-    Args:
-        first_bad: What :meth:`LossGuard.first_bad` is on each rank.
-        last_checkpoint: The uuid of the newest, "" where there is none.
-
-    Raises:
-        NotFiniteError: names the batch and the ranks.
-    """
+    """Stop the run where a loss was not finite."""
     if found := [batch for batch in first_bad if batch != NONE]:
         at = [str(rank) for rank, batch in enumerate(first_bad) if batch == min(found)]
         said = (

@@ -1,29 +1,34 @@
-"""A training from its checkpoint to its end, step by step.
+"""``Trainer``: Determined's ``deepspeed.Trainer`` by the same names, around this library's loop.
 
-A trial's training takes its own steps (:meth:`Training.train`). Who takes them otherwise, such as a script, calls
-:meth:`Training.begin_step`, :meth:`Training.take` and :meth:`Training.end_step`.
+A trial's training takes its own steps (:meth:`Trainer.fit`). Who takes them otherwise, such as a script, calls
+:meth:`Trainer.begin_step`, :meth:`Trainer.take` and :meth:`Trainer.end_step`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from determined import core, util
+from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
 from determined_ds.checkpoints.files import finite, is_better, not_finite
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.safe_load import check_callbacks
+from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.checkpoints.writer import Checkpoints, scramble
-from determined_ds.config.params import FitOptions, ProfiledSteps
+from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
+from determined_ds.documents.document import Document
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
 from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.signals import TRAINED
@@ -32,12 +37,13 @@ from determined_ds.train.data.samples import METHOD, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
-from determined_ds.train.here import cluster_info
-from determined_ds.train.loop.display import Progress
+from determined_ds.train.here import cluster_info, script_run
+from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import METHODS, BuiltParameters, TrainCalls, built_callbacks
+from determined_ds.train.loop.steps import METHODS, TrainCalls, built_callbacks, check_frozen, parameters_of
 from determined_ds.train.loop.stopping import (
+    LENGTHS,
     Due,
     LossGuard,
     Schedule,
@@ -53,48 +59,102 @@ from determined_ds.trial.schedules import drive_by_validation
 from determined_ds.trial.timers import print_communication
 
 logger = logging.getLogger("determined_ds")
+REPORTING_PERIOD = Length(unit="batches", value=100)  # Determined's default
 # How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
 AGREE_S = 10.0
 # Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.
 GPU_TOLERANCE = 0.01
-HOOK = "on_step_end"
 
 
-def section_of(context: Any, name: str) -> dict[str, Any]:
-    """A section of the experiment's configuration, empty where there is none."""
-    try:
-        return dict(context.get_experiment_config().get(name) or {})
-    except ValueError:  # Determined's: no experiment configuration was given
-        return {}
-
-
-class Training:
-    """Trains one trial.
+class Trainer:
+    """Trains a ``DeepSpeedTrial``.
 
     Args:
-        trial: A ``DeepSpeedTrial`` whose engines are wrapped.
-        context: Its context.
-        fit: How; ``reporting_period`` None: never.
-        progress: What the chief shows.
-        test_mode: One batch is trained, and its checkpoint proved.
-        validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
-        source: The method that the training metrics come from, as messages name it; the trial's if "".
-        observers: What measures or records its steps, by ``begin_step()``, ``stop()`` once the work of a step is done,
-            and ``end_step(batches_trained)``.
-        keeps: Whether checkpoints are written, and a searcher's metric is looked for.
-
-    Attributes:
-        state: Where training stands.
-        data: What is trained on.
-        is_stopped: Whether a stop was requested, and its checkpoint is written.
+        trial: The trial, its engines wrapped.
+        context: From :func:`determined_ds.open_context`.
     """
 
-    schedule: Schedule
+    schedule: Schedule  # once the data is open
 
-    def __init__(
+    def __init__(self, trial: Any, context: Any) -> None:
+        self.trial, self.context = trial, context
+
+    def fit(
         self,
-        trial: Any,
-        context: Any,
+        checkpoint_period: pytorch.TrainUnit | timedelta | None = None,
+        validation_period: pytorch.TrainUnit | None = None,
+        max_length: pytorch.TrainUnit | None = None,
+        reporting_period: pytorch.TrainUnit | None = pytorch.Batch(100),  # noqa: B008  (Determined's default)
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+        *,
+        stop_on_nan: bool = True,
+        save_total_limit: int | None = None,
+        warm_start: str = "weights",
+        asynchronous_checkpoints: bool | None = None,
+        fork: str | os.PathLike[str] | None = None,
+        profile: ProfiledSteps | Mapping[str, int] | None = None,
+    ) -> None:
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
+
+        Args:
+            checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, or of a list of numbers; or a
+                ``datetime.timedelta`` since the last checkpoint; None: only at the end.
+            validation_period: The same, without a time.
+            max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: how much is trained.
+            reporting_period: The same as ``validation_period``.
+            checkpoint_policy: Validations followed by a checkpoint: ``best`` (``searcher.metric``), ``all``, ``none``.
+            latest_checkpoint: Uuid of the checkpoint to resume from, of this run or Determined's trainer; or a folder.
+            step_zero_validation: Validate before the first batch.
+            test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
+            profiling_enabled: As ``profiling.enabled`` of the experiment; on a cluster.
+            stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before it is saved.
+            save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
+            warm_start: What is loaded of another trial's checkpoint: ``weights``, or ``all``: the optimizer too.
+            asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
+            fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
+            profile: Steps to record by torch's profiler: ``{"wait": 5, "warmup": 2, "active": 3}``; none with a test.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            TrainingError: training failed.
+        """
+        given = dict(locals())
+        stated = {name: given[name] for name in vars(FitOptions())}
+        stated |= {name: _stated_length(given[name]) for name in LENGTHS}
+        if isinstance(profile, ProfiledSteps):
+            stated["profile"] = vars(profile)
+        arguments = Document(name="Trainer.fit", data={"fit": as_plain(stated)})
+        options, problems = read_model(FitOptions, arguments, ("fit",))
+        if problems:
+            raise ConfigError(problems)
+        run = script_run()
+        if run is not None:  # how to start is as det-ds run says, whatever the script does
+            run.trained = True
+            test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
+            if run.measurement is not None:
+                from determined_ds.train.loop.measure import keep_row, measure_throughput
+
+                row = measure_throughput(self.trial, self.context, **vars(run.measurement))
+                keep_row(run, row, is_chief=self.context.distributed.rank == 0, was_stopped=True)
+                raise SystemExit(0)
+        self.run(options, latest_checkpoint, test_mode=test_mode, fork=None if fork is None else Path(fork))
+
+    def run(
+        self, fit: FitOptions, latest_checkpoint: str | None, *, test_mode: bool, fork: Path | None
+    ) -> None:
+        """Train, by options that were read; see :meth:`fit`."""
+        fit = completed(fit, self.context, test_mode=test_mode)
+        if latest_checkpoint is not None:
+            latest_checkpoint = find_checkpoint(self.context, latest_checkpoint)
+        progress = make_progress(self.context.distributed.rank == 0, self.context._run_dir.metrics)
+        self.prepare(fit, progress, test_mode=test_mode).train(latest_checkpoint, fork)
+
+    def prepare(
+        self,
         fit: FitOptions,
         progress: Progress,
         *,
@@ -103,22 +163,30 @@ class Training:
         source: str = "",
         observers: Sequence[Any] = (),
         keeps: bool = True,
-    ) -> None:
-        self.trial, self.context, self.fit, self.progress = trial, context, fit, progress
-        self.validator, self.observers, self._keeps, self._test_mode = (
-            validator,
-            list(observers),
-            keeps,
-            test_mode,
-        )
+    ) -> Trainer:
+        """Get ready to load and to take steps.
+
+        Args:
+            fit: How; ``reporting_period`` None: never.
+            progress: What the chief shows.
+            test_mode: One batch is trained, and its checkpoint proved.
+            validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
+            source: The method that the training metrics come from, as messages name it; the trial's if "".
+            observers: What measures or records steps, by ``begin_step()``, ``stop()`` once the work of a step is done,
+                and ``end_step(batches_trained)``.
+            keeps: Whether checkpoints are written, and a searcher's metric is looked for.
+        """
+        trial, context = self.trial, self.context
+        self.fit_options, self.progress, self.validator = fit, progress, validator
+        self.observers, self._keeps, self._test_mode = list(observers), keeps, test_mode
         self.is_chief, self.is_stopped = context.distributed.rank == 0, False
         info, self._searcher = cluster_info(), section_of(context, "searcher")
         self._metric = str(self._searcher.get("metric") or "") if keeps else ""
         self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
-        named = built_callbacks(trial, context)
-        self._named_callbacks, self.callbacks = named, list(named.values())
-        self._hooks = [getattr(each, HOOK) for each in self.callbacks if callable(getattr(each, HOOK, None))]
+        self._named_callbacks = named = built_callbacks(trial, context)
+        self.callbacks, hook = list(named.values()), "on_step_end"
+        self._hooks = [getattr(each, hook) for each in self.callbacks if callable(getattr(each, hook, None))]
         if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
             self._hooks.insert(0, trial.on_step_end)
         self._of_step: dict[
@@ -126,15 +194,9 @@ class Training:
         ] = {}  # each metric of the step at hand, by micro-batch, for the hooks
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
-        self.checkpoints = Checkpoints(
-            trial,
-            context,
-            named,
-            {"metrics": self.sums, "reducers": Reducers(context), "data": self.data},
-            fit.save_total_limit,
-            warm_start=fit.warm_start,
-            note=progress.note,
-        )
+        parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
+        most, warm_start, note = fit.save_total_limit, fit.warm_start, progress.note
+        self.checkpoints = Checkpoints(trial, context, named, parts, most, warm_start=warm_start, note=note)
         self.reporter = Reporter(trial, context, progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
@@ -142,6 +204,7 @@ class Training:
         self._best_at = -1  # batch of this process's best validation
         self._status = ""
         self._closing = contextlib.ExitStack()
+        return self
 
     def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Train to the end of the schedule, or until a stop is requested; a collective.
@@ -179,10 +242,8 @@ class Training:
             each.begin_step()
         index = self.context._current_batch_idx = self.state.batches_trained
         epoch, is_first, _ = self.schedule.epoch_of(index)
-        for callback in self.callbacks if is_first else ():
-            # Without the epoch: a form deprecated by Determined in 0.17.8.
-            takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
-            callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
+        if is_first:
+            self._call_back("on_training_epoch_start", epoch)
         self.reporter.batch_begins()
         self.context._loss_ids = {}
 
@@ -236,7 +297,7 @@ class Training:
     def do(self, due: Due) -> None:
         """Do what is due after a batch; a collective."""
         state = self.state
-        self._built.check()
+        check_frozen(self._built)
         if due.report:
             self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
         elif due.validate or due.checkpoint:
@@ -293,12 +354,12 @@ class Training:
 
     def _check_loss(self) -> None:
         """Before the weights are used: stop if a loss behind them was not finite; a collective."""
-        if self.fit.stop_on_nan:
+        if self.fit_options.stop_on_nan:
             self._stop_for_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
 
     def _stop_for_loss(self, first_bad: list[float]) -> None:
         try:
-            check_losses(first_bad if self.fit.stop_on_nan else (), self._last_uuid)
+            check_losses(first_bad if self.fit_options.stop_on_nan else (), self._last_uuid)
         except NotFiniteError:
             self.checkpoints.finish()  # its weights are good
             raise
@@ -308,17 +369,6 @@ class Training:
         """Of the newest checkpoint; "" where there is none."""
         return self.state.kept[-1] if self.state.kept else ""
 
-    def position(self) -> dict[str, int]:
-        """What a validation reports beside its metrics; epochs only where something is counted in them.
-
-        A searcher may read them as the trial's progress. The web UI shows metrics in the order of their names:
-        ``epochs``, though always 0, would be its first chart.
-        """
-        position = {"batches": self.state.batches_trained}
-        if self.schedule.in_epochs or self._searcher.get("time_metric") == "epochs":
-            position["epochs"] = self.state.epochs_trained
-        return position
-
     def _validate(self) -> bool:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
         state, name = self.state, self._metric
@@ -326,15 +376,22 @@ class Training:
         metrics = self.validator.run(self.callbacks)
         batch = state.last_validation = state.batches_trained
 
+        position = {"batches": batch}
+        # Only where something is counted in them: ``epochs``, though always 0, would be the web UI's first chart.
+        if self.schedule.in_epochs or self._searcher.get("time_metric") == "epochs":
+            position["epochs"] = state.epochs_trained
+
         def judged() -> bool:  # only the chief knows what was best before
-            best_before = self.reporter.validation(batch, {**self.position(), **metrics})
-            better = self._smaller_is_better
-            return bool(name) and is_better(searched(metrics, name), best_before, smaller_is_better=better)
+            best_before, is_less = (
+                self.reporter.validation(batch, position | metrics),
+                self._smaller_is_better,
+            )
+            return bool(name) and is_better(searched(metrics, name), best_before, smaller_is_better=is_less)
 
         better = as_chief(self.context.distributed, judged)
         if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
             said = f"{', '.join(found)} was not finite in the validation at batch {batch}"
-            if self.fit.stop_on_nan and name in found:
+            if self.fit_options.stop_on_nan and name in found:
                 self.checkpoints.finish()
                 advice = f"Lower the learning rate, or check the validation data and how {name} is computed"
                 raise NotFiniteError(with_advice(said, self._last_uuid, advice))
@@ -344,7 +401,7 @@ class Training:
             drive_by_validation(self.context.models, finite(metrics.get(name)))
         if better:
             self._best_at = batch
-        policy = self.fit.checkpoint_policy
+        policy = self.fit_options.checkpoint_policy
         if (better if policy == "best" else policy == "all") and batch > 0:
             return True
         self._set_status("training")
@@ -401,7 +458,7 @@ class Training:
 
     # ------------------------------------------------------------------------------------ start and end
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> Trainer:
         """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
         self._closing.callback(self.progress.stop)
         self._closing.callback(self.checkpoints.abandon)
@@ -450,8 +507,8 @@ class Training:
         )
         self._call_back("on_training_start")
         check_callbacks(self._named_callbacks)
-        self.checkpoints.prepare(self.fit.asynchronous_checkpoints)
-        if self.fit.step_zero_validation and state.batches_trained == 0:
+        self.checkpoints.prepare(self.fit_options.asynchronous_checkpoints)
+        if self.fit_options.step_zero_validation and state.batches_trained == 0:
             self._validate()
         if set_modes is not None:
             set_modes()
@@ -459,7 +516,7 @@ class Training:
             for model in context.models:
                 model.train()
         self._seed()  # nothing is built from here on
-        self._built = BuiltParameters(context.models)
+        self._built = parameters_of(context.models)
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(state.batches_trained)
@@ -470,9 +527,9 @@ class Training:
             is_missing = catch_up()
         if is_missing:
             self._validate()
-        if self.fit.profile is None:
+        if self.fit_options.profile is None:
             return self.data.batches
-        capture = self._make_capture(self.fit.profile)
+        capture = self._make_capture(self.fit_options.profile)
         self._closing.callback(capture.close)
         self.observers.append(capture)
         return None if self.data.batches is None else capture.data(self.data.batches)
@@ -513,7 +570,7 @@ class Training:
         lengths = [length for length, _ in loading]
         per_epoch = None if None in lengths else min(lengths)
         context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
-        self.schedule = Schedule(self.fit, per_epoch)
+        self.schedule = Schedule(self.fit_options, per_epoch)
 
     def _seed(self) -> None:
         """Have random numbers continue from where the checkpoint was made, or begin."""
@@ -528,11 +585,7 @@ class Training:
         seed_layers(context.models, seed, mpu.data_parallel_rank)
 
     def end(self, validate: Callable[[], Any] | None = None) -> None:
-        """What comes after the last batch; a collective.
-
-        Args:
-            validate: What a tested checkpoint is proved by; a validation if None.
-        """
+        """What comes after the last batch; a collective."""
         self.checkpoints.finish()
         print_communication()
         if self._test_mode:
@@ -545,17 +598,52 @@ class Training:
         HEART.rest()
 
 
+def section_of(context: Any, name: str) -> dict[str, Any]:
+    """A section of the experiment's configuration, empty where there is none."""
+    try:
+        return dict(context.get_experiment_config().get(name) or {})
+    except ValueError:  # Determined's: no experiment configuration was given
+        return {}
+
+
+def of_hyperparameters(fit: FitOptions) -> FitOptions:
+    """``hyperparameters.fit``, where a reporting period that is not stated is Determined's."""
+    return replace(fit, reporting_period=fit.reporting_period or REPORTING_PERIOD)
+
+
+def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: bool = True) -> FitOptions:
+    """The options, checked, with what a test and the experiment change; turns profiling on where they say so."""
+    if test_mode:
+        one = Length(unit="batches", value=1)
+        fit = replace(fit, max_length=one, step_zero_validation=False, profile=None)
+    if fit.max_length is None and states_length:
+        fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+        message = "missing: the length of training is required"
+        raise ConfigError(Problem(key="fit.max_length", message=message, fix=fix))
+    policy = fit.checkpoint_policy
+    if policy == "best" and not section_of(context, "searcher").get("metric"):
+        if context.distributed.rank == 0:
+            logger.warning(
+                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+            )
+        policy = "all"
+    if fit.profiling_enabled or section_of(context, "profiling").get("enabled"):
+        context._core.profiler.on()
+    return replace(fit, checkpoint_policy="none" if test_mode else policy)
+
+
+def _stated_length(unit: Any) -> Any:
+    """``{"batches": 3}`` for ``Batch(3)``, as hyperparameters state it; what is no unit stays, and is refused."""
+    if isinstance(unit, timedelta):
+        return {"seconds": unit.total_seconds()}
+    if not isinstance(unit, pytorch.TrainUnit):
+        return unit
+    value = list(unit.value) if isinstance(unit.value, Iterable) else unit.value
+    return {"epochs" if isinstance(unit, pytorch.Epoch) else "batches": value}
+
+
 def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[], Any]) -> str:
-    """The proof of ``--test``: scramble the weights, load the checkpoint back, validate to the same; a collective.
-
-    Args:
-        context: The trial's.
-        validate: Returns the metrics of a validation.
-        load: Loads the checkpoint.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """The proof of ``--test``: scramble the weights, load the checkpoint back, validate to the same; a collective."""
     before = validate()
     scramble(context.models)
     load()

@@ -18,6 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
 from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
+from torch.utils._pytree import tree_leaves, tree_map
 
 from determined_ds.callbacks import Callback
 from determined_ds.checkpoints.writer import Checkpoints
@@ -41,12 +42,7 @@ METHODS = ("evaluate_batch", "evaluate", "loss")
 
 
 class Validator:
-    """Runs a trial's ``evaluate_batch`` (or ``evaluate_full_dataset``) over its validation data; made by all ranks.
-
-    Attributes:
-        dataset: What is validated on; None where this rank loads nothing.
-        counts: Whether this rank's samples count; other ranks that hold the replica have the same.
-    """
+    """Runs a trial's ``evaluate_batch`` (or ``evaluate_full_dataset``) over its validation data; made by all ranks."""
 
     def __init__(
         self,
@@ -75,12 +71,9 @@ class Validator:
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
-            place = {"replica": 0, "replicas": 1}
-            if not self._full_dataset:
-                place = {"replica": replica, "replicas": replicas}
-            seed = context.get_trial_seed()
-            length_of = trial.get_batch_length
-            self._share = Share(loader, length_of=lambda batch: int(length_of(batch)), seed=seed, **place)
+            replica, replicas = (0, 1) if self._full_dataset else (replica, replicas)
+            length_of, seed = trial.get_batch_length, context.get_trial_seed()
+            self._share = Share(loader, replica=replica, replicas=replicas, seed=seed, length_of=length_of)
         speaks = self._share is not None and mpu.should_report_metrics
         sizes = self._share.sizes if self._share else []
         ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
@@ -118,7 +111,7 @@ class Validator:
             # Every rank takes part: a custom reducer gathers from all of them.
             metrics.update(context.reduce_metrics(for_training=False) or {})
         metrics = context.distributed.broadcast(metrics)
-        self._declared.check_reported(metrics)
+        _check_names(self._trial, DECLARED, self._declared.names, metrics)
         for model in context.models:
             model.train()
         for callback in callbacks:
@@ -223,32 +216,25 @@ WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Red
 
 
 class DeclaredMetrics:
-    """How each metric of a validation is reduced, those over all predictions of all ranks among them.
-
-    Raises:
-        TrialError: a name is declared as something else.
-    """
+    """How each metric of a validation is reduced, those over all predictions of all ranks among them."""
 
     def __init__(self, trial: Any, *, in_batches: bool) -> None:
         declared = getattr(trial, DECLARED, ())
-        declared = declared if isinstance(declared, Mapping) else {}
-        self._trial = trial
-        self._names = tuple(declared)
+        self._trial, self.names = trial, dict(declared if isinstance(declared, Mapping) else {})
         self._reducers: dict[str, Reducer] = {}  # of those that are reduced batch by batch
-        self._of_all: dict[str, Callable[..., Any]] = {}
+        self._of_all: dict[str, Any] = {}
         self._kept: list[tuple[int, dict[str, Any]]] = []
-        for name, how in declared.items():
+        for name, how in self.names.items():
             if isinstance(how, Reducer) or (isinstance(how, str) and how in WORDS):
                 self._reducers[name] = WORDS[how] if isinstance(how, str) else how
             elif callable(how) or _is_updated(how):
                 self._of_all[name] = how
             else:
                 expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
-                fix, did = (
-                    f'write {DECLARED} = {{"{name}": "mean"}}',
-                    f"declares {name!r} as {described(how)}",
+                fix = f'write {DECLARED} = {{"{name}": "mean"}}'
+                raise TrialError(
+                    wrong(trial, DECLARED, how, expected, fix, did=f"declares {name!r} otherwise")
                 )
-                raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
         if self._of_all and not in_batches:
             did = f"declares {', '.join(self._of_all)} over all predictions"
             expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
@@ -265,31 +251,26 @@ class DeclaredMetrics:
         self._kept = []
         if isinstance(reducers, Mapping):
             return {**self._reducers, **reducers}
-        if not self._reducers or reducers == Reducer.AVG:
-            return self._reducers or reducers
-        fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
-        raise TrialError(wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix))
+        if self._reducers and reducers != Reducer.AVG:
+            fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
+            raise TrialError(
+                wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix)
+            )
+        return self._reducers or reducers
 
     def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
         """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
-        kept: dict[str, Any] = {}
-        for name in self._of_all.keys() & metrics.keys():
-            value = metrics[name]  # arguments of the function: by name, in order, or one
-            if not isinstance(value, Mapping):
-                several = isinstance(value, (tuple, list)) and all(hasattr(each, "ndim") for each in value)
-                value = dict(enumerate(value if several else [value]))
-            kept[name] = {key: self._rows(name, each) for key, each in value.items()}
+        kept = {name: metrics[name] for name in self._of_all if name in metrics}
+        for name, value in kept.items():
+            if not all(
+                isinstance(each, (torch.Tensor, np.ndarray)) and each.ndim for each in tree_leaves(value)
+            ):
+                did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
+                fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
+                raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
         if counts and kept:
-            self._kept.append((index, kept))
-        return {name: value for name, value in metrics.items() if name not in self._of_all}
-
-    def _rows(self, name: str, value: Any) -> torch.Tensor:
-        if not isinstance(value, (torch.Tensor, np.ndarray)) or not value.ndim:
-            did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
-            fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
-            raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
-        tensor = torch.as_tensor(value).detach().cpu()
-        return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            self._kept.append((index, tree_map(_on_host, kept)))
+        return {name: value for name, value in metrics.items() if name not in kept}
 
     def compute(self, distributed: Any, replica: int) -> dict[str, Any]:
         """The metrics over all predictions, in the order of the data; a collective. Computed on the chief."""
@@ -309,31 +290,34 @@ class DeclaredMetrics:
 
         return dict(as_chief(distributed, computed))
 
-    def _applied(self, name: str, how: Any, values: list[dict[Any, torch.Tensor]]) -> Any:
-        """What a function, or an object that is updated, makes of all predictions at once."""
+    def _applied(self, name: str, how: Any, values: list[Any]) -> Any:
+        """What a function or an updated object makes of all predictions, given by name, in order, or one."""
         try:
-            whole = {key: torch.cat([value[key] for value in values]) for key in values[0]}
-        except (RuntimeError, KeyError) as error:
+            whole = tree_map(lambda *parts: torch.cat(parts), *values)
+        except (RuntimeError, ValueError) as error:
+            source = method_of(self._trial, "evaluate", "evaluate_batch")
             raise TrainingError(
-                f"{method_of(self._trial, 'evaluate', 'evaluate_batch')}: the values of {name!r} cannot be joined "
-                f"over batches: {error}\n"
+                f"{source}: the values of {name!r} cannot be joined over batches: {error}\n"
                 "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
             ) from error
-        positional = [value for key, value in whole.items() if isinstance(key, int)]
-        named = {key: value for key, value in whole.items() if not isinstance(key, int)}
-        if not _is_updated(how):
-            return how(*positional, **named)
-        for metric in how.values() if isinstance(how, Mapping) else (how,):
-            if hasattr(metric, "sync_on_compute"):
-                metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
-        if hasattr(how, "reset"):
-            how.reset()
-        how.update(*positional, **named)
-        return how.compute()
+        apply = how
+        if _is_updated(how):
+            for metric in how.values() if isinstance(how, Mapping) else (how,):
+                if hasattr(metric, "sync_on_compute"):
+                    metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
+            if hasattr(how, "reset"):
+                how.reset()
+            apply = how.update
+        if isinstance(whole, Mapping):
+            result = apply(**whole)
+        else:
+            result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
+        return how.compute() if _is_updated(how) else result
 
-    def check_reported(self, metrics: Mapping[str, Any]) -> None:
-        """A declared name that is not reported is misspelled."""
-        _check_names(self._trial, DECLARED, self._names, metrics)
+
+def _on_host(value: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(value).detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _is_updated(how: Any) -> bool:
@@ -354,11 +338,7 @@ def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]
 def _weights_of(
     trial: Any, context: Any, checkpoint: str, progress: Progress
 ) -> Iterator[tuple[list[Any], int]]:
-    """Load the weights, and the averages of ``EMA``, whichever ranks wrote them; a collective.
-
-    Yields:
-        The trial's callbacks, and the batches that trained the weights.
-    """
+    """Load the weights, and the averages of ``EMA``, whichever ranks wrote them; a collective."""
     named = built_callbacks(trial, context)
     checkpoints, path = Checkpoints(trial, context, named, {}, note=progress.note), Path(checkpoint)
     with contextlib.ExitStack() as stack:
@@ -380,14 +360,7 @@ def _weights_of(
 
 
 def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> None:
-    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
-
-    Args:
-        trial: The trial, its engines wrapped.
-        context: Its context.
-        checkpoint: The folder of a checkpoint, or its uuid in the cluster's storage.
-        progress: What the chief shows.
-    """
+    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective."""
     validator = Validator(trial, context, note=progress.note)
     with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches):
         metrics = validator.run(callbacks)
@@ -401,25 +374,10 @@ def predict(trial: Any, context: Any, checkpoint: str, file: Path, progress: Pro
     """``det-ds run --predict``: the trial's ``predict`` over ``build_prediction_data_loader``; a collective.
 
     Rank 0 writes a JSON object for each sample, batch by batch, in the order of the data, whatever the ranks.
-
-    Args:
-        trial: As of :func:`evaluate`, and so are ``context``, ``checkpoint`` and ``progress``.
-        context: See there.
-        checkpoint: See there.
-        file: A path that ends in ``.jsonl``. It is there, whole, at the end.
-        progress: See there.
-
-    Raises:
-        TrialError: the trial has no ``predict``.
-        ConfigError: its engine is a pipeline, or its ranks share sequences.
     """
     is_chief, own = context.distributed.rank == 0, getattr(type(trial), "predict", None)
-    message = ""
-    if context.use_pipeline_parallel:
-        message = "the stages of a pipeline compute a loss, and hand no outputs on"
-    elif context.resolved.strategy.sequence_parallel_size > 1:
-        message = "a rank of a sequence-parallel training computes on a slice of each sample"
-    if message:
+    if context.use_pipeline_parallel or context.resolved.strategy.sequence_parallel_size > 1:
+        message = "a rank of a pipeline or of sequence parallelism has no outputs of whole samples"
         fix = (
             "predict with pipe_parallel_size 1 and sequence_parallel_size 1: any layout reads the checkpoint"
         )
@@ -454,19 +412,17 @@ def _rows_of(trial: Any, found: Any, length: int) -> list[str]:
     """What ``predict`` returned for a batch of so many samples, a line for each; none for padding."""
     if not length:
         return []
-    fix = 'return {"name": tensor}, with a row for each sample of the batch'
-    if not isinstance(found, dict) or not found:
-        raise failed(trial, "predict", found, "a dict of tensors by name", fix)
     columns: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in found.items() if isinstance(found, dict) else ():
         is_array = isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim
-        if not is_array and not isinstance(value, (list, tuple)):
-            did = f"returned {described(value)} for {name!r}"
-            raise failed(trial, "predict", value, "tensors, arrays or lists", fix, did=did)
-        if len(value) != length:
-            did = f"returned {len(value)} rows for {name!r} of a batch of {length} samples"
-            fix += "; define get_batch_length(batch) where the number of samples is not found"
-            raise failed(trial, "predict", value, "a row for each sample", fix, did=did)
+        if not (is_array or isinstance(value, (list, tuple))) or len(value) != length:
+            columns.clear()
+            break
         columns[str(name)] = value if isinstance(value, (list, tuple)) else value.tolist()
+    if not columns:
+        fix = (
+            'return {"name": tensor}; define get_batch_length(batch) where the number of samples is not found'
+        )
+        raise failed(trial, "predict", found, f"tensors, arrays or lists of {length} rows by name", fix)
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return [json.dumps(jsonable(row), allow_nan=False) + "\n" for row in rows]
