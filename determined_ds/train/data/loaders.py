@@ -54,11 +54,13 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
     else:
         kind = "determined_ds.StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
         fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
-    message = (
-        f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read the "
-        "same samples, and it would not resume where it stopped"
-    )
-    fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
+    message = f"returned {_described(loader)}, which is not a data loader"
+    if hasattr(loader, "__iter__"):
+        message = (
+            f"returned {_described(loader)}, which decides by itself what a replica sees: every replica would read "
+            "the same samples, and it would not resume where it stopped"
+        )
+        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
     raise ConfigError(Problem(key=where, message=message, fix=fix, code="loader-kind"))
 
 

@@ -60,7 +60,7 @@ SKIPPING = torch_data.DataLoader(
     [
         (ITERABLE, "torch's DataLoader over Sized.*every replica would read the same.*self.training_loader"),
         (OwnIteration(NUMBERS), "OwnIteration over range"),
-        (None, "returned None; expected a data loader"),
+        (None, "returned NoneType, which is not a data loader"),
         (torch_data.DataLoader(NUMBERS, 2, sampler=RankSampler(NUMBERS)), "RankSampler.*split over"),
         (SKIPPING, "SkipBatchSampler.*skips samples itself"),
     ],
