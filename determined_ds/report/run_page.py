@@ -86,6 +86,7 @@ def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
             **asdict(replace(shown.run, records=())),
             "label": shown.label,
             "path": shown.place,
+            "name": shown.run.name,
             "status": shown.status,
             "reason": shown.why,
             "steps_completed": shown.steps,

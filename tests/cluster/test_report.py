@@ -88,7 +88,7 @@ def test_a_trial_is_shown_as_a_run_is(trials: list[Trial]) -> None:
     assert found["curves"]["training/loss"]["values"] == [4.0, 3.5, "NaN"]
     assert found["curves"]["dataset/rows"]["values"] == [7.0]
     assert found["best"] == {"metric": "validation_loss", "value": 3.25, "steps": 20}
-    assert found["checkpoints"] == [{"uuid": "a-uuid", "steps_completed": 20}]
+    assert [(each["uuid"], each["steps_completed"]) for each in found["checkpoints"]] == [("a-uuid", 20)]
     rate = found["configuration"]["hyperparameters"]["learning_rate"]["value"]
     assert rate == str(trials[0].hparams["learning_rate"])
     warnings = [(each["level"], each["message"], each["count"], each["ranks"]) for each in found["warnings"]]
