@@ -37,7 +37,6 @@ from determined_ds.checkpoints.index import (
 from determined_ds.checkpoints.safe_load import ANOTHER, read_data, reading
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
-from determined_ds.trial.ddp import DDP_FILE
 
 CHUNK = 2**20  # elements of a weight that are read at once
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (_, own) in TYPES.items()}
@@ -123,8 +122,8 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
             why = "DeepSpeed's zero_to_fp32 does not read such a layout"
         fix = "resume it on the ranks that wrote it"
         raise CheckpointError(f"{folder} has no index of its tensors, and {why}\n  fix: {fix}")
-    if stage in ("ddp", 0):
-        file = folder / (DDP_FILE if stage == "ddp" else "mp_rank_00_model_states.pt")
+    if stage == 0:
+        file = folder / "mp_rank_00_model_states.pt"
         weights: dict[str, torch.Tensor] = read_data(file, map_location="cpu", mmap=True)["module"]
     else:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -145,15 +144,13 @@ def stored_engine(folder: Path, *, weights_alone: bool = False) -> StoredEngine:
     return StoredEngine(folder, EngineIndex(tensors=tensors, aliases=aliases), files)
 
 
-def layout_of(folder: Path) -> tuple[int | str, int, int] | None:
+def layout_of(folder: Path) -> tuple[int, int, int] | None:
     """How DeepSpeed divided an engine, by the names of its files: ZeRO stage, replicas, and stages of a pipeline.
 
-    The stage is 1 for 2, too; or ``ddp``. None where the files are not DeepSpeed's.
+    The stage is 1 for 2, too. None where the files are not DeepSpeed's.
 
     Source: ``_get_ckpt_name`` and ``_get_zero_ckpt_name`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """
-    if (folder / DDP_FILE).is_file():
-        return "ddp", 1, 1
     ranks = [match for file in folder.glob("*optim_states.pt") if (match := _OPTIMIZER.fullmatch(file.name))]
     if ranks:
         stages = len({match[2] for match in ranks})

@@ -89,20 +89,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     @abc.abstractmethod
     def build_model(self) -> torch.nn.Module:
-        """Build the model, on the CPU, with its initial weights: the same on every rank that holds it.
-
-        Returns:
-            The bare model. The library calls ``deepspeed.initialize`` itself.
-        """
+        """Build the bare model, on the CPU, with its initial weights: the same on every rank that holds it."""
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-        """Build your own optimizer, in place of the one in the DeepSpeed JSON.
+        """Build your own optimizer over parameters of ``model``, in place of the one in the DeepSpeed JSON.
 
         Args:
             model: What :meth:`build_model` returned.
-
-        Returns:
-            An optimizer over parameters of ``model``; None takes the one in the JSON.
         """
         return None
 
@@ -125,8 +118,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         ``overwrite_deepspeed_args: {scheduler: null}`` removes that.
 
         Args:
-            optimizer: What steps: that of :meth:`build_optimizer`, or the one that DeepSpeed built from the JSON. Its
-                groups are those of :meth:`build_parameters`.
+            optimizer: Your own, or the one that DeepSpeed built; its groups are those of :meth:`build_parameters`.
 
         Returns:
             E.g. ``torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)``; None
@@ -142,30 +134,20 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
         Args:
             model: What :meth:`build_model` returned; of a pipeline, the layers of this rank.
-
-        Returns:
-            Name -> parameter or buffer of ``model``.
         """
         return {}
 
     def huggingface_config(self) -> Any:
-        """The configuration of the Hugging Face model that the weights are of; only for export.
+        """The ``transformers.PreTrainedConfig`` of the model that the weights are of; only for export.
 
         A model of transformers that :meth:`build_model` returns, alone or inside another module, says it itself. For
         others, such as a pipeline whose :meth:`weight_names` are Hugging Face's, return one that names the class of the
         model in ``architectures``.
-
-        Returns:
-            A ``transformers.PreTrainedConfig``, or None.
         """
         return None
 
     def export_files(self, folder: Path) -> None:
-        """Write what users of exported weights need beside them, such as a tokenizer.
-
-        Args:
-            folder: Of the export.
-        """
+        """Write what users of exported weights need beside them, such as a tokenizer, into an export's ``folder``."""
 
     def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
         """Called after each optimizer step, before what is due after it: reports, validations, checkpoints.
@@ -188,26 +170,19 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """
         raise NotImplementedError
 
+    def build_prediction_data_loader(self) -> Any:
+        """The data for :meth:`predict`, in the order in which rows are written; by default the validation data."""
+        return self.build_validation_data_loader()
+
     def split_sequence(self, batch: Any) -> Any:
-        """This rank's slice of a micro-batch, where ranks share sequences.
+        """This rank's slice of a micro-batch, where ranks share sequences: what :meth:`loss` is called with.
 
         Labels are shifted before, in the dataset or here: the last token of a slice has its label in the next one.
 
         Args:
-            batch: One micro-batch, on the device; the same on all ranks of :attr:`sequence`.
-
-        Returns:
-            What :meth:`loss` is called with; by default a part of the tokens of each tensor ``(samples, tokens, ...)``.
+            batch: ``(samples, tokens, ...)`` tensors on the device; the same on all ranks of :attr:`sequence`.
         """
         return self.sequence.cut(batch)
-
-    def build_prediction_data_loader(self) -> Any:
-        """The data for :meth:`predict`, in the order in which rows are written.
-
-        Returns:
-            What :meth:`validation_loader` returns; by default the validation data.
-        """
-        return self.build_validation_data_loader()
 
     @property
     def total_steps(self) -> int:
@@ -225,22 +200,12 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return length.value
 
     def save(self, context: Any, path: Path) -> None:
-        """Write the engines into a checkpoint's folder. To add files of your own, override it and call ``super``'s.
-
-        Args:
-            context: The trial's.
-            path: The folder.
-        """
+        """Write the engines into a checkpoint's folder. To add files of your own, override it and call ``super``'s."""
         files = getattr(context, "engine_files", None)
         super().save(context, path) if files is None else files.save(path)
 
     def load(self, context: Any, path: Path) -> None:
-        """Read the engines from a checkpoint's folder; with :meth:`save`.
-
-        Args:
-            context: The trial's.
-            path: The folder.
-        """
+        """Read the engines from a checkpoint's folder; with :meth:`save`."""
         files = getattr(context, "engine_files", None)
         super().load(context, path) if files is None else files.load(path)
 
@@ -296,29 +261,17 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return self.resolved.batch.micro_batch_size
 
     def training_loader(self, dataset: Any, **options: Any) -> Any:
-        """A data loader over ``dataset``, in micro-batches.
+        """A data loader over ``dataset``, in micro-batches, shuffled where it has an index.
 
         Args:
-            dataset: With an index (``__getitem__`` and ``__len__``), it is shuffled; or a stream: an
-                ``IterableDataset``, anything else that can be iterated again and again, or a function that returns
-                an iterator.
+            dataset: With an index (``__getitem__`` and ``__len__``); or a stream: an ``IterableDataset``, anything else
+                that can be iterated again and again, or a function that returns an iterator.
             options: Of Determined's ``DataLoader``, or of ``StreamLoader``.
-
-        Returns:
-            Determined's ``DataLoader``, or a ``StreamLoader``.
         """
         return self._loader("training_loader", dataset, {"shuffle": True, "drop_last": True}, options)
 
     def validation_loader(self, dataset: Any, **options: Any) -> Any:
-        """A data loader over ``dataset``, in order, to the last sample.
-
-        Args:
-            dataset: As for :meth:`training_loader`.
-            options: Of Determined's ``DataLoader``, or of ``StreamLoader``.
-
-        Returns:
-            Determined's ``DataLoader``, or a ``StreamLoader``.
-        """
+        """The same in order, to the last sample."""
         return self._loader("validation_loader", dataset, {}, options)
 
     def _loader(self, method: str, dataset: Any, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -334,9 +287,5 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return pytorch.DataLoader(dataset, **{**defaults, **options})
 
     def tokens_per_sample(self) -> int | None:
-        """Tokens in a training sample.
-
-        Returns:
-            The number, for the metric ``tokens_per_second``; None where samples have no tokens.
-        """
+        """Tokens in a training sample, for the metric ``tokens_per_second``; None where samples have no tokens."""
         return None

@@ -8,9 +8,7 @@ optimizer states in fp32, where DeepSpeed casts the weights and keeps copies in 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,6 @@ DDP = "ddp"  # the context's ``engine`` that selects it
 DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
 # DeepSpeed's name -> torch's class that computes the same; its Adam is AdamW by default.
 OPTIMIZERS = {"adam": "AdamW", "adamw": "AdamW", "adagrad": "Adagrad"}
-DDP_FILE, STEPS = "ddp.pt", ("global_steps", "micro_steps")
 
 
 def initialize_ddp(
@@ -53,8 +50,6 @@ def initialize_ddp(
     section, scheduler = ds_config.get("scheduler") or {}, None
     if (kind := section.get("type")) is not None:
         found: Any = getattr(lr_schedules, kind, None) or getattr(torch.optim.lr_scheduler, kind, None)
-        if found is None:
-            raise _refused("scheduler.type", kind, "takes schedules of DeepSpeed or torch")
         scheduler = found(optimizer, **(section.get("params") or {}))
     return DDPEngine(model, optimizer, scheduler, ds_config, device)
 
@@ -153,31 +148,6 @@ class DDPEngine(torch.nn.Module):
 
     def zero_optimization_stage(self) -> int:
         return 0
-
-    def save_checkpoint(self, save_dir: str | os.PathLike[str], tag: str | None = None, **_: Any) -> bool:
-        """Write weights, optimizer and schedule; rank 0 does, since all ranks hold the same."""
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            folder = Path(save_dir) / str(tag)
-            folder.mkdir(parents=True, exist_ok=True)
-            state = {name: part.state_dict() for name, part in self._parts().items()}
-            torch.save({**state, **{name: getattr(self, name) for name in STEPS}}, folder / DDP_FILE)
-        return True
-
-    def load_checkpoint(
-        self, load_dir: str | os.PathLike[str], tag: str | None = None, **_: Any
-    ) -> tuple[str, dict[str, Any]]:
-        """Read back what :meth:`save_checkpoint` wrote."""
-        folder = Path(load_dir) / str(tag)
-        # To the host, where Adam keeps its step counts; the rest is copied to where it belongs.
-        state = torch.load(folder / DDP_FILE, map_location="cpu")
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        self.global_steps, self.micro_steps = (state[name] for name in STEPS)
-        return str(folder), {}
-
-    def _parts(self) -> dict[str, Any]:
-        found = {"module": self.module, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
-        return {name: part for name, part in found.items() if part is not None}
 
 
 def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Optimizer:

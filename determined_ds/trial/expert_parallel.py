@@ -30,23 +30,14 @@ Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]  # shape; the ten
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlace:
-    """Where a parameter of DeepSpeed's layer lies in one of the original model.
+    """Where a parameter of DeepSpeed's layer lies in one of the original model."""
 
-    Args:
-        name: Of the original parameter.
-        shape: Its shape: experts, rows of each, columns; of a router, its own.
-        first: The first expert that this rank has.
-        count: How many it has; 0 for a router, which is whole on each rank.
-        row: The first row of each expert that lies in it.
-        rows: How many rows.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    first: int = 0
-    count: int = 0
-    row: int = 0
-    rows: int = 0
+    name: str  # of the original parameter
+    shape: tuple[int, ...]  # its own: experts, rows of each, columns; or a router's
+    first: int = 0  # expert that this rank has
+    count: int = 0  # of its experts; 0 for a router, which is whole on each rank
+    row: int = 0  # the first of each expert that lies in it
+    rows: int = 0  # how many
 
 
 def expert_layers(model: torch.nn.Module) -> dict[str, Any]:

@@ -1,12 +1,9 @@
 """How long the stages of a pipeline work and wait, measured by the instructions of their schedule.
 
 A stage works while it loads a micro-batch, runs it forward, or runs it backward. All else, from the start of a
-batch's schedule to the end of its last micro-batch's last instruction, is waiting: for a neighbour, for the wire
-(sending and receiving counts as waiting, however busy the network is), and for the host between two instructions. The
-reduction of gradients and the optimizer's step follow, and are not counted: they are the same without a pipeline.
-
-The share of waiting is the pipeline's bubble. ``pipe.timeline.counted_bubble`` is what a schedule has by itself, where
-all stages take equally long and communication takes no time.
+batch's schedule to the end of its last micro-batch, is waiting, its share the pipeline's bubble: for a neighbour, for
+the wire (sending and receiving counts as waiting), and for the host between two instructions. The reduction of
+gradients and the optimizer's step are not counted: they are the same without a pipeline.
 
 Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
 """
@@ -52,16 +49,12 @@ def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
 def bubble(
     busy_s: Sequence[float], span_s: Sequence[float], pipelines: Sequence[Sequence[int]]
 ) -> float | None:
-    """The share of the time that the stages of a pipeline wait.
+    """The share of the time that the stages of a pipeline wait, the mean over replicas; None where none was trained.
 
     Args:
         busy_s: Of each rank, what :meth:`InstructionTimes.take` returned first.
         span_s: Of each rank, what it returned second.
         pipelines: The ranks of each replica.
-
-    Returns:
-        1 - mean busy / longest span, of the ranks of one replica; over replicas, the mean. None where no batch was
-        trained.
     """
     shares = []
     for ranks in pipelines:
@@ -73,8 +66,6 @@ def bubble(
 
 
 class _Batch(NamedTuple):
-    """The marks of time of a batch."""
-
     start: Any
     work: list[tuple[str, int, Any, Any]]  # kind, part, start, end
     end: list[Any]  # of the last micro-batch, once it is there
@@ -102,11 +93,7 @@ class InstructionTimes:
         engine._exec_schedule = self._exec_schedule
 
     def take(self) -> tuple[float, float]:
-        """What this stage has spent since the last call; waits for the GPU.
-
-        Returns:
-            Seconds of work, and seconds from the start of each batch to the end of its last micro-batch.
-        """
+        """Seconds of work, and from the start of each batch to its end, since the last call; waits for the GPU."""
         self._read(wait=True)
         taken = self._busy_s, self._span_s
         self._busy_s = self._span_s = 0.0
@@ -121,10 +108,7 @@ class InstructionTimes:
         self._recorded = []
 
     def recorded(self) -> list[list[Span]]:
-        """The passes of each batch since :meth:`record`, by this machine's clock; no more are kept.
-
-        Those of a part and a kind run in the order of their micro-batches, whatever the schedule.
-        """
+        """The passes of each batch since :meth:`record`, by this machine's clock; no more are kept."""
         self._read(wait=True)
         found, self._recorded = self._recorded or [], None
         return found
@@ -190,7 +174,7 @@ class InstructionTimes:
             self._span_s += self._seconds(batch.start, batch.end[0])
             if self._recorded is None:
                 continue
-            passes: Counter[tuple[str, int]] = Counter()
+            passes: Counter[tuple[str, int]] = Counter()  # by micro-batch, whatever the schedule
             zero, zero_s = self._zero
             self._recorded.append([])
             for kind, part, *marks in batch.work:

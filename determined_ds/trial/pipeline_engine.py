@@ -83,8 +83,7 @@ class PlannedSchedule(schedule.PipeSchedule):
 
     def __init__(self, pipe: Pipeline, rank: int, *, forward_only: bool = False) -> None:
         super().__init__(micro_batches=pipe.micro_batches, stages=pipe.ranks, stage_id=rank)
-        self.pipe = pipe
-        self._forward_only = forward_only
+        self.pipe, self._forward_only = pipe, forward_only
 
     def num_pipe_buffers(self) -> int:
         return self.pipe.parts * self.pipe.micro_batches
@@ -92,20 +91,20 @@ class PlannedSchedule(schedule.PipeSchedule):
     def steps(self) -> Iterator[list[Any]]:
         pipe, last = self.pipe, self.pipe.parts - 1
         for step in steps(pipe, forward_only=self._forward_only)[self.stage_id]:
-            kind, part, micro_batch = step.op if isinstance(step, (Send, Receive)) else step
-            if isinstance(step, Receive):  # into the buffer of the pass that takes it
-                part += 1 if kind == FORWARD else -1
-            buffer = part * pipe.micro_batches + micro_batch
             if isinstance(step, (Send, Receive)):
-                made = MESSAGES[type(step), kind == FORWARD]
-                yield [made(buffer, part=part, peer=step.rank)]
-            else:
-                instructions = [PASSES[kind](buffer, part=part)]
-                if kind != WEIGHT:
-                    instructions.insert(0, AwaitMessage(buffer, kind=kind))
-                if kind == FORWARD and (part == 0 or (part == last and pipe.rank_of(0) != self.stage_id)):
-                    instructions.insert(0, schedule.LoadMicroBatch(buffer, part=part))
-                yield instructions
+                kind, part, micro_batch = step.op
+                if isinstance(step, Receive):  # into the buffer of the pass that takes it
+                    part += 1 if kind == FORWARD else -1
+                buffer = part * pipe.micro_batches + micro_batch
+                yield [MESSAGES[type(step), kind == FORWARD](buffer, part=part, peer=step.rank)]
+                continue
+            kind, part, micro_batch = step
+            buffer = part * pipe.micro_batches + micro_batch
+            if kind == FORWARD and (part == 0 or (part == last and pipe.rank_of(0) != self.stage_id)):
+                yield [schedule.LoadMicroBatch(buffer, part=part)]
+            if kind != WEIGHT:
+                yield [AwaitMessage(buffer, kind=kind)]
+            yield [PASSES[kind](buffer, part=part)]
         if not self._forward_only:
             yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
 
@@ -119,11 +118,10 @@ class PlannedEngine(PipelineEngine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._active: int | None = None
-        self._is_made = False
+        self._last = -1  # the base asks for its stages as it is made, before there are parts
         super().__init__(*args, **kwargs)
-        self._is_made = True
-        self.pipe_buffers.update({"grads": [], "losses": [], "held": []})
         self._last = self.module.pipe.parts - 1
+        self.pipe_buffers.update({"grads": [], "losses": [], "held": []})
         self._sent: dict[int, deque[list[tuple[Any, torch.Tensor]]]] = {}  # to each rank
         self._awaited: dict[tuple[bool, int], list[Any]] = {}
         self._specs: dict[int, Specs] = {}  # of what a part takes, here or elsewhere
@@ -132,10 +130,10 @@ class PlannedEngine(PipelineEngine):
         return self.module.pipe.rank_of(part) == self.stage_id
 
     def is_first_stage(self) -> bool:
-        return self._is_active(0) if self._is_made else bool(super().is_first_stage())
+        return self._is_active(0) if self._last >= 0 else bool(super().is_first_stage())
 
     def is_last_stage(self) -> bool:
-        return self._is_active(self._last) if self._is_made else bool(super().is_last_stage())
+        return self._is_active(self._last) if self._last >= 0 else bool(super().is_last_stage())
 
     def _is_active(self, part: int) -> bool:
         """Whether a part is computed now; outside a pass, whether it is here."""

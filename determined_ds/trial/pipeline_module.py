@@ -16,7 +16,7 @@ Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``D
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,14 +29,14 @@ from determined_ds.pipe.partition import Bounds
 
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
-    """The seed of torch's generators before a layer's forward pass in training.
+    """The seed of torch's generators before a layer's forward pass in training; all count from 0.
 
     Args:
         seed: Of the trial.
-        replica: From 0.
+        replica: Of the model.
         step: Optimizer steps taken before, those included that fp16 skipped.
-        micro_batch: Of the step and the replica, from 0.
-        layer: Of ``build_layers``, from 0.
+        micro_batch: Of the step and the replica.
+        layer: Of ``build_layers``.
     """
     return hash((seed, replica, step, micro_batch, layer)) % 2**63  # of integers, the same in every process
 
@@ -95,8 +95,7 @@ class ScheduledModule(PipelineModule):
         """Seed a layer that is built, by ``base_seed`` plus its number; copies of a tied layer begin alike."""
         layer = number - self.base_seed
         if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
-            keys = [getattr(each, "key", None) for each in self._layer_specs]
-            layer = keys.index(spec.key)
+            layer = [getattr(each, "key", None) for each in self._layer_specs].index(spec.key)
         _seed(hash((self.base_seed, layer)) % 2**63)
 
     def activate(self, part: int) -> None:
@@ -105,32 +104,29 @@ class ScheduledModule(PipelineModule):
         self.is_checkpointable_results = self.checkpointable[part]
         self._set_bounds(self.parts[part], self.parts[part + 1])
 
-    def _each_part(self) -> Iterator[int]:
+    def _in_each_part(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Do what the base does with its one part."""
         for part in self.own_parts:
             self.activate(part)
-            yield part
+            method(*args, **kwargs)
         self.activate(self.own_parts[0])
 
     def _precompute_checkpointable_values(self) -> None:
-        for part in self._each_part():
+        for part in self.own_parts:
+            self.activate(part)
             self.is_checkpointable_results_interval = None  # the base keeps what it found for one part
             super()._precompute_checkpointable_values()
             self.checkpointable[part] = self.is_checkpointable_results
+        self.activate(self.own_parts[0])
 
     def save_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Write the layers of this rank, as DeepSpeed's ``save_checkpoint`` has it."""
-        for _ in self._each_part():
-            super().save_state_dict(*args, **kwargs)
+        self._in_each_part(super().save_state_dict, *args, **kwargs)
 
     def load_state_dir(self, *args: Any, **kwargs: Any) -> None:
-        """Read the layers of this rank, as DeepSpeed's ``load_checkpoint`` has it."""
-        for _ in self._each_part():
-            super().load_state_dir(*args, **kwargs)
+        self._in_each_part(super().load_state_dir, *args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile each layer of this rank."""
-        for _ in self._each_part():
-            super().compile(*args, **kwargs)
+        self._in_each_part(super().compile, *args, **kwargs)
 
     def seed_passes(self, seed: int, replica: int, step: Callable[[], int]) -> None:
         """Have the layers draw by their place in the training, whose steps taken ``step`` returns."""

@@ -91,15 +91,7 @@ class SequenceGroup:
         return type(batch)(map(self.cut, batch)) if isinstance(batch, (list, tuple)) else batch
 
     def positions(self, num_tokens: int, device: Any = None) -> Tensor:
-        """Positions of this rank's slice in the whole sequence.
-
-        Args:
-            num_tokens: Of the slice.
-            device: Where to make them.
-
-        Returns:
-            int64, of the shape ``(num_tokens,)``.
-        """
+        """Positions of this rank's slice of ``num_tokens`` in the whole sequence: int64, ``(num_tokens,)``."""
         first = self.rank * num_tokens
         return torch.arange(first, first + num_tokens, device=device)
 
@@ -120,11 +112,7 @@ class SequenceGroup:
         return mean
 
     def check_heads(self, num_heads: int, num_kv_heads: int | None = None) -> None:
-        """Check that each rank of a group can take as many heads as the others.
-
-        Args:
-            num_heads: Attention heads of a layer.
-            num_kv_heads: Of keys and values; as many, if None.
+        """Check that each rank of a group can take as many attention heads as the others.
 
         Raises:
             ConfigError: it cannot.
@@ -133,14 +121,10 @@ class SequenceGroup:
         """
         kv = num_kv_heads or num_heads
         fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
-        if self.size in fits:
-            return
-        message = (
-            f"ranks that share a sequence take as many heads each, of {num_heads} and {kv} of keys and values"
-        )
-        raise refused(
-            KEY, message, f"write one of {', '.join(map(str, fits))}", "sequence-heads", value=self.size
-        )
+        if self.size not in fits:
+            message = f"ranks that share a sequence take as many heads each, of {num_heads} and {kv} of keys and values"
+            fix = f"write one of {', '.join(map(str, fits))}"
+            raise refused(KEY, message, fix, "sequence-heads", value=self.size)
 
     def attention(self, kernel: str = "sdpa") -> str:
         """The name of an attention for a model of transformers: causal, over the tokens of all slices.
@@ -164,12 +148,10 @@ class SequenceGroup:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers import AttentionInterface
 
-        attention = AttentionInterface()[kernel]
-
         @functools.cache
         def exchanging(samples: int, heads: int, kv_heads: int, width: int) -> Any:
             return UlyssesSPAttentionHF(
-                attn=attention,
+                attn=AttentionInterface()[kernel],
                 batch_size=samples,
                 attn_head_count=heads,
                 attn_head_size=width,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,64 +96,49 @@ def build(run_dir: Path, hparams: dict[str, Any], kind: str = "") -> dict[str, A
         return str(error)
 
 
-@pytest.mark.parametrize(
-    ("stated", "name"),
-    [
+def test_what_deepspeed_would_take(one_rank: Ranks, tmp_path: Path) -> None:
+    for stated, name in (
         ({"type": "adam"}, "AdamW"),  # as DeepSpeed takes it
         ({"type": "Adam", "params": {"adam_w_mode": False}}, "Adam"),
         ({"type": "RMSprop", "params": {"alpha": 0.9}}, "RMSprop"),
-    ],
-)
-def test_the_optimizer_that_deepspeed_would_take(
-    one_rank: Ranks, tmp_path: Path, stated: dict[str, Any], name: str
-) -> None:
-    (found,) = one_rank.run(build, tmp_path, hyperparameters(optimizer=stated))
-    assert found["optimizer"] == name
-    assert found["schedule"] == "WarmupLR"
-
-
-def test_bf16_is_an_autocast_over_fp32_weights(one_rank: Ranks, tmp_path: Path) -> None:
-    (found,) = one_rank.run(build, tmp_path, hyperparameters(bf16={"enabled": True}))
+    ):
+        json = hyperparameters(optimizer=stated, bf16={"enabled": name == "RMSprop"})
+        (found,) = one_rank.run(build, tmp_path / name, json)
+        assert (found["optimizer"], found["schedule"]) == (name, "WarmupLR")
+        assert found["names"][0] == "module.0.weight", "as in DeepSpeed's engine"
+    # bf16 is an autocast over fp32 weights
     assert (found["weights"], found["outputs"]) == ({"torch.float32"}, "torch.bfloat16")
     assert found["half"] == (True, False)
-    assert found["names"][0] == "module.0.weight", "as in DeepSpeed's engine"
 
 
 @pytest.mark.parametrize(
     ("json", "said"),
     [
-        ({"optimizer": {"type": "Lamb"}}, ["optimizer.type = 'Lamb'", "one of torch's optimizers", "AdamW"]),
-        ({"optimizer": {}}, ["optimizer.type", "build_optimizer"]),
-        ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, ["torch_autocast.enabled"]),
-        ({"communication_data_type": "bf16"}, ["communication_data_type = 'bf16'"]),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type = 'Lamb': .* one of torch's optimizers"),
+        ({"optimizer": {}}, "optimizer.type = null: .* one of torch's optimizers"),
+        ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, "torch_autocast.enabled"),
+        ({"communication_data_type": "bf16"}, "communication_data_type = 'bf16'"),
     ],
 )
-def test_what_torch_alone_cannot_do(
-    one_rank: Ranks, tmp_path: Path, json: dict[str, Any], said: list[str]
-) -> None:
+def test_what_torch_alone_cannot_do(one_rank: Ranks, tmp_path: Path, json: dict[str, Any], said: str) -> None:
     (found,) = one_rank.run(build, tmp_path, hyperparameters(**json))
-    assert isinstance(found, str)
-    assert "fix: " in found
-    for words in said:
-        assert words in found
+    assert re.search(said + ".*fix: ", str(found), re.DOTALL)
 
 
-def wrap_an_engine_of_ones_own(run_dir: Path) -> str:
+def wrap_an_engine_of_ones_own(run_dir: Path) -> None:
     from determined_ds import ConfigError, open_context
     from tests.dropin.trials import Replicated
 
     with (
         open_context(run_dir=run_dir, accelerator="cpu", engine="ddp") as context,
-        pytest.raises(ConfigError) as caught,
+        pytest.raises(ConfigError, match="wraps an engine of deepspeed, which would train instead"),
     ):
         Replicated(context)
-    return str(caught.value)
 
 
 def test_what_deepspeed_alone_can_train_is_refused(one_rank: Ranks, two_ranks: Ranks, tmp_path: Path) -> None:
     """A trial that makes its engine itself would be measured under the name of ddp."""
-    (said,) = one_rank.run(wrap_an_engine_of_ones_own, tmp_path / "own")
-    assert "the trial wraps an engine of deepspeed, which would train instead" in said
+    one_rank.run(wrap_an_engine_of_ones_own, tmp_path / "own")
     cut = {**hyperparameters(), "pipe_parallel_size": 2}
     for hparams, kind in ((hyperparameters(), "pipeline"), (cut, "pipeline"), (cut, "")):
         for found in two_ranks.run(build, tmp_path, hparams, kind):

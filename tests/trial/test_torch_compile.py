@@ -43,12 +43,6 @@ def graphs(run_dir: Path, cache_dir: Path, engine: str, hparams: dict[str, Any])
     return int(counters["stats"]["unique_graphs"])
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of what is compiled: the user's own stays as it is, and nothing is found in it that hides a fault."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.mark.long("torch's compiler takes half a minute")
 @pytest.mark.parametrize(
     ("engine", "stages", "schedule"),
@@ -61,12 +55,14 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["ZeRO 1", "ddp", "pipeline", "dualpipev"],
 )
 def test_compiled_it_trains_the_same(
-    two_ranks: Ranks, cache_dir: Path, tmp_path: Path, engine: str, stages: int, schedule: str
+    two_ranks: Ranks, tmp_path: Path, engine: str, stages: int, schedule: str
 ) -> None:
     losses = {}
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
-        found = two_ranks.run(graphs, folder, cache_dir, engine, hyperparameters(compiled, stages, schedule))
+        # A cache of its own: nothing is found in it that hides a fault.
+        hparams = hyperparameters(compiled, stages, schedule)
+        found = two_ranks.run(graphs, folder, tmp_path / "compiled", engine, hparams)
         assert all((count > 0) == compiled for count in found)
         losses[compiled] = [metrics["loss"] for _, metrics in records(folder, "training")]
     assert len(losses[True]) == STEPS
