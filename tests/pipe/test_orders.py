@@ -5,7 +5,6 @@ What ranks wait is stated beside the time of all passes, as in the papers; as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -20,7 +19,6 @@ from tests.pipe.steps import (
     ONE_F_ONE_B,
     UNITS,
     ZB_H1,
-    Op,
     Step,
     most_held,
     simulated,
@@ -72,14 +70,8 @@ def test_interleaved_and_zb_h1_are_those_of_torch(step: Step) -> None:
         made.pp_group_size, made.n_local_stages = step.ranks, step.chunks
         made._n_microbatches = step.micro_batches
         made.microbatches_per_round = step.micro_batches if is_zb else step.ranks
-        assert own == list(_of_torch(made._calculate_single_rank_operations(rank)))
-
-
-def _of_torch(actions: list[object]) -> Iterator[Op]:
-    for action in actions:
-        if action is not None:
-            part, kind, micro_batch = action[:3]  # type: ignore[index]
-            yield kind.value, part, micro_batch
+        actions = made._calculate_single_rank_operations(rank)  # of a part, a kind and a micro-batch
+        assert own == [(kind.value, part, batch) for part, kind, batch, *_ in filter(None, actions)]
 
 
 @given(steps(DUALPIPEV))
@@ -99,17 +91,10 @@ def test_dualpipev_is_that_of_deepspeed(step: Step) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "why"),
-    [
-        (("1f2b", 2, 4), "must be one of"),
-        ((DUALPIPEV, 2, 3, 2), "at least 4, not 3"),
-        ((DUALPIPEV, 2, 4), "2 chunks a rank, not 1"),
-        ((GPIPE, 2, 4, 2), "1 chunk a rank, not 2"),
-        ((INTERLEAVED, 2, 3, 2), "multiple of 2"),
-    ],
+    "numbers", [(DUALPIPEV, 2, 3, 2), (DUALPIPEV, 2, 4), (GPIPE, 2, 4, 2), (INTERLEAVED, 2, 3, 2)]
 )
-def test_numbers_without_an_order_are_refused(numbers: tuple[str, int, int], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_numbers_without_an_order_are_refused(numbers: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"not [1-4]"):
         order(*numbers)
 
 

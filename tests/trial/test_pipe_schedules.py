@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from determined_ds.errors import ConfigError
 from tests.harness.ranks import Ranks, RanksFailed
 from tests.trial.pipelines import BATCH, TIME, WIDTH, Case, pipeline_trial, plainly, trained
 
@@ -113,7 +112,8 @@ def handed_on(
     from determined_ds import open_context
 
     with open_context(hparams=case.hyperparameters, run_dir=run_dir, accelerator="cpu") as context:
-        engine = pipeline_trial([Handing(dtype) for _ in range(4)], first_of)(context).engine
+        layers, interval = [Handing(dtype) for _ in range(4)], case.interval
+        engine = pipeline_trial(layers, first_of, activation_checkpoint_interval=interval)(context).engine
         given = [(torch.linspace(-1, 1, size * TIME * WIDTH).view(size, TIME, WIDTH),) * 2 for size in sizes]
         plain = torch.nn.Sequential(*(Handing(dtype) for _ in range(4)))
         expected = sum(first_of(plain(inputs), targets).item() for inputs, targets in given) / len(given)
@@ -141,33 +141,17 @@ def test_through_the_middle_of_1f1b_only_floats_pass(
         three_ranks.run(handed_on, tmp_path, case, [BATCH] * 4, torch.int64)
 
 
-def test_micro_batches_of_several_sizes_are_refused_in_training(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_what_only_the_trial_shows_is_refused(two_ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match=r"a micro-batch of \(1, 3, 8\), .* after one of \(4, 3, 8\)"):
         two_ranks.run(handed_on, tmp_path, Case(schedule="gpipe"), [BATCH, BATCH, BATCH, 1])
+    with pytest.raises(RanksFailed, match=r"MyPipeline\.activation_checkpoint_interval = 1"):
+        two_ranks.run(handed_on, tmp_path, Case(schedule="zb-h1", interval=1), [BATCH] * 4)
 
 
 # ------------------------------------------------------------------------------------------- before them
 
 
-def recomputing(run_dir: Path, case: Case) -> str:
-    """In a rank: what is said of a trial that recomputes its layers."""
-    from determined_ds import open_context
-
-    trial_class = pipeline_trial([torch.nn.Linear(2, 2)] * 2, first_of, activation_checkpoint_interval=1)
-    with (
-        open_context(hparams=case.hyperparameters, run_dir=run_dir, accelerator="cpu") as context,
-        pytest.raises(ConfigError) as caught,
-    ):
-        trial_class(context)
-    return str(caught.value)
-
-
-def test_zb_h1_refuses_what_only_the_trial_shows(two_ranks: Ranks, tmp_path: Path) -> None:
-    for said in two_ranks.run(recomputing, tmp_path, Case(schedule="zb-h1")):
-        assert "MyPipeline.activation_checkpoint_interval" in said
-
-
-def first_weights(schedule: str, ranks: int, chunks: int | None, partition: str) -> dict[str, list[float]]:
+def first_weights(case: Case, partition: str) -> dict[str, list[float]]:
     """The weights of this rank's layers, of which the first and the last Linear but one are tied."""
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
@@ -177,29 +161,22 @@ def first_weights(schedule: str, ranks: int, chunks: int | None, partition: str)
     first, *more = [LayerSpec(torch.nn.Linear, WIDTH, WIDTH) for _ in range(5)]
     layers = [first, ends[0], *more, ends[1], LayerSpec(torch.nn.LayerNorm, WIDTH)]
     trial = pipeline_trial(layers, first_of, partition)
-    hparams = {
-        "global_batch_size": 4,
-        "micro_batch_size": 1,
-        "pipe_parallel_size": ranks,
-        "pipe_schedule": schedule,
-        "pipe_chunks": chunks,
-        "deepspeed_config": {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
-    }
-    with open_context(hparams=hparams, accelerator="cpu") as context:
+    with open_context(hparams=case.hyperparameters, accelerator="cpu") as context:
         weights = trial(context).engine.module.named_parameters()
         return {name: each.detach().flatten().tolist() for name, each in weights}
 
 
 def test_first_weights_do_not_depend_on_the_cut(one_rank: Ranks, two_ranks: Ranks) -> None:
     """And no two layers draw the same."""
-    [whole] = one_rank.run(first_weights, "1f1b", 1, None, "uniform")
+    case = Case(schedule="1f1b")
+    [whole] = one_rank.run(first_weights, replace(case, ranks=1), "uniform")
     of_matrices = [tuple(each) for name, each in whole.items() if len(each) > WIDTH]
     assert len(set(of_matrices)) == len(of_matrices) == 6
     for schedule, chunks, partition in (
-        ("1f1b", None, "uniform"),
-        ("1f1b", None, "type:linear"),
+        ("1f1b", 1, "uniform"),
+        ("1f1b", 1, "type:linear"),
         ("interleaved", 2, "uniform"),
-        ("dualpipev", None, "uniform"),
+        ("dualpipev", 2, "uniform"),
     ):
-        for own in two_ranks.run(first_weights, schedule, 2, chunks, partition):
+        for own in two_ranks.run(first_weights, replace(case, schedule=schedule, chunks=chunks), partition):
             assert own == {name: whole[name] for name in own}, (schedule, partition)
