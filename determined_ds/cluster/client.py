@@ -9,8 +9,6 @@ from unittest import mock
 if TYPE_CHECKING:
     from determined.experimental import Determined
 
-NOT_LOGGED_IN = "nobody is logged in: use `det user login NAME`, or export DET_USER and DET_PASS"
-
 
 def master_client(master: str | None = None) -> Determined:
     """Log in to a master, as ``det`` does but without asking for a password.
@@ -25,7 +23,7 @@ def master_client(master: str | None = None) -> Determined:
     from determined.experimental import Determined
 
     def refuse(*_: object) -> str:
-        raise PermissionError(NOT_LOGGED_IN)
+        raise PermissionError("nobody is logged in")
 
     with mock.patch.object(getpass, "getpass", refuse):
         return Determined(master=master)

@@ -73,16 +73,10 @@ def _explained(key: str, value: object, master: str | None) -> Iterator[None]:
         yield
     except errors.NotFoundException:
         what = key.removeprefix("--")
-        fix = (
-            f"list those that there are: det {what} list"
-            if what == "experiment"
-            else "see det experiment list"
-        )
+        fix = "list those that there are: det experiment list"
         raise _problem(key, value, f"the master knows no such {what}", fix) from None
     except (errors.UnauthenticatedException, PermissionError) as error:
-        refused = not isinstance(error, PermissionError)
-        message = f"the master refuses the user: {error}" if refused else "nobody is logged in"
-        raise _problem("--master", master, message, LOGIN) from None
+        raise _problem("--master", master, f"the master refuses the user: {error}", LOGIN) from None
     except (errors.APIException, errors.BadRequestException, errors.BadResponseException, OSError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         fix = "export DET_MASTER=http://HOST:8080"
@@ -167,12 +161,11 @@ def _launches(
         for each in task.allocations
         if each.startTime
     ]
-    starts = sorted(at for time in times if (at := _seconds(time)) is not None)
+    first, *others = sorted(filter(None, map(_seconds, times))) or [_seconds(found.startTime) or 0.0]
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
-    entrypoint = config.get("entrypoint") or ""
-    batch = hyperparameters.get("global_batch_size")
+    entrypoint, batch = config.get("entrypoint") or "", hyperparameters.get("global_batch_size")
     launch = Launch(
-        time=_seconds(found.startTime) or 0.0,
+        time=first,
         kind=START,
         name=config["name"] or "",
         runs=" ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint),
@@ -183,26 +176,17 @@ def _launches(
         hyperparameters=hyperparameters,
     )
     again = (
-        RESTART
-        if found.restarts == len(starts) - 1
+        RESUME
+        if not found.restarts
+        else RESTART
+        if found.restarts == len(others)
         else f"{RESTART} or {RESUME}"
-        if found.restarts
-        else RESUME
     )
-    first, *others = [replace(launch, time=start) for start in starts] or [launch]
-    return (
-        first,
-        *(
-            replace(
-                each,
-                kind=again,
-                steps_completed=max(
-                    (record["steps_completed"] for record in records if record["time"] < each.time), default=0
-                ),
-            )
-            for each in others
-        ),
-    )
+    launches = [launch]
+    for time in others:
+        steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)
+        launches.append(replace(launch, time=time, kind=again, steps_completed=steps))
+    return tuple(launches)
 
 
 def _warning(line: Any) -> KeptWarning:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import yaml
 
@@ -14,9 +13,8 @@ REAL = os.environ.get("DET_MASTER", "")
 # Of a training that is stopped on its way: ours holds it meanwhile, for a real master it has to be long enough.
 LENGTH = 100 if REAL else 10
 
-CONST, PIPELINE, SEARCH, ZB_H1, INTERLEAVED, SEQUENCE_PARALLEL = (
-    f"experiments/gpt2/{name}.yaml"
-    for name in ("const", "pipeline", "search", "zb_h1", "interleaved", "sequence_parallel")
+CONST, PIPELINE, SEARCH, ZB_H1 = (
+    f"experiments/gpt2/{name}.yaml" for name in ("const", "pipeline", "search", "zb_h1")
 )
 HF_TRAINER = "experiments/hf_trainer/const.yaml"
 TEMPLATES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "experiments").glob("*/*.yaml"))]
@@ -65,14 +63,3 @@ def entrypoint(path: str, *replaced: tuple[str, str], more: str = "") -> str:
 def by_launcher(path: str, name: str) -> str:
     """An override: the entrypoint of a template under another launcher of Determined's."""
     return entrypoint(path, ("launch.torch_distributed", f"launch.{name}"))
-
-
-def killed(path: str, rank: int) -> tuple[str, str]:
-    """Overrides: a rank of the first run kills itself in its eighth batch, which needs ``killed.py`` included."""
-    names = (("GPT2Trial", "Killed"), ("GPT2PipelineTrial", "KilledPipeline"))
-    trials = [(f"model_defs.gpt2.trial:{old}", f"killed:{new}") for old, new in names]
-    variables = ["OMP_NUM_THREADS=1", f"KILLED_RANK={rank}"]
-    return entrypoint(path, *trials), f"environment.environment_variables={variables}"
-
-
-KILLED = Path(__file__).with_name("killed.py")

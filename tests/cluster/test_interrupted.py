@@ -12,37 +12,23 @@ from tests.cluster.cluster import Cluster, FakeCluster, best_of, metrics_of
 from tests.cluster.scenarios import (
     CONST,
     HF_TRAINER,
-    INTERLEAVED,
-    KILLED,
     LENGTH,
     LONG_ENOUGH,
     ONE_SLOT,
     ONE_THREAD,
     PIPELINE,
     REAL,
-    SEQUENCE_PARALLEL,
-    SHORT,
-    ZB_H1,
     by_launcher,
     entrypoint,
-    killed,
 )
 from tests.harness.command import ROOT
 from tests.harness.forked import marked
 
 CIFAR10 = "tests/session/scripts/cifar10.yaml"
-# One at each second batch, written while training continues; that of a pause is complete before the exit.
-WRITTEN_ASIDE = (
-    "hyperparameters.fit.checkpoint_period.batches=2",
-    "hyperparameters.fit.asynchronous_checkpoints=true",
-)
 # Determined ends this launcher five seconds after its ranks; on a busy machine that is a failure, and a restart.
 BY_DEEPSPEED = (by_launcher(CONST, "deepspeed"), "max_restarts=5")
 FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pipeline": (PIPELINE, ()),
-    "zb-h1": (ZB_H1, ()),
-    "sequence parallel": (SEQUENCE_PARALLEL, ()),
-    "asynchronous checkpoints": (CONST, WRITTEN_ASIDE),
     "launched by deepspeed": (CONST, BY_DEEPSPEED),
     "transformers' Trainer": (HF_TRAINER, ()),
 }
@@ -88,20 +74,6 @@ def test_a_session_ends_as_if_it_never_was_paused(cluster: Cluster, run_here: Ca
     here = metrics_of(run_here(*words, context=script.parent))
     assert cluster.metrics(trial) == here
     assert best_of(trial)["accuracy"] == max(metrics["accuracy"] for _, metrics in here["validation"])
-
-
-@pytest.mark.long("tests/interrupted kills ranks, and below a trial that fails is restarted")
-@pytest.mark.parametrize(("path", "rank"), [(CONST, 1), (CONST, 0), (INTERLEAVED, 1)])
-def test_a_killed_rank_costs_one_restart_and_no_number(
-    cluster: Cluster, run_here: Callable[..., Path], path: str, rank: int
-) -> None:
-    """Killed at batch 8 of 10, it goes on from the checkpoint at 5."""
-    number = cluster.create(path, *SHORT, *killed(path, rank), include=KILLED)
-    here = metrics_of(run_here(path, *SHORT))
-    [trial] = cluster.wait(number)
-    assert trial.restarts == 1
-    assert "resumed at batch 5 of 10" in cluster.log(trial)
-    assert cluster.metrics(trial) == here
 
 
 def test_a_trial_that_fails_is_restarted_as_often_as_allowed(cluster: Cluster) -> None:

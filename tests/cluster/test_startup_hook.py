@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationW
 
 LIGHT = "attrdict3"
 LOST = ("attrdict", LIGHT)  # what begins the names of its files
+GOES_ON = "set -e; set -x; source startup-hook.sh; echo went on"
 Hook = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -49,14 +50,10 @@ def hook(context_dir: Path, tmp_path: Path) -> Hook:
         image: Path = Path(sys.prefix), script: str = "source startup-hook.sh", **environment: str | Path
     ) -> subprocess.CompletedProcess[str]:
         kept = {"HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run(
-            ["bash", "-c", script],
-            cwd=context_dir,
-            env={**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **{k: str(v) for k, v in environment.items()}},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        stated = {name: str(value) for name, value in environment.items()}
+        env = {**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **stated}
+        command = ["bash", "-c", script]
+        return subprocess.run(command, cwd=context_dir, env=env, capture_output=True, text=True, timeout=120)
 
     return run
 
@@ -78,6 +75,9 @@ def as_if_installed(folder: Path, name: str, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
+# ------------------------------------------------------------------------------------------- of a trial
+
+
 def test_the_ranks_find_the_library_of_the_context_and_their_variables(
     hook: Hook, first: Path, context_dir: Path, tmp_path: Path
 ) -> None:
@@ -93,14 +93,16 @@ def test_the_ranks_find_the_library_of_the_context_and_their_variables(
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{library}2 stated\n", "")
 
 
-def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook) -> None:
-    """As the last lines of the task's log, although Determined has the shell trace its commands."""
-    script = "set -e; set -x; source startup-hook.sh; echo went on"
-    done = hook(script=script, **ON_TWO, **trial(BAD_BATCH))
+def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook, first: Path) -> None:
+    """As the last lines of the task's log, although Determined has the shell trace its commands; it needs no torch."""
+    for name in ("torch", "deepspeed", "determined"):
+        (first / name).mkdir()
+        (first / name / "__init__.py").write_text("raise ImportError('is not needed')\n")
+    assert hook(PYTHONPATH=first, **ON_TWO, **trial()).returncode == 0
+    done = hook(script=GOES_ON, PYTHONPATH=first, **ON_TWO, **trial(BAD_BATCH))
     assert (done.returncode, done.stdout) == (2, "")
     reason, last = done.stderr.splitlines()[-2:]
     assert reason.startswith("ERROR: hyperparameters.global_batch_size = 9 ")
-    assert "is not a multiple of data_parallel_world_size 2" in reason
     assert reason.endswith("; fix: use global_batch_size 8 or 10")
     assert last == NO_RESTART_HELPS
 
@@ -118,20 +120,17 @@ def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> No
             "DET_TRIAL_ID": str(dropped.id),
             "DET_USER": "somebody",
         }
-        done = hook(script="set -e; source startup-hook.sh; echo went on", **ON_TWO, **task)
+        done = hook(script=GOES_ON, **ON_TWO, **task)
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
         assert dropped.invalid_hp
         assert [call.status for call in master.server.calls if call.path == exits] == [None, 200]
-    told = "WARNING: this point cannot run, and is dropped: hyperparameters.global_batch_size = 9 "
-    assert done.stderr.splitlines()[0].startswith(told)
+    assert (
+        "WARNING: this point cannot run, and is dropped: hyperparameters.global_batch_size = 9 "
+        in done.stderr
+    )
 
 
-def test_it_loads_no_torch(hook: Hook, first: Path) -> None:
-    for name in ("torch", "deepspeed", "determined"):
-        (first / name).mkdir()
-        (first / name / "__init__.py").write_text("raise ImportError('is not needed')\n")
-    for hparams, code in (({}, 0), (BAD_BATCH, 2)):
-        assert hook(PYTHONPATH=first, **ON_TWO, **trial(hparams)).returncode == code
+# ------------------------------------------------------------------------------------------- of an image
 
 
 @pytest.fixture(scope="module")
@@ -183,51 +182,45 @@ def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
     hook: Hook, image: Path, wheels: Path
 ) -> None:
     before = installed_in(image)
-    assert LIGHT not in before
-    assert "torch" in before
     script = "set -e; source startup-hook.sh; python3 -c 'import attrdict'"
     done = hook(image, script=script, PIP_FIND_LINKS=wheels)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"startup-hook: installing {LIGHT}>=2.0.2 (here: none)\n" in done.stdout
     [pinned] = [line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith(LIGHT)]
-    assert installed_in(image) == {**before, LIGHT: pinned.removeprefix(f"{LIGHT}==")}
+    assert installed_in(image) == {**before, LIGHT: pinned.removeprefix(f"{LIGHT}==")} != before
     again = hook(image, script=script)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("options", ["-e", "+e"])
-def test_what_cannot_be_installed_is_said_with_a_fix(hook: Hook, first: Path, options: str) -> None:
-    """The trial is not started, whether or not the shell minds errors; pip's own words are shown."""
-    as_if_installed(first, LIGHT, "1.0")
-    done = hook(script=f"set {options}; source startup-hook.sh; echo went on", PYTHONPATH=first)
-    assert done.returncode == 1
-    assert "went on" not in done.stdout
-    assert "pip was started" in done.stderr
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"ERROR: startup-hook: could not install {LIGHT}>=2.0.2 (here: 1.0). ")
-    assert "PIP_INDEX_URL" in said
-    assert "use an image that has them" in said
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
-    ("name", "version", "needs"),
-    [
-        ("torch", "2.3.0a0+40ec155e58", "torch>=2.6"),
+    ("name", "version", "said"),
+    [  # torch is built for its CUDA, and determined comes with the cluster: they are not replaced
+        (
+            "torch",
+            "2.3.0a0+40ec155e58",
+            "determined_ds needs torch>=2.6, and this image has torch 2.3.0a0+40ec155e58.",
+        ),
         ("torch", "2.6.0a0+df5bbc09d1.nv24.11", ""),  # NVIDIA's, from before 2.6.0, and sorted below 2.6
-        ("determined", "0.37.0", "determined<0.43,>=0.38.1"),
+        (
+            "determined",
+            "0.37.0",
+            "determined_ds needs determined<0.43,>=0.38.1, and this image has determined 0.37.0.",
+        ),
         ("determined", "0.42.0", ""),  # the fork's
+        (LIGHT, "1.0", f"could not install {LIGHT}>=2.0.2 (here: 1.0). "),
     ],
 )
-def test_an_image_that_does_not_fit_is_refused(
-    hook: Hook, first: Path, name: str, version: str, needs: str
+@pytest.mark.parametrize("options", ["-e", "+e"])
+def test_an_image_that_does_not_fit_is_refused_with_a_fix(
+    hook: Hook, first: Path, options: str, name: str, version: str, said: str
 ) -> None:
-    """torch is built for its CUDA, and determined comes with the cluster: they are not replaced."""
+    """The trial is not started, whether or not the shell minds errors."""
     as_if_installed(first, name, version)
-    done = hook(PYTHONPATH=first)
-    said = f"ERROR: startup-hook: determined_ds needs {needs}, and this image has {name} {version}. Name one that fits"
-    assert (done.returncode, done.stdout) == (1 if needs else 0, "")
-    assert done.stderr.startswith(said) if needs else not done.stderr
+    done = hook(script=f"set {options}; source startup-hook.sh; echo went on", PYTHONPATH=first)
+    assert (done.returncode, "went on" in done.stdout) == ((1, False) if said else (0, True))
+    assert said in done.stderr if said else not done.stderr
+    assert not said or "\nERROR: startup-hook: " in f"\n{done.stderr}"
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

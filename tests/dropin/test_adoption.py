@@ -93,14 +93,6 @@ def test_what_is_stated_otherwise_is_refused(
     assert said in found["error"]
 
 
-def test_a_schedule_that_a_pipeline_of_its_own_does_not_follow_is_refused(
-    two_ranks: Ranks, tmp_path: Path
-) -> None:
-    hparams = {"pipe_parallel_size": 2, "pipe_schedule": "zb-h1"}
-    for found in two_ranks.run(opened, hparams, ENGINE | {"zero_optimization": {}}, tmp_path, "TwoStages"):
-        assert "a PipelineTrial reads it" in found["error"]
-
-
 def unit_of_other_replicas() -> str:
     from determined_ds import ConfigError, open_context
     from determined_ds import deepspeed as det_ds

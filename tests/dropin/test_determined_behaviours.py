@@ -105,25 +105,11 @@ def test_two_engines_train(ranks: Ranks, tmp_path: Path) -> None:
     assert found["validation"][0]["loss1"] == found["validation"][0]["loss2"] < found["all"][0]["loss1"]
 
 
-def test_a_generator_learns_through_its_discriminator(ranks: Ranks, tmp_path: Path) -> None:
-    """As Determined's example ``dcgan`` trains: DeepSpeed 0.19.8 refuses it without ZeRO."""
-    found = first(ranks, "Adversaries", tmp_path)
-    assert found["all"][-1]["fooled"] != found["all"][0]["fooled"]
-    assert found["sizes"][2] == 4 // ranks.size
-
-
 def test_loaders_of_ones_own_are_used_as_they_are(ranks: Ranks, tmp_path: Path) -> None:
     """``test_custom_dataloader``: also one that never ends, whose length is a pass."""
     found = first(ranks, "OwnLoaders", tmp_path)
     assert learns(found)
     assert len(found["validation"]) == 1
-
-
-def test_losses_are_reproduced(ranks: Ranks, tmp_path: Path) -> None:
-    """``test_reproducibility``: all but what is measured in seconds."""
-    one, other = (first(ranks, "Piped", tmp_path) for _ in range(2))
-    assert one["training"] == other["training"]
-    assert one["validation"] == other["validation"]
 
 
 def test_hooks_are_called_once_each(ranks: Ranks, tmp_path: Path) -> None:
@@ -164,11 +150,6 @@ def test_a_metric_of_several_numbers_is_their_mean(ranks: Ranks, tmp_path: Path)
     assert isinstance(found["validation"][0]["outputs"], float)
 
 
-def test_every_validation_sample_counts_in_a_pipeline(ranks: Ranks, tmp_path: Path) -> None:
-    """``test_invalid_valid_dataset`` refuses fewer micro-batches than a step takes; here each one is evaluated."""
-    assert first(ranks, "OneToValidate", tmp_path)["validation"][0]["validation_loss"] > 0
-
-
 # ------------------------------------------------------------------------------------------------ refusals
 
 
@@ -184,28 +165,6 @@ def test_every_validation_sample_counts_in_a_pipeline(ranks: Ranks, tmp_path: Pa
 def test_a_mistake_is_refused_by_its_place(one_rank: Ranks, kind: str, said: str, tmp_path: Path) -> None:
     """As ``test_fail_manual_grad_acc_metrics``, ``test_fail_dataset_repro_check`` and the invalid metrics do."""
     assert said in error(one_rank, kind, tmp_path)
-
-
-def set_mpu(times: int, wrapped: bool) -> str:
-    from determined_ds import deepspeed as det_ds
-    from tests.dropin import trials
-
-    with det_ds.init() as context:
-        if wrapped:
-            trials.Replicated(context)
-        try:
-            for _ in range(times):
-                context.set_mpu(det_ds.make_data_parallel_mpu(context.distributed))
-        except BaseException as found:  # as Determined's is
-            return type(found).__name__
-    return ""
-
-
-@pytest.mark.parametrize(("times", "wrapped"), [(1, True), (2, True), (1, False)])
-def test_one_unit_is_set_after_an_engine(one_rank: Ranks, times: int, wrapped: bool) -> None:
-    """``test_fail_multiple_set_mpu``."""
-    expected = "" if wrapped and times == 1 else "InvalidExperimentException"
-    assert one_rank.run(set_mpu, times, wrapped) == [expected]
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

@@ -231,13 +231,6 @@ class TwoStages(Piped):
     stages = 2
 
 
-class OneToValidate(Piped):
-    """Less validation data than a step of training takes."""
-
-    def build_validation_data_loader(self) -> Any:
-        return DataLoader(Slope(3, 2), batch_size=self.micro_batch_size)
-
-
 class TwoEngines(Replicated):
     """Two models, side by side."""
 
@@ -255,39 +248,3 @@ class TwoEngines(Replicated):
     def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
         inputs, targets = next(dataloader_iter)
         return {f"loss{i}": mse(each(inputs), targets) for i, each in enumerate(self.engines, start=1)}
-
-
-class Adversaries(Replicated):
-    """A generator of points that a discriminator is to take for those of the data; gradients pass through both."""
-
-    def make(self, config: Any) -> None:
-        torch.manual_seed(9)
-        generator, discriminator = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-        self.generator = self.context.wrap_model_engine(engine_for(config, generator))
-        self.discriminator = self.context.wrap_model_engine(engine_for(config, discriminator))
-        self.context.disable_auto_grad_accumulation()
-
-    def _judged(self, points: torch.Tensor, label: float) -> torch.Tensor:
-        logits = self.discriminator(points)
-        labels = torch.full_like(logits, label)
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
-
-    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
-        batches = [next(dataloader_iter)[0] for _ in range(self.generator.gradient_accumulation_steps())]
-        self.discriminator.zero_grad()
-        for points in batches:
-            loss = self._judged(points, 1.0) + self._judged(
-                self.generator(torch.ones_like(points)).detach(), 0.0
-            )
-            self.discriminator.backward(loss)
-            self.discriminator.step()
-        self.generator.zero_grad()
-        for points in batches:
-            fooled = self._judged(self.generator(torch.ones_like(points)), 1.0)
-            self.generator.backward(fooled)
-            self.generator.step()
-        return {"loss": loss.detach(), "fooled": fooled.detach()}
-
-    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
-        points = next(dataloader_iter)[0]
-        return {"validation_loss": self._judged(self.generator(torch.ones_like(points)), 1.0)}
