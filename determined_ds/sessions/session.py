@@ -112,7 +112,7 @@ class Session:
         self._loader: TrainingBatches | None = None
         self._validated = 0  # samples of the validation data since the last report
         # From the first call of s.checkpoint on.
-        self._training: Trainer | None = None
+        self._training: Any = None  # a Trainer
         self._state: ScriptState
         self._loaded: str | None = None  # the checkpoint that is resumed from
         self._marks: Any = None
@@ -363,7 +363,7 @@ class Session:
             SystemExit: it begins after a stop, or as one of very many passes after the end of training; or all that is
                 measured was.
         """
-        training = self._trains("")
+        training = self._training
         if training.is_stopped:  # the script was given the chance to end by itself
             raise SystemExit(0)
         if not self._is_open:
@@ -402,7 +402,7 @@ class Session:
             yield batch
 
     def _begin_step(self) -> None:
-        self._trains("").begin_step()
+        self._training.begin_step()
         self._before = self._counters()
         self._first = self._first or self._before
 
@@ -417,7 +417,7 @@ class Session:
         """What follows is not training."""
         if not self._is_open:
             return
-        training = self._trains("")
+        training = self._training
         training.reporter.pause()
         has_stepped = any(now[0] > then[0] for now, then in zip(self._counters(), self._before, strict=False))
         for each in training.observers if has_stepped else ():
@@ -524,23 +524,21 @@ class Session:
         """Whether a report belongs to a step: not before the first one of a resumed run, nor after the last one."""
         if not self._is_open:
             return self._loaded is None
-        return self._taken == self._accumulation or self._trains("").goes_on
+        return self._taken == self._accumulation or self._training.goes_on
 
     # ------------------------------------------------------------------------------------ begin, end, between steps
 
     def _trains(self, what: str) -> Trainer:
         """What is driven; refused where something has to come before what the script does."""
-        training = self._training
-        if self.context and training is None:
+        if self.context and self._training is None:
             fix = "call s.checkpoint(engine) after deepspeed.initialize"
             raise _refused(what, "no engine was handed over yet", fix)
-        assert training is not None
         if what in ("s.steps", "s.epochs") and self._loader is None:
             raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
         if what == "iterating the loader" and self._context.use_pipeline_parallel:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
             raise _refused(what, "a pipeline takes its batches itself", fix)
-        return training
+        return self._training  # type: ignore[no-any-return]
 
     def _open(self, training: Trainer) -> None:
         """Begin training, at the first batch; a collective."""
@@ -583,7 +581,7 @@ class Session:
                     "micro-batches, where the loader has given all of them\n  fix: call engine.backward(loss) and "
                     "engine.step() once for each micro-batch of the loader"
                 )
-        self._trains("").end_step(lambda due: self._due(due, agreed=agreed, ends=ends))
+        self._training.end_step(lambda due: self._due(due, agreed=agreed, ends=ends))
 
     def _due(self, due: Due, *, agreed: bool, ends: bool) -> Due:
         """What is due at the end of a step, with what the script wants; a collective where all ranks know of it.
@@ -593,7 +591,7 @@ class Session:
         Raises:
             TrainingError: only some ranks report a validation, or want a checkpoint, and would wait for the others.
         """
-        validate, place, ends = self._trains("").validator.is_pending, self._wanted_at, due.end or ends
+        validate, place, ends = self._training.validator.is_pending, self._wanted_at, due.end or ends
         self._wanted_at, batch, alone = "", self.batches_trained, False
         if agreed or due.validate or ends:
             ranks = self._context.distributed.allgather((validate, place))
@@ -613,7 +611,7 @@ class Session:
 
     def _close(self) -> None:
         """The script is done: end its last step, and the training; a collective."""
-        training, run, done = self._trains(""), self._here.run, self.batches_trained
+        training, run, done = self._training, self._here.run, self.batches_trained
         is_untouched = self._before == self._counters()
         if self._taken and (is_untouched or self._taken < self._accumulation):
             if not is_untouched:

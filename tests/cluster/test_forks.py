@@ -85,12 +85,10 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     assert "code/model_defs/gpt2/trial.py has" in done.stderr
 
 
-@pytest.mark.parametrize("key", ["source_checkpoint_uuid", "source_trial_id"])
-def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial, key: str) -> None:
+def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial) -> None:
     """As the web UI's Continue Trial does, which makes a new experiment: the rate is that of a first step again."""
     checkpoint = last(cluster, source)
-    value = checkpoint if key == "source_checkpoint_uuid" else source.id
-    [fork] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, f"searcher.{key}={value}"))
+    [fork] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, f"searcher.source_trial_id={source.id}"))
     taken = "its weights alone, with a new optimizer and schedule; counting from batch 0"
     assert f"warm start  batch 10 of trial {source.id}, checkpoint {checkpoint}: {taken}" in cluster.log(fork)
     before, after = (cluster.reports(trial, "training") for trial in (source, fork))
@@ -113,10 +111,9 @@ def test_a_checkpoint_is_evaluated_by_its_uuid_and_nothing_is_trained(
     assert not cluster.checkpoints(trial)
 
 
-# The template, what it is continued with after a quarter and after half of its batches, and what its log then says.
+# Of continued trials: after a quarter and after half of the batches; and what the log then says.
 STAGE = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage"
 SCHEDULE = "hyperparameters.pipe_schedule"
-PARTITION = "hyperparameters.partition_method"
 CONTINUED = {
     "on 1 slot and on 2 again": (
         CONST,  # without dropout, of which each replica draws its own
@@ -126,8 +123,8 @@ CONTINUED = {
     ),
     "under other schedules": (
         PIPELINE,
-        (f"{SCHEDULE}=zb-h1", f"{PARTITION}=measured"),
-        (f"{SCHEDULE}=dualpipev", f"{PARTITION}=uniform"),
+        (f"{SCHEDULE}=zb-h1", "hyperparameters.partition_method=measured"),
+        (f"{SCHEDULE}=dualpipev", "hyperparameters.partition_method=uniform"),
         r"  schedule   1f1b|  schedule   zb-h1|  schedule   dualpipev, 2 chunks a rank: a bubble of ",
     ),
 }

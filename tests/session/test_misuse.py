@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +14,6 @@ from tests.harness.ranks import Ranks
 
 DS = {"zero_optimization": {"stage": 0}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 HPARAMS = {"global_batch_size": 8, "deepspeed_config": DS, "fit": {"max_length": {"batches": 3}}}
-WITHOUT_LENGTH = {**HPARAMS, "fit": {}}
 ACCUMULATING = {**HPARAMS, "deepspeed_config": {**DS, "gradient_accumulation_steps": 2}}
 
 
@@ -75,97 +74,87 @@ def never_iterated(s: Any) -> None:
     s.checkpoint(engine_of(s))
 
 
-# The script -> the error that it ends with, what is in it, and the configuration where it is not HPARAMS.
-MISTAKES: dict[str, tuple[Callable[[Any], Any], str, tuple[str, ...], Any]] = {
-    "iterated too early": (
+class Mistake(NamedTuple):
+    """A script, and the error that it ends with."""
+
+    script: Callable[[Any], Any]
+    kind: str
+    said: tuple[str, ...]
+    config: Any
+
+
+def mistake(script: Callable[[Any], Any], kind: str, *said: str, config: Any = HPARAMS) -> Mistake:
+    return Mistake(script, kind, said, config)
+
+
+def reporting(metrics: Callable[[Any], Any]) -> Callable[[Any], None]:
+    return lambda s: train(s, metrics)
+
+
+STAGE_2, TO_LENGTH = {"stage": 2}, {**HPARAMS, "fit": {}}
+MISTAKES = {
+    "iterated too early": mistake(
         lambda s: next(iter(s.loader(data()))),
         "ConfigError",
-        ("no engine was handed over", "s.checkpoint(engine)"),
-        HPARAMS,
+        "no engine was handed over",
+        "s.checkpoint(engine)",
     ),
-    "a batch left open": (
+    "a batch left open": mistake(
         lambda s: s.ds_config,
         "ConfigError",
-        ("s.resolved", "state hyperparameters.global_batch_size", "call s.checkpoint(engine) first"),
-        {"deepspeed_config": DS},
+        *("s.resolved", "state hyperparameters.global_batch_size", "call s.checkpoint(engine) first"),
+        config={"deepspeed_config": DS},
     ),
-    "two loaders": (
-        lambda s: [s.loader(data()) for _ in range(2)],
+    "two loaders": mistake(
+        lambda s: [s.loader(data()) for _ in range(2)], "ConfigError", "s.loader: was called before"
+    ),
+    "a batch size": mistake(
+        lambda s: train(s, batch_size=3), "TrialError", "s.loader: got batch_size=3", "micro-batch size, 8"
+    ),
+    "a loader of other batches": mistake(
+        loader_of_threes, "ConfigError", "s.loader = 3", "not the micro-batch size 8", "use s.loader(dataset)"
+    ),
+    "another stage": mistake(
+        lambda s: s.checkpoint(engine_of(s, zero_optimization=STAGE_2)),
         "ConfigError",
-        ("s.loader: was called before",),
-        HPARAMS,
+        *("the engine of s.checkpoint has 2", "or initialize the engine with config=s.ds_config"),
+        config={**HPARAMS, "zero_stage": 1},
     ),
-    "a batch size": (
-        lambda s: train(s, batch_size=3),
-        "TrialError",
-        ("s.loader: got batch_size=3", "micro-batch size, 8", "s.loader(dataset)"),
-        HPARAMS,
+    "no engine": mistake(lambda s: s.checkpoint(), "ConfigError", "given no engine", "deepspeed.init"),
+    "a module": mistake(lambda s: s.checkpoint(engine_of(s).module), "ConfigError", "got a Linear"),
+    "a second engine later": mistake(
+        lambda s: [s.checkpoint(engine_of(s)) for _ in range(2)], "ConfigError", "its first call was not"
     ),
-    "a loader of other batches": (
-        loader_of_threes,
-        "ConfigError",
-        ("s.loader = 3", "not the micro-batch size 8", "use s.loader(dataset)"),
-        HPARAMS,
+    "a state without methods": mistake(
+        lambda s: s.checkpoint(engine_of(s), best=0.5), "ConfigError", "best is the float 0.5"
     ),
-    "another stage": (
-        lambda s: s.checkpoint(engine_of(s, zero_optimization={"stage": 2})),
-        "ConfigError",
-        ("the engine of s.checkpoint has 2", "or initialize the engine with config=s.ds_config"),
-        {**HPARAMS, "zero_stage": 1},
+    "never stepped": mistake(lambda s: list(begun(s)[1]), "TrainingError", "no engine has made a step"),
+    "half stepped": mistake(
+        half_stepped, "TrainingError", "stepped 3 times", "accumulation of 2", config=ACCUMULATING
     ),
-    "no engine": (lambda s: s.checkpoint(), "ConfigError", ("given no engine", "deepspeed.init"), HPARAMS),
-    "a module": (lambda s: s.checkpoint(engine_of(s).module), "ConfigError", ("got a Linear",), HPARAMS),
-    "a second engine later": (
-        lambda s: [s.checkpoint(engine_of(s)) for _ in range(2)],
-        "ConfigError",
-        ("its first call was not",),
-        HPARAMS,
+    "no number": mistake(
+        reporting(lambda loss: {"loss": f"{loss}"}), "TrainingError", "s.report: metric 'loss' is"
     ),
-    "a state without methods": (
-        lambda s: s.checkpoint(engine_of(s), best=0.5),
-        "ConfigError",
-        ("best is the float 0.5",),
-        HPARAMS,
+    "no metrics": mistake(reporting(lambda loss: 0.5), "TrainingError", "s.report: got the float 0.5"),
+    "never iterated": mistake(never_iterated, "TrainingError", "nothing was trained", "was not iterated"),
+    "a loss that is not finite": mistake(
+        reporting(lambda loss: {"loss": loss * float("nan")}), "NotFiniteError", "not finite at batch 1"
     ),
-    "never stepped": (lambda s: list(begun(s)[1]), "TrainingError", ("no engine has made a step",), HPARAMS),
-    "half stepped": (half_stepped, "TrainingError", ("stepped 3 times", "accumulation of 2"), ACCUMULATING),
-    "no number": (
-        lambda s: train(s, lambda loss: {"loss": f"{loss}"}),
-        "TrainingError",
-        ("s.report: metric 'loss' is",),
-        HPARAMS,
-    ),
-    "no metrics": (
-        lambda s: train(s, lambda loss: 0.5),
-        "TrainingError",
-        ("s.report: got the float 0.5",),
-        HPARAMS,
-    ),
-    "never iterated": (never_iterated, "TrainingError", ("nothing was trained", "was not iterated"), HPARAMS),
-    "a loss that is not finite": (
-        lambda s: train(s, lambda loss: {"loss": loss * float("nan")}),
-        "NotFiniteError",
-        ("not finite at batch 1",),
-        HPARAMS,
-    ),
-    "no length": (
+    "no length": mistake(
         lambda s: [None for _ in (begun(s), s)[1].steps()],
         "ConfigError",
-        ("nothing says how long to train", "s.steps(1000)"),
-        WITHOUT_LENGTH,
+        *("nothing says how long to train", "s.steps(1000)"),
+        config=TO_LENGTH,
     ),
-    "an endless pass": (
+    "an endless pass": mistake(
         lambda s: train(s, dataset=lambda: iter(data())),
         "ConfigError",
-        ("has no length", "fit.max_length"),
-        WITHOUT_LENGTH,
+        *("has no length", "fit.max_length"),
+        config=TO_LENGTH,
     ),
-    "a DeepSpeed JSON": (begun, "ConfigError", ("is not an experiment",), "ds.json"),
-    "a misspelt key": (
-        begun,
-        "ConfigError",
-        ("global_batch_sise",),
-        {"hyperparameters": {"global_batch_sise": 8}},
+    "a DeepSpeed JSON": mistake(begun, "ConfigError", "is not an experiment", config="ds.json"),
+    "a misspelt key": mistake(
+        begun, "ConfigError", "global_batch_sise", config={"hyperparameters": {"global_batch_sise": 8}}
     ),
 }
 
@@ -186,7 +175,7 @@ def all_mistakes(folder: str) -> dict[str, tuple[str, str]]:
     """In a rank: what comes of each, one after the other."""
     os.chdir(folder)
     Path("ds.json").write_text(json.dumps(DS))
-    return {name: in_session(name, script, config) for name, (script, _, _, config) in MISTAKES.items()}
+    return {name: in_session(name, each.script, each.config) for name, each in MISTAKES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +186,11 @@ def made(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_it_is_refused_and_the_run_is_reported_as_failed(name: str, made: Any) -> None:
-    (folder, found), (script, expected, words, _) = made, MISTAKES[name]
+    (folder, found), expected = made, MISTAKES[name]
     kind, said = found[name]
-    assert kind == expected, said
-    assert all(word in said for word in words), said
-    if script is begun:  # no run was made
+    assert kind == expected.kind, said
+    assert all(word in said for word in expected.said), said
+    if expected.script is begun:  # no run was made
         return
     result = json.loads((folder / name / "result.json").read_text())
     assert result["status"] == ("failed" if kind in ("TrainingError", "NotFiniteError") else "invalid")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,21 +18,22 @@ from determined_ds.transformers import DetCallback
 
 
 class Reports:
-    """A core context that remembers what it was given."""
+    """A core context that remembers what it was given, with a storage; ``stored`` is a checkpoint that is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Path | None = None) -> None:
         self.distributed = core.DummyDistributedContext()
-        self.preempt = SimpleNamespace(
-            _preempt_mode=core.PreemptMode.WorkersAskChief, should_preempt=lambda: self.stops
-        )
-        self.train = self
-        self.checkpoint = self
+        asks = {"_preempt_mode": core.PreemptMode.WorkersAskChief, "should_preempt": lambda: self.stops}
+        self.preempt = SimpleNamespace(**asks)
+        self.train = self.checkpoint = self
         self.stops = False
         self.training: dict[int, dict[str, Any]] = {}
         self.validation: list[tuple[int, dict[str, Any]]] = []
         self.progress: list[float] = []
+        self.report_progress = self.progress.append
         self.stored: dict[str, list[str]] = {}
         self.deleted: list[str] = []
+        self.delete = self.deleted.append
+        self._stored = stored
 
     def report_training_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         assert steps_completed not in self.training
@@ -40,17 +42,18 @@ class Reports:
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         self.validation.append((steps_completed, metrics))
 
-    def report_progress(self, progress: float) -> None:
-        self.progress.append(progress)
-
     def upload(self, folder: str, *, metadata: dict[str, Any], shard: bool, selector: Any) -> str:
         uuid = f"uuid-{metadata['steps_completed']}"
         files = (str(file.relative_to(folder)) for file in Path(folder).rglob("*") if file.is_file())
         self.stored[uuid] = [name for name in files if selector(name)]
         return uuid
 
-    def delete(self, uuid: str) -> None:
-        self.deleted.append(uuid)
+    def get_metadata(self, uuid: str) -> dict[str, Any]:
+        return {"steps_completed": 2}
+
+    def download(self, uuid: str, destination: str) -> None:
+        assert self._stored is not None
+        shutil.copytree(self._stored, Path(destination) / self._stored.name)
 
 
 def arguments(folder: Path, **fields: Any) -> transformers.TrainingArguments:
@@ -60,31 +63,17 @@ def arguments(folder: Path, **fields: Any) -> transformers.TrainingArguments:
     )
 
 
-class Data(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.full((4,), index)
-        return {"input_ids": tokens, "labels": tokens}
+TOKENS = [{"input_ids": each, "labels": each} for each in torch.arange(8).repeat(4, 1).T]
 
 
-def train(
-    reports: Reports, args: Any, *more: Any, eval_dataset: Any = None, **options: Any
-) -> transformers.Trainer:
-    config = transformers.LlamaConfig(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
+def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None, **options: Any) -> Any:
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    heads = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
     trainer = transformers.Trainer(
-        model=transformers.LlamaForCausalLM(config),
+        model=transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)),
         args=args,
-        train_dataset=Data(),
-        eval_dataset=eval_dataset or Data(),
+        train_dataset=TOKENS,
+        eval_dataset=eval_dataset or TOKENS,
         callbacks=[DetCallback(reports, args, **options), *more],
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -123,7 +112,7 @@ def test_several_data_sets_are_one_validation_and_a_filter_keeps_the_searcher_s(
 ) -> None:
     if has_trial:
         trial(metric="eval_first_loss")
-    reports, sets = Reports(), {"first": Data(), "second": Data(), "third": Data()}
+    reports, sets = Reports(), dict.fromkeys(("first", "second", "third"), TOKENS)
     train(reports, arguments(tmp_path, eval_steps=4), eval_dataset=sets, filter_metrics=["second_loss"])
     [(step, metrics)] = reports.validation
     assert step == 4
@@ -146,11 +135,7 @@ class Stopping(transformers.TrainerCallback):
     ("stop", "period", "validated"),
     [
         (3, {"save_steps": 2}, []),
-        (
-            4,
-            {"save_strategy": "epoch"},
-            [4],
-        ),  # at the end of a pass: a run that resumes begins with the next one
+        (4, {"save_strategy": "epoch"}, [4]),  # at the end of a pass: a resumed run begins with the next one
     ],
 )
 def test_a_stop_is_asked_at_every_step_and_evaluates_only_a_whole_pass(
@@ -212,23 +197,6 @@ def test_a_metric_that_no_evaluation_has_ends_the_run_at_the_first(trial: Any, t
 # --------------------------------------------------------------------------------------------- checkpoints
 
 
-class Stored(Reports):
-    """A storage whose one checkpoint is a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def get_metadata(self, uuid: str) -> dict[str, Any]:
-        return {"steps_completed": 2}
-
-    def download(self, uuid: str, destination: str) -> None:
-        target = Path(destination) / self.folder.name
-        target.mkdir(parents=True)
-        for file in self.folder.iterdir():
-            (target / file.name).write_bytes(file.read_bytes())
-
-
 def written(folder: Path, steps: int) -> Path:
     made = folder / f"checkpoint-{steps}"
     made.mkdir(parents=True)
@@ -240,7 +208,7 @@ def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any,
     trial(latest="uuid-2", metric="eval_loss")
     written(tmp_path / "out", 4)  # never stored: its run was killed
     args = arguments(tmp_path / "out")
-    callback = DetCallback(Stored(written(tmp_path / "stored", 2)), args)
+    callback = DetCallback(Reports(written(tmp_path / "stored", 2)), args)
     assert args.resume_from_checkpoint == str(tmp_path / "out" / "checkpoint-2")
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["checkpoint-2"]
     with pytest.raises(TrainingError, match=r"write trainer\.train"):
@@ -252,7 +220,7 @@ def test_a_checkpoint_of_something_else_is_refused(trial: Any, tmp_path: Path) -
     other = tmp_path / "stored" / "model"
     other.mkdir(parents=True)
     with pytest.raises(CheckpointError):
-        DetCallback(Stored(other), arguments(tmp_path / "out"))
+        DetCallback(Reports(other), arguments(tmp_path / "out"))
 
 
 def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(trial: Any, tmp_path: Path) -> None:
