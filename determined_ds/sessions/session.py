@@ -247,8 +247,7 @@ class Session:
             What to iterate, once a pass. The batches are on the CPU.
 
         Raises:
-            TrialError: it is not data, or a batch size is given.
-            ConfigError: it is the second one.
+            ConfigError: it is not data, a batch size is given, or it is the second one.
         """
         if self._loader is not None:
             fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
@@ -271,7 +270,7 @@ class Session:
             What to iterate, once a validation. The batches are on the CPU.
 
         Raises:
-            TrialError: it is not data, or a batch size is given.
+            ConfigError: it is not data, or a batch size is given.
         """
         return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
 

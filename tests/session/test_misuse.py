@@ -109,7 +109,7 @@ MISTAKES = {
         lambda s: [s.loader(data()) for _ in range(2)], "ConfigError", "s.loader: was called before"
     ),
     "a batch size": mistake(
-        lambda s: train(s, batch_size=3), "TrialError", "s.loader: got batch_size=3", "micro-batch size, 8"
+        lambda s: train(s, batch_size=3), "ConfigError", "s.loader: got batch_size=3", "micro-batch size, 8"
     ),
     "a loader of other batches": mistake(
         loader_of_threes, "ConfigError", "s.loader = 3", "not the micro-batch size 8", "use s.loader(dataset)"
