@@ -177,12 +177,7 @@ def prepare_search(
 
 
 def machine_of(experiment: Experiment, devices: Accelerator, machine_slots: int | None) -> Machine:
-    """The slots that trials share, and how many trials run at once on them.
-
-    Args:
-        experiment: With a search.
-        devices: Of this machine.
-        machine_slots: How many of them the trials may take; None: all.
+    """The slots that trials share, all or as many as are stated, and how many trials run at once on them.
 
     Raises:
         ConfigError: there are not as many GPUs, or more ranks than the CPUs carry.
@@ -218,11 +213,7 @@ def machine_of(experiment: Experiment, devices: Accelerator, machine_slots: int 
 
 
 def _check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: bool) -> None:
-    """Check that a search can begin in a folder, or resume the one in it.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that a search can begin in a folder, or resume the one in it."""
     check_run_dir(run_dir)
     there, begun = RunDir(run_dir), run_dir / EVENTS
     if resume and not stated:

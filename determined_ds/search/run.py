@@ -85,13 +85,7 @@ def run_search(plan: SearchPlan) -> int:
 
 
 class LocalSearch:
-    """A search and its trials' processes.
-
-    Args:
-        plan: What to search.
-        events: Where it is written down.
-        interrupts: Ends it.
-    """
+    """A search and its trials' processes."""
 
     def __init__(self, plan: SearchPlan, events: SearchEvents, interrupts: Interrupts) -> None:
         self.plan, self.events, self.interrupts = plan, events, interrupts

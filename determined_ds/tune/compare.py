@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from determined_ds.config.params import MOST_ACTIVE
 from determined_ds.config.strategy import FORMS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
@@ -67,14 +66,6 @@ def compare(
     Raises:
         ConfigError: every reason why it cannot be done.
     """
-    numbers = {"steps": steps, "repeat": repeat, **{f"slots {count}": count for count in slots or ()}}
-    wrong = [name for name, value in numbers.items() if value < 1]
-    problems = [Problem(key=name, message="must be 1 or more", fix="e.g. 1") for name in wrong]
-    if not 0 <= parts <= MOST_ACTIVE:
-        message = f"must be 0 to {MOST_ACTIVE}"
-        problems.append(Problem(key="parts", value=parts, message=message, fix="3 is enough for a mean"))
-    if problems:
-        raise ConfigError(problems)
     request = Request(
         config=Path(config),
         context_dir=Path(context_dir),
@@ -102,16 +93,7 @@ def measure_strategies(
     repeat: int,
     parts: int,
 ) -> tuple[Results, Path]:
-    """Measure, and write the report after each run; stop early when interrupted.
-
-    Args:
-        request: What ``autotune`` has too.
-        interrupts: Ends it.
-        say: Prints a line.
-        strategies: See :func:`compare`, as for the rest.
-        slots: Numbers of ranks.
-        repeat: Runs of each.
-        parts: Steps to take apart.
+    """Measure strategies as :func:`compare` does, and write the report after each run; stop early when interrupted.
 
     Returns:
         The results, and the folder that they were written to.

@@ -72,19 +72,14 @@ class Request:
 
 @dataclass(kw_only=True)
 class Measurement:
-    """A variant, and a row of each of its starts.
-
-    Args:
-        variant: It.
-        rows: In order.
-        rejected: Why it is never selected although it ran; "" where it may be.
-        estimate: Bytes of the model states of a rank, by the memory model; None where its sizes are not known.
-    """
+    """A variant, and a row of each of its starts."""
 
     variant: Variant
-    rows: list[Row] = field(default_factory=list)
-    rejected: str = ""
-    estimate: int | None = None
+    rows: list[Row] = field(default_factory=list)  # in order
+    rejected: str = ""  # why it is never selected although it ran
+    estimate: int | None = (
+        None  # bytes of a rank's model states, by the memory model; None where that is unknown
+    )
 
     @property
     def row(self) -> Row:
@@ -122,23 +117,14 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """An experiment whose variants will be measured.
-
-    Args:
-        request: What was typed.
-        base: The experiment.
-        run_dir: Where everything is written.
-        created: When, ISO 8601.
-        say: Prints a line as something happens.
-        busy: What other programs took of the cores before each start, as shares.
-    """
+    """An experiment whose variants will be measured."""
 
     request: Request
     base: Base
-    run_dir: Path
-    created: str
-    say: Say
-    busy: list[float] = field(default_factory=list)
+    run_dir: Path  # where everything is written
+    created: str  # ISO 8601
+    say: Say  # prints a line as something happens
+    busy: list[float] = field(default_factory=list)  # shares of the cores that others took before each start
 
     @property
     def machine(self) -> str:
@@ -177,7 +163,7 @@ class Workbench:
             name: Of its folder.
             interrupts: Ends it.
             most_slots: Of all that are compared: the cores are shared as if all had as many.
-            watch: Looks at the steps as they come, and may cut it short as long as one is to come.
+            watch: May cut it short as long as a step is to come.
             parts: Further steps, not timed, that are taken apart by torch's profiler.
         """
         variant, request, base = one.variant, self.request, self.base
@@ -268,12 +254,7 @@ class Workbench:
         return found
 
     def write(self, measurements: Sequence[Measurement], *, is_last: bool = True) -> Results:
-        """Write the report over the one before; the page, which takes a second, with the last.
-
-        Args:
-            measurements: The first is the baseline.
-            is_last: Whether nothing more is measured.
-        """
+        """Write the report, whose first row is the baseline; the page, which takes a second, with the last."""
         results = Results(
             title=self.base.experiment.name,
             command=self.request.command,
@@ -290,14 +271,8 @@ class Workbench:
 def open_workbench(request: Request, found: Problems, command: str, *, say: Say) -> Workbench:
     """Read the experiment and check the run directory. Warnings are printed; nothing is written.
 
-    Args:
-        request: The options.
-        found: The problems of the command's own options.
-        command: ``compare`` or ``autotune``.
-        say: Prints a line.
-
     Raises:
-        ConfigError: every problem.
+        ConfigError: every problem, those of the command's own options too.
     """
     document = found.of(
         lambda: read_document(

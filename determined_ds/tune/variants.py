@@ -73,21 +73,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The experiment that choices are applied to.
+    """The experiment that choices are applied to."""
 
-    Args:
-        experiment: It, overrides applied; one point, where it is a search.
-        resolved: What it runs with as it is.
-        context_dir: The folder with the code.
-        accelerator: What the ranks compute on.
-        forms: Whether it has pipeline stages -> ``MODULE:CLASS`` of its trial; none for a script.
-    """
-
-    experiment: Experiment
-    resolved: ResolvedConfig
-    context_dir: Path
-    accelerator: Accelerator
-    forms: dict[bool, str]
+    experiment: Experiment  # overrides applied; one point, where it is a search
+    resolved: ResolvedConfig  # what it runs with as it is
+    context_dir: Path  # the folder with the code
+    accelerator: Accelerator  # what the ranks compute on
+    forms: dict[bool, str]  # whether it has pipeline stages -> MODULE:CLASS of its trial; none for a script
 
     @property
     def own(self) -> Choice:
@@ -120,21 +112,13 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """An experiment carried out in one way, decided.
+    """An experiment carried out in one way, decided."""
 
-    Args:
-        name: Of the strategy.
-        choice: What makes it.
-        experiment: The whole experiment; None where it cannot run.
-        resolved: What it runs with; None where it cannot run.
-        problems: Why it cannot; none where it can.
-    """
-
-    name: str
-    choice: Choice
-    experiment: Experiment | None = None
-    resolved: ResolvedConfig | None = None
-    problems: tuple[Problem, ...] = ()
+    name: str  # of the strategy
+    choice: Choice  # what makes it
+    experiment: Experiment | None = None  # the whole experiment; None where it cannot run
+    resolved: ResolvedConfig | None = None  # what it runs with; None where it cannot run
+    problems: tuple[Problem, ...] = ()  # why it cannot; none where it can
 
     @property
     def reason(self) -> str:
@@ -158,12 +142,7 @@ class Variant:
 
 
 def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:
-    """Read the experiment that choices will be applied to.
-
-    Args:
-        document: Its YAML, overrides applied. Of a search, the point in the middle is taken.
-        context_dir: The folder with the code.
-        accelerator: What the ranks compute on.
+    """Read the experiment that choices will be applied to; of a search, its point in the middle.
 
     Raises:
         ConfigError: it cannot run as it is.
@@ -220,11 +199,7 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
 
 
 def _applied(base: Base, choice: Choice) -> Document:
-    """The experiment's YAML with a choice applied: a whole experiment that runs by itself.
-
-    Raises:
-        ConfigError: the experiment's code has no such form.
-    """
+    """The experiment's YAML with a choice applied: a whole experiment that runs by itself."""
     experiment, is_pipeline = base.experiment, choice.pipe_parallel_size > 1
     _check_code(base, choice)
     data = as_plain(experiment.config)
@@ -333,13 +308,7 @@ def _num_micro_batches(base: Base, choice: Choice) -> int:
 
 
 def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> list[Variant]:
-    """Every strategy on every number of slots.
-
-    Args:
-        base: The experiment.
-        names: Of :data:`determined_ds.config.strategy.FORMS`.
-        slots: Numbers of ranks, >= 1.
-    """
+    """Every strategy, of :data:`determined_ds.config.strategy.FORMS`, on every number of slots."""
     pairs = [(name, count) for name in dict.fromkeys(names) for count in dict.fromkeys(slots)]
     return [_named(base, name, count) for name, count in pairs]
 

@@ -27,27 +27,10 @@ def searched(own_model: Path) -> Path:
         "optimizer": {"params": {"lr": {"type": "log", "minval": -3, "maxval": -1, "base": 10, "count": 50}}},
         "train_micro_batch_size_per_gpu": {"type": "categorical", "vals": [4, 8]},
     }
-    config["searcher"] = {
-        "name": "random",
-        "metric": "validation_loss",
-        "max_trials": 3,
-        "max_concurrent_trials": 2,
-    }
+    searcher = {"name": "random", "metric": "validation_loss", "max_trials": 3, "max_concurrent_trials": 2}
+    config["searcher"] = searcher
     (own_model / "experiment.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     return own_model
-
-
-@pytest.fixture
-def begun(searched: Path) -> Path:
-    """The run directory of a search that has ended with one trial."""
-    run_dir = searched.parent / "run"
-    config = yaml.safe_load((searched / "experiment.yaml").read_text())
-    config["searcher"]["max_trials"] = 1
-    config["hyperparameters"]["fit"]["max_length"] = {"batches": 2}
-    (searched / "experiment.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    done = det_ds("search", searched / "experiment.yaml", searched, "--run-dir", run_dir)
-    assert done.returncode == 0, done.stderr
-    return run_dir
 
 
 def search(context: Path, *words: str | Path, sets: tuple[str, ...] = (), run_dir: str = "run") -> Result:
@@ -161,9 +144,14 @@ def test_a_folder_that_holds_no_search(searched: Path) -> None:
     refused(search(searched, run_dir="file/run"), "is a file, not a folder")
 
 
-def test_another_search_than_that_which_was_begun(
-    searched: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_search_than_that_which_was_begun(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, begun = searched / "experiment.yaml", searched.parent / "run"
+    stated = yaml.safe_load(config.read_text())
+    stated["searcher"]["max_trials"] = 1
+    stated["hyperparameters"]["fit"]["max_length"] = {"batches": 2}
+    config.write_text(yaml.safe_dump(stated, sort_keys=False))
+    done = det_ds("search", config, searched, "--run-dir", begun)
+    assert done.returncode == 0, done.stderr
     refused(search(searched), "already contains a search", "add --resume")
     refused(
         search(searched, "--resume", sets=("searcher.max_trials=9", f"{LR}=0.5")),
