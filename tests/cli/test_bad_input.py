@@ -5,7 +5,6 @@ Most are found before a rank is started: a run that is refused leaves no file.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -146,21 +145,6 @@ def test_refused_before_a_rank_is_started(mistake: Mistake, here: Path) -> None:
     assert [words for words in mistake.says if words not in result.stderr] == []
     assert len(re.findall(r"^error: ", result.stderr, flags=re.I | re.M)) == mistake.num_errors, result.stderr
     assert {*here.rglob("*")} == before, "a refused run leaves nothing"
-
-
-@pytest.mark.parametrize("when", ["known", "tried"])
-def test_a_run_dir_that_cannot_be_written_to(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if when == "known":
-        monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
-    else:  # permission is one thing; a full or broken disk shows only in the attempt
-
-        def refuse(*_: Any, **__: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "mkdir", refuse)
-    said = refused(*RUN, "--run-dir", "new/run").stderr
-    assert "--run-dir = 'new/run'" in said
-    assert "give a --run-dir that can be written to" in said
 
 
 def test_what_only_the_ranks_can_know_is_said_once(here: Path) -> None:

@@ -81,19 +81,6 @@ def test_another_runs_is_continued_in_a_new_run_directory(trained: Path, tmp_pat
     assert steps(there) == [3, 4, 5, 6, 7]
 
 
-def test_one_of_a_trial_on_a_cluster_is_resumed_too(copied: Path, tmp_path: Path) -> None:
-    """As ``det checkpoint download`` writes it: its trial has a number."""
-    folder = Path(shutil.copytree(at(copied / "run", 4), tmp_path / "downloaded"))
-    state = json.loads((folder / "trial_state.json").read_text())
-    (folder / "trial_state.json").write_text(json.dumps({**state, "trial_id": 7}))
-    reseal(folder)
-    shutil.rmtree(copied / "run/checkpoints")
-    done = run(copied / "own_model", copied / "new", "--resume", folder, sets=[f"{LENGTH}=5"])
-    assert done.returncode == 0, done.stderr
-    assert "warm start" not in done.stdout
-    assert steps(copied / "new") == [5]
-
-
 def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
     there = copied / "run"
     damaged, good = at(there, 6), at(there, 4)
@@ -165,9 +152,7 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(copied: 
     ("words", "resumes"),
     [
         ("--resume CONFIG CONTEXT", 6),
-        ("CONFIG --resume CONTEXT", 6),
         ("CONFIG --resume best CONTEXT", 2),
-        ("CONFIG CONTEXT --resume=UUID", 4),
         ("CONFIG --resume RUN CONTEXT", 6),
     ],
 )
@@ -178,9 +163,7 @@ def test_alone_or_with_a_word_wherever_it_stands(copied: Path, words: str, resum
         "CONTEXT": copied / "own_model",
         "RUN": copied / "run",
     }
-    given = [
-        str(places.get(word, word)) for word in words.replace("UUID", at(copied / "run", 4).name).split()
-    ]
+    given = [str(places.get(word, word)) for word in words.split()]
     done = det_ds("run", *given, "--run-dir", copied / "run", "--set", f"{LENGTH}=7")
     assert done.returncode == 0, done.stderr
     assert f"  resume     batch {resumes}, checkpoint " in done.stdout

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from determined_ds import load_experiment
-from determined_ds.cli.main import main
-from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, losses, run, steps, steps_of
+from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, run, steps_of
 from tests.harness.command import det_ds, det_ds_program
 from tests.package import checkpoints, records
 
@@ -47,27 +45,7 @@ def result(run_dir: Path) -> Any:
     return json.loads((run_dir / "result.json").read_text())
 
 
-def test_the_help_fits_a_screen_and_shows_its_options_in_groups() -> None:
-    lines = (
-        CliRunner().invoke(main, ["run", "--help"], prog_name="det-ds", terminal_width=80).output.splitlines()
-    )
-    assert len(lines) <= 50
-    groups = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert groups == ["Basic", "Resuming", "Evaluating", "Machines"]
-    assert not any("--parent" in line or "--measure" in line for line in lines)
-
-
 # --------------------------------------------------------------------- a run, and going on with it
-
-
-def test_metrics_are_one_object_a_line(twice: Run) -> None:
-    lines = [json.loads(line) for line in (twice.kept / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        assert line["group"] in ("training", "validation")
-        assert isinstance(line["steps_completed"], int)
-        assert isinstance(line["metrics"]["batches"], int)
-    assert list(losses(twice.kept)) == [1, 2, 3, 4]
-    assert steps(twice.kept, "validation") == [2, 4]
 
 
 def test_the_trials_seed_is_that_of_a_masters_first_trial(twice: Run) -> None:
@@ -107,6 +85,7 @@ def test_resume_goes_on_from_the_newest_checkpoint_and_every_step_is_there_once(
     assert "batch 3/6" in twice.second.stdout
     assert "batch 2/6  loss" not in twice.second.stdout
     lines = [json.loads(line) for line in (twice.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(isinstance(line["metrics"]["batches"], int) for line in lines)
     seen = Counter((line["group"], line["steps_completed"]) for line in lines)
     expected = [("training", step) for step in range(1, 7)] + [("validation", step) for step in (2, 4, 6)]
     assert seen == Counter(expected)
@@ -124,26 +103,14 @@ def test_without_a_terminal_there_are_plain_lines_and_nothing_on_stderr(twice: R
 def test_a_run_that_is_complete_says_so_and_is_left_alone(copied: Path) -> None:
     there = copied / "run"
     before = sorted((path, path.stat().st_mtime_ns) for path in there.rglob("*"))
-    for length, said in (
-        (6, "this run is complete: 6 of 6 batches"),
-        (5, "this run is complete: 6 batches are trained, max_length is 5"),
-    ):
-        done = invoke(
-            "run", copied / "own_model", "--run-dir", there, "--resume", "--set", f"{LENGTH}={length}"
-        )
-        assert done.exit_code == 0
-        assert done.stdout.splitlines()[-1] == f"  complete   {said}"
+    words = ("--run-dir", there, "--resume", "--set", f"{LENGTH}=5")
+    done = invoke("run", copied / "own_model", *words)
+    assert done.exit_code == 0
+    assert "this run is complete: 6 batches are trained, max_length is 5" in done.stdout
     assert sorted((path, path.stat().st_mtime_ns) for path in there.rglob("*")) == before
 
 
 # --------------------------------------------------------------------- what is trained
-
-
-def test_test_mode_trains_one_batch_on_as_many_slots_as_are_asked_for(own_model: Path) -> None:
-    done = run(own_model, own_model.parent / "run", "--test", "--slots", "4")
-    assert done.returncode == 0, done.stderr
-    assert "8 = micro-batch 2 x 1 accumulated x 4 replicas" in done.stdout
-    assert "test passed: " in done.stdout
 
 
 def test_an_experiment_is_written_as_it_would_be_read(own_model: Path, tmp_path: Path) -> None:
@@ -175,8 +142,10 @@ def test_a_run_takes_no_directory_that_another_one_of_its_second_has(own_model: 
     for second in range(600):
         name = f"{datetime.now() + timedelta(seconds=second):%Y%m%d-%H%M%S}"
         (own_model / "runs/tiny" / name).mkdir(parents=True, exist_ok=True)
-    done = det_ds("run", "experiment.yaml", ".", "--slots", "1", "--test", cwd=own_model)
+    done = det_ds("run", "experiment.yaml", ".", "--slots", "4", "--test", cwd=own_model)
     assert done.returncode == 0, done.stderr
+    assert "8 = micro-batch 2 x 1 accumulated x 4 replicas" in done.stdout
+    assert "test passed: " in done.stdout
     assert [path.parent.name[-2:] for path in (own_model / "runs/tiny").glob("*/result.json")] == ["-2"]
 
 

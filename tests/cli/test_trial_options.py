@@ -19,28 +19,10 @@ from trial import TinyTrial, samples
 from determined_ds import PipelineTrial
 from determined_ds.callbacks import EMA
 
-
-def cosine(optimizer, total_steps):
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
-
 """
 # Its trial, and what its experiment says: docs/your-model.md, docs/pipelines.md.
 OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
-    "its own optimizer and schedule": (
-        """
-class T(TinyTrial):
-    def build_optimizer(self, model):
-        return torch.optim.AdamW(self.build_parameters(model), lr=0.01)
-
-    def build_parameters(self, model):
-        return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
-
-    def build_scheduler(self, optimizer):
-        return cosine(optimizer, self.total_steps)
-""",
-        {"overwrite_deepspeed_args": {"optimizer": None, "scheduler": None}},
-    ),
-    "its own schedule, frozen layers, metrics and callbacks": (
+    "its own optimizer, schedule, metrics and callbacks": (
         """
 class Count(MetricReducer):
     def reset(self):
@@ -81,8 +63,11 @@ class T(TinyTrial):
     def prepare(self):
         self.count = self.context.wrap_reducer(Count(), name="validation_count", for_training=False)
 
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(self.build_parameters(model), lr=0.01)
+
     def build_parameters(self, model):
-        return [{"params": [model.weight]}, {"params": [model.bias]}]
+        return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
 
     def build_scheduler(self, optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5])
@@ -96,16 +81,13 @@ class T(TinyTrial):
         loss = super().loss(model, batch)
         return {"validation_loss": loss, "validation_largest": loss}
 
-    def on_step_end(self, batch_idx, metrics):
-        assert metrics["loss"] >= 0
-
     def predict(self, model, batch):
         return {"output": model(batch[0]).squeeze(1)}
 
     def build_callbacks(self):
         return {"steps": Steps(), "ema": EMA(0.9)}
 """,
-        {"overwrite_deepspeed_args": {"scheduler": None}},
+        {"overwrite_deepspeed_args": {"optimizer": None, "scheduler": None}},
     ),
     "its own step, the whole set at once": (
         """
@@ -140,7 +122,7 @@ class T(PipelineTrial):
         return torch.nn.functional.mse_loss(outputs, targets)
 
     def build_scheduler(self, optimizer):
-        return cosine(optimizer, self.total_steps)
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.total_steps)
 
     def build_training_data_loader(self):
         return self.training_loader(samples(64, seed=1))
@@ -190,7 +172,7 @@ def test_what_decides_takes_it(own: Path, words: str, monkeypatch: pytest.Monkey
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("own", ["its own optimizer and schedule"], indirect=True)
+@pytest.mark.parametrize("own", ["its own optimizer, schedule, metrics and callbacks"], indirect=True)
 def test_a_comparison_takes_an_optimizer_of_the_trial(own: Path, tmp_path: Path) -> None:
     options = "--slots 1 --strategies zero1 --steps 1 --warmup 0 --repeat 1 --parts 0"
     train(own, f"compare {options}", tmp_path / "run")

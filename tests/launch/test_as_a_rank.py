@@ -9,37 +9,15 @@ from tests.package import place_of_rank, refusal
 MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 PLAIN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", **MASTER}
 TORCHRUN = {**PLAIN, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
-DEEPSPEED = {
-    **{name: PLAIN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
-    "LOCAL_SIZE": "8",
-    "CROSS_RANK": "1",
-    "CROSS_SIZE": "2",
-    **MASTER,
-}
+DEEPSPEED = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", **MASTER}
+DEEPSPEED |= {"LOCAL_SIZE": "8", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
 # What the batch script of a SLURM job has, and a task of ``srun`` in it.
-JOB = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_NTASKS": "16",
-    "SLURM_NNODES": "2",
-    "SLURM_JOB_NODELIST": "node[1-2]",
-    "SLURM_TASKS_PER_NODE": "8(x2)",
-}
-TASK = {
-    **JOB,
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-}
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "9",
-    "OMPI_COMM_WORLD_SIZE": "16",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
-    "PMIX_NAMESPACE": "prterun-node1-77@1",
-    "MASTER_ADDR": "node1",
-}
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "16", "SLURM_NNODES": "2"}
+JOB |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "8(x2)"}
+TASK = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16"}
+TASK |= {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OPENMPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "prterun-1@1", "MASTER_ADDR": "node1"}
 HYDRA = {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8", **MASTER}
 POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 NUMBERS = ("rank", "size", "local_rank", "local_size", "machine", "machines")
@@ -59,11 +37,8 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         ({**TASK, "PMI_RANK": "9", "PMI_SIZE": "16"}, "srun", (9, 16, 1, 8, 1, 2)),  # with --mpi=pmi2
         ({**TASK, "SLURM_TASKS_PER_NODE": "12,4", "SLURM_PROCID": "13"}, "srun", (13, 16, 1, 4, 1, 2)),
         (OPENMPI, "mpirun", (9, 16, 1, 8, 1, 2)),
-        (
-            {**TASK, "SLURM_PROCID": "1", **OPENMPI},
-            "mpirun",
-            (9, 16, 1, 8, 1, 2),
-        ),  # whose daemons srun started
+        # Its daemons were started by srun.
+        ({**TASK, "SLURM_PROCID": "1", **OPENMPI}, "mpirun", (9, 16, 1, 8, 1, 2)),
         (HYDRA, "mpiexec", (9, 16, 1, 8, 1, 2)),
         (PLAIN, "the environment", (9, 16, 1, 8, 1, 2)),
         # The operator of Kubernetes names a pod, not a rank of it.
@@ -96,20 +71,10 @@ def test_ranks_of_one_job_meet_at_one_port_and_those_of_two_steps_at_two() -> No
     "environment",
     [
         {},
-        {
-            "LOCAL_SIZE": "8",
-            "OMP_NUM_THREADS": "4",
-            "MASTER_ADDR": "node1",
-        },  # of a cluster's hook, of a shell
+        {"LOCAL_SIZE": "8", "MASTER_ADDR": "node1"},  # of a cluster's hook, of a shell
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},  # of an image
         {"DET_TASK_TYPE": "TRIAL", **TORCHRUN},  # of a cluster's task, which starts determined_ds.train
-        {
-            **JOB,
-            "SLURM_PROCID": "0",
-            "SLURM_LOCALID": "0",
-            "SLURM_NODEID": "0",
-            "SLURM_TASK_PID": "77",
-        },  # no srun
+        {**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASK_PID": "77"},  # no srun
         JOB,  # a shell of salloc
         {**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # of `srun --pty bash`
         {**TASK, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},  # of salloc's interactive step

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.own_runs import OWN_MODEL
+from tests.cli.own_runs import LENGTH, OWN_MODEL, steps
 from tests.harness.ranks import ROOT
 
 TIMEOUT_S = 300.0  # a guard against hangs
@@ -38,39 +38,25 @@ else
     echo "$@" >> "$ASKED"
 fi
 """
-LENGTH = "hyperparameters.fit.max_length.batches"
 
 
 class Slurm:
-    """A job of two tasks.
-
-    Args:
-        folder: An empty folder.
-    """
+    """A job of two tasks, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir = folder / "run"
-        self._tasks, self._asked = folder / "tasks", folder / "asked"
+        self.run_dir, self._tasks, self._asked = folder / "run", folder / "tasks", folder / "asked"
         binaries = folder / "bin"
         binaries.mkdir()
         for name, script in {"srun": SRUN, "scontrol": SCONTROL}.items():
             (binaries / name).write_text(script)
             (binaries / name).chmod(0o755)
-        self._environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "TASKS": str(self._tasks),
-            "ASKED": str(self._asked),
-            "CONFIG": "experiment.yaml",
-            "RUN_DIR": str(self.run_dir),
-            "SLURM_JOB_ID": str(os.getpid()),
-            "SLURM_JOB_NAME": "test",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_NTASKS": "2",
-            "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "1",
-            "GLOO_SOCKET_IFNAME": "lo",  # both machines are this one
-        }
+        path = os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]])
+        job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "test", "JOB_NODELIST": "node[1-2]"}
+        job |= {"NTASKS": "2", "NNODES": "2", "CPUS_PER_TASK": "1"}
+        own = {"PATH": path, "TASKS": self._tasks, "ASKED": self._asked, "RUN_DIR": self.run_dir}
+        own |= {"CONFIG": "experiment.yaml", "GLOO_SOCKET_IFNAME": "lo"}  # both machines are this one
+        own |= {f"SLURM_{name}": value for name, value in job.items()}
+        self._environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
 
     def start(self, max_length: int) -> subprocess.Popen[str]:
         """What SLURM does when the job's turn has come, with the same script at each turn."""
@@ -103,15 +89,11 @@ class Slurm:
     @property
     def steps(self) -> list[int]:
         metrics = self.run_dir / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        records = [json.loads(line) for line in lines]
-        return [record["steps_completed"] for record in records if record["group"] == "training"]
+        return steps(self.run_dir) if metrics.exists() else []
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Slurm:
-    if sys.platform != "linux":
-        pytest.skip("the stand-ins need bash and an interface named lo")
     return Slurm(tmp_path)
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from determined_ds.cli.main import main
 from tests.package import checkpoints, damage, damage_seen_by_ranks
 
 
@@ -43,14 +40,6 @@ def test_every_damage_to_every_file_is_found_and_named(checkpoint: Path) -> None
     assert damage(checkpoint) is None
 
 
-def test_one_bit_anywhere_in_the_manifest_is_found(checkpoint: Path) -> None:
-    manifest = checkpoint / "manifest.json"
-    content = manifest.read_bytes()
-    for place in range(0, len(content), 7):
-        manifest.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
-        assert damage(checkpoint) is not None, content[place - 10 : place + 10]
-
-
 def test_metadata_may_be_a_copy_of_the_masters(checkpoint: Path) -> None:
     """As ``det checkpoint download`` writes it: in another order, with notes; but not of other batches."""
     metadata = checkpoint / "metadata.json"
@@ -71,42 +60,3 @@ def test_what_the_launcher_has_read_its_ranks_do_not_read_again(checkpoint: Path
     assert damage_seen_by_ranks(checkpoint) is None
     shard.write_bytes(DAMAGES["torn"](content))
     assert "rank1.safetensors has " in str(damage_seen_by_ranks(checkpoint))
-
-
-def test_one_that_a_run_deletes_meanwhile_is_passed_over(copied: Path) -> None:
-    """As ``save_total_limit`` does, while watch, report and rank 0 look: it gets another name, and is gone."""
-    folder, ends = copied / "run/checkpoints", threading.Event()
-    (_, before) = checkpoints(copied / "run")
-
-    def delete_and_return() -> None:
-        while not ends.is_set():
-            before.rename(folder / f".{before.name}.partial")
-            (folder / f".{before.name}.partial").rename(before)
-
-    thread = threading.Thread(target=delete_and_return)
-    thread.start()
-    try:
-        found = [len(checkpoints(copied / "run")) for _ in range(1000)]
-    finally:
-        ends.set()
-        thread.join()
-    assert set(found) <= {1, 2}
-
-
-def test_a_word_a_path_and_a_uuid_name_a_checkpoint(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def named(word: str | Path, *more: str | Path) -> str | None:
-        done = CliRunner().invoke(main, ["checkpoint", "show", str(word), *map(str, more), "--json"])
-        assert done.exit_code in (0, 2), done.output
-        return json.loads(done.stdout)["uuid"] if done.exit_code == 0 else None
-
-    monkeypatch.chdir(copied)
-    run = copied / "runs/tiny/now"
-    run.parent.mkdir(parents=True)
-    (copied / "run").rename(run)
-    newest, best = checkpoints(run)
-    inside = ("--run-dir", run)
-    assert (named("best", *inside), named("last", *inside)) == (best.name, newest.name)
-    for word in (best.name, run / "checkpoints" / best.name, run / "best"):
-        assert named(word) == best.name
-    assert named(run) == newest.name
-    assert [named(word) for word in ("nowhere", "best", "runs/other", "x" * 5000)] == [None] * 4
