@@ -48,7 +48,7 @@ def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> Loca
         ConfigError: it cannot run; every reason that is known before a rank starts.
     """
     found = Problems()
-    experiment, configured_slots = _stated(options, placed, found)
+    experiment = _stated(options, placed, found)
     resolved, variables = None, dict[str, str | None]()
     devices = found.of(lambda: detect_accelerator(options.accelerator))
     if devices is not None:
@@ -84,16 +84,14 @@ def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> Loca
         variables=variables,
         warnings=tuple(found.warnings),
         placed=placed,
-        configured_slots=configured_slots,
     )
 
 
-def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, int | None]:
-    """The experiment, overrides included, and its own ``slots_per_trial``; under a launcher its ranks are the slots."""
+def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> Experiment:
+    """The experiment, overrides included; under a launcher its ranks are the slots."""
     stated = options.stated_slots
     slots = stated if placed is None else None
     document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
-    configured_slots = document.get(SLOTS)
     if placed is not None:
         if stated not in (None, placed.size):
             message = f"{placed.launcher} started {count(placed.size, 'rank')}"
@@ -111,7 +109,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
         )
         value, fix = options.engine, f"leave {options.engine} out"
         found.problems.append(Problem(key="--engine", value=value, message=message, fix=fix, code="engine"))
-    return experiment, configured_slots if isinstance(configured_slots, int) else None
+    return experiment
 
 
 def _check(

@@ -63,7 +63,6 @@ class LocalRun:
     variables: Mapping[str, str | None] = field(default_factory=dict)  # for the environment of its ranks
     warnings: tuple[Problem, ...] = ()  # what is probably a mistake; keys that have no effect here
     placed: Placement | None = None  # this process's place, where another launcher has started the ranks
-    configured_slots: int | None = None  # the experiment's own slots_per_trial
     restarted: str = ""  # why it is started again, after a crash
 
     # ------------------------------------------------------------------------------------------ for people
@@ -91,8 +90,6 @@ class LocalRun:
         lines.append(f"  run dir    {short(self.run_dir)}")
         if placed is not None:
             ranks = f"{count(placed.size, 'rank')} on {count(placed.machines, 'machine')}"
-            if self.configured_slots not in (None, placed.size):
-                ranks += f", instead of slots_per_trial {self.configured_slots}"
             lines.append(f"  launcher   {placed.launcher}: {ranks}")
             lines.append("             restarts are the launcher's: max_restarts does not apply")
         if self._watches_script:

@@ -1,4 +1,4 @@
-"""What a process may use, and what a run ran out of: cores, room on a disk, shared memory, open files. No torch."""
+"""What a process may use, and whether a disk is full that a run writes to. Loads no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from determined_ds.memory.units import format_bytes
 from determined_ds.rundir.run_dir import RunDir, existing
 
 SHARED_MEMORY = Path("/dev/shm")
-# Of torch, which does not say which error of the system it was; gloo, NCCL and torch's loaders share memory by files.
-IN_SHARED_MEMORY = re.compile(
-    r"shared memory segment|out of shared memory|killed by signal: Bus error", re.IGNORECASE
-)
+# Of torch, which does not say which error of the system it was.
 ON_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
-OPEN_FILES = re.compile(r"Too many open files|received 0 items of ancdata", re.IGNORECASE)
 WRITES_FAIL = re.compile(r"PytorchStreamWriter failed|inline_container|file write failed|unexpected pos")
 FULL_BYTES = 2**20  # what torch's writers could not write was larger
 MOST_FILES = 2**16
@@ -53,28 +49,21 @@ def allow_open_files() -> None:
 
 
 def exhausted(error: BaseException, run_dir: Path) -> str | None:
-    """Say what was used up, where, how much of it there is, and what to do; None where it was something else.
+    """Say that a disk is full, how much room it has, and what to do; None where it was something else.
+
+    Python and torch say themselves which other resource has run out: shared memory, open files.
 
     Args:
         error: What was raised; what it was raised from counts too.
         run_dir: Of the run.
     """
     for each in chain(error):
-        text, number, file = str(each), getattr(each, "errno", None), getattr(each, "filename", None)
-        if number in (errno.EMFILE, errno.ENFILE) or OPEN_FILES.search(text):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return (
-                f"error: too many open files: a process may have {soft} here (at most {hard})\n"
-                "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
-            )
-        is_full = number in (errno.ENOSPC, errno.EDQUOT) or ON_DISK.search(text)
-        if IN_SHARED_MEMORY.search(text) or (is_full and ("</torch_" in text or "/dev/shm" in text)):
-            return (
-                f"error: no space left in shared memory, {SHARED_MEMORY}: {room_in(existing(SHARED_MEMORY))} now; "
-                "data-loader workers pass batches through it\n  fix: use fewer workers (num_workers: 0 uses none), or "
-                "make it larger: docker run --shm-size 8g, resources.shm_size on a cluster"
-            )
-        if is_full or (WRITES_FAIL.search(text) and shutil.disk_usage(existing(run_dir)).free < FULL_BYTES):
+        text, file = str(each), getattr(each, "filename", None)
+        is_full = getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or bool(ON_DISK.search(text))
+        in_shared_memory = str(SHARED_MEMORY) in text or "</torch_" in text
+        if (is_full and not in_shared_memory) or (
+            WRITES_FAIL.search(text) and shutil.disk_usage(existing(run_dir)).free < FULL_BYTES
+        ):
             return disk_full(Path(str(file)) if file else run_dir, run_dir)
     return None
 
@@ -119,7 +108,7 @@ def room_in(folder: Path) -> str:
 
 
 def leave_reporting_to_main_thread(run_dir: Path) -> None:
-    """From now on a thread that finds something used up (TensorBoard's writer) prints no traceback.
+    """From now on a thread that finds the disk full (TensorBoard's writer) prints no traceback.
 
     The main thread meets the same error, and raises it.
     """

@@ -47,13 +47,6 @@ class Filling(Plain):
 class Large(Plain):
     def build_model(self):
         return torch.nn.Sequential(torch.nn.Linear(4, 2**16), torch.nn.Linear(2**16, 3))
-
-class WithWorkers(Plain):
-    # Batches of a megabyte, which a worker hands over in shared memory.
-    def build_training_data_loader(self):
-        inputs = torch.randn(64, 4).repeat(1, 2**14)
-        return self.training_loader(torch.utils.data.TensorDataset(inputs, inputs[:, :3]), num_workers=2)
-    build_validation_data_loader = build_training_data_loader
 """
 
 
