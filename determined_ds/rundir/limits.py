@@ -64,7 +64,15 @@ def exhausted(error: BaseException, run_dir: Path) -> str | None:
         if (is_full and not in_shared_memory) or (
             WRITES_FAIL.search(text) and shutil.disk_usage(existing(run_dir)).free < FULL_BYTES
         ):
-            return disk_full(Path(str(file)) if file else run_dir, run_dir)
+            # num_cores is asked for where nothing else is loaded.
+            from determined_ds.checkpoints.files import checkpoints_in
+
+            path, kept = Path(str(file)) if file else run_dir, checkpoints_in(RunDir(run_dir).checkpoints)
+            last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
+            return (
+                f"error: no space left on the disk of {path}: {room_in(existing(path))}; {last}\n"
+                "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then add --resume"
+            )
     return None
 
 
@@ -76,25 +84,6 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(at))
         yield at
         at = at.__cause__ or at.__context__
-
-
-def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
-    """Say that a disk is full.
-
-    Args:
-        path: What could not be written.
-        run_dir: Of the run.
-        needed: What there is no room for; "" where that is not known.
-    """
-    # num_cores is asked for where nothing else is loaded.
-    from determined_ds.checkpoints.files import checkpoints_in
-
-    kept = checkpoints_in(RunDir(run_dir).checkpoints)
-    last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
-    return (
-        f"error: no space left on the disk of {path}: {room_in(existing(path))}{needed}; {last}\n"
-        "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then add --resume"
-    )
 
 
 def room_in(folder: Path) -> str:

@@ -43,10 +43,6 @@ class Filling(Plain):
                 except OSError:
                     pass
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
-
-class Large(Plain):
-    def build_model(self):
-        return torch.nn.Sequential(torch.nn.Linear(4, 2**16), torch.nn.Linear(2**16, 3))
 """
 
 
