@@ -26,32 +26,20 @@ ON_THEIR_WAY = 2  # messages to a rank that the engine does not wait for
 
 
 class PartBytes(NamedTuple):
-    """Bytes of a micro-batch in a layer, or in the layers of a part of the model.
+    """Bytes of a micro-batch in a layer, or in the layers of a part of the model."""
 
-    Args:
-        inputs: What it takes, and the gradient of that.
-        kept: From its forward to its backward pass, beside the inputs: what layers save, the outputs that are sent;
-            of a part also a copy of its inputs.
-        forward: At the peak of the forward pass, beside the inputs.
-        backward: At the peak of the backward pass, beside the inputs and the gradient of the outputs.
-        split: From the input pass to the weight pass, where there are two.
-        input_pass: At the peak of the one, likewise.
-        weight_pass: At the peak of the other, likewise.
-        outputs: What it hands on, or the loss is made of.
-        unsaved: As much of that as is not in ``kept``: neither it nor the loss saves them.
-        gradients: Of a layer: what the input pass leaves for the weight pass.
-    """
-
-    inputs: int = 0
+    inputs: int = 0  # what it takes, and the gradient of that
+    # From its forward to its backward pass, beside the inputs: what layers save, the outputs that are sent; of a part
+    # also a copy of its inputs.
     kept: int = 0
-    forward: int = 0
-    backward: int = 0
-    split: int = 0
-    input_pass: int = 0
-    weight_pass: int = 0
-    outputs: int = 0
-    unsaved: int = 0
-    gradients: int = 0
+    forward: int = 0  # at the peak of the forward pass, beside the inputs
+    backward: int = 0  # at the peak of the backward pass, beside the inputs and the gradient of the outputs
+    split: int = 0  # from the input pass to the weight pass, where there are two
+    input_pass: int = 0  # at the peak of the one, likewise
+    weight_pass: int = 0  # at the peak of the other, likewise
+    outputs: int = 0  # what it hands on, or the loss is made of
+    unsaved: int = 0  # as much of that as is not in ``kept``: neither it nor the loss saves them
+    gradients: int = 0  # of a layer: what the input pass leaves for the weight pass
 
     def scaled(self, by: int, over: int) -> PartBytes:
         """In elements of another width."""
@@ -59,12 +47,7 @@ class PartBytes(NamedTuple):
 
 
 def most_bytes(pipe: Pipeline, parts: Sequence[PartBytes]) -> list[int]:
-    """The most bytes that each rank holds at a time.
-
-    Args:
-        pipe: The schedule.
-        parts: Of each part of the model.
-    """
+    """The most bytes that each rank holds at a time, by the bytes of each part of the model."""
     if pipe.schedule != GPIPE:
         pipe = replace(pipe, micro_batches=min(pipe.micro_batches, SETTLED * pipe.ranks))
     return [_most(pipe, rank, parts, own) for rank, own in enumerate(steps(pipe))]

@@ -26,34 +26,21 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleave
 
 
 class Op(NamedTuple):
-    """A pass of a micro-batch through a part.
+    """A pass of a micro-batch through a part."""
 
-    Args:
-        kind: ``F``, ``B``, ``I`` or ``W``.
-        part: Of the model, from 0.
-        micro_batch: From 0.
-    """
-
-    kind: str
-    part: int
-    micro_batch: int
+    kind: str  # F, B, I or W
+    part: int  # of the model, from 0
+    micro_batch: int  # from 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A schedule of one optimizer step.
+    """A schedule of one optimizer step."""
 
-    Args:
-        schedule: Its name.
-        ranks: Of one replica, >= 1.
-        micro_batches: Of a step, >= 1.
-        chunks: Parts of a rank, >= 1; 2 of ``dualpipev``, 1 of the others but ``interleaved``.
-    """
-
-    schedule: str
-    ranks: int
-    micro_batches: int
-    chunks: int = 1
+    schedule: str  # its name
+    ranks: int  # of one replica, >= 1
+    micro_batches: int  # of a step, >= 1
+    chunks: int = 1  # parts of a rank, >= 1; 2 of ``dualpipev``, 1 of the others but ``interleaved``
 
     @property
     def parts(self) -> int:

@@ -30,19 +30,12 @@ NAME = "partition.json"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTime:
-    """How long a micro-batch takes in a layer.
+    """How long a micro-batch takes in a layer."""
 
-    Args:
-        name: Of its class or function.
-        parameters: That it trains.
-        forward_s: Seconds of its forward pass.
-        backward_s: Seconds of its backward pass, with what is computed again in it.
-    """
-
-    name: str
-    parameters: int
-    forward_s: float
-    backward_s: float
+    name: str  # of its class or function
+    parameters: int  # that it trains
+    forward_s: float  # seconds of its forward pass
+    backward_s: float  # and of its backward pass, with what is computed again in it
 
     @property
     def seconds(self) -> float:
@@ -141,15 +134,9 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A partition by measured times.
+    """A partition by measured times."""
 
-    Args:
-        pipe: The schedule that it is made for.
-        layers: Their times.
-        bounds: Where each part starts, and the number of layers.
-    """
-
-    pipe: Pipeline
+    pipe: Pipeline  # the schedule that it is made for
     layers: tuple[LayerTime, ...]
     bounds: Bounds
 

@@ -15,15 +15,10 @@ DIGITS = 7  # of seconds
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
-    """A step that ranks carried out.
+    """A step that ranks carried out."""
 
-    Args:
-        pipeline: What they were to compute in which order.
-        spans: Of each rank, in the order in which they ran; in seconds from the first start.
-    """
-
-    pipeline: Pipeline
-    spans: tuple[tuple[Span, ...], ...]
+    pipeline: Pipeline  # what they were to compute in which order
+    spans: tuple[tuple[Span, ...], ...]  # of each rank, as they ran; in seconds from the first start
 
     @property
     def bubble(self) -> float:
@@ -45,12 +40,7 @@ class RecordedStep:
 
 
 def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedStep | None:
-    """A step of what its ranks have recorded by one clock; None where a rank has nothing.
-
-    Args:
-        pipe: The schedule.
-        spans: Of each rank of the pipeline.
-    """
+    """A step of what each of its ranks has recorded by one clock; None where a rank has nothing."""
     if not all(spans):
         return None
     zero = min(own[0].start for own in spans)

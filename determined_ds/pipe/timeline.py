@@ -16,13 +16,7 @@ UNITS: Mapping[str, float] = {FORWARD: 1, BACKWARD: 2, INPUT: 1, WEIGHT: 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A pass, and when it runs.
-
-    Args:
-        op: The pass.
-        start: In the unit of the costs.
-        end: The same.
-    """
+    """A pass, and when it runs, in the unit of the costs."""
 
     op: Op
     start: float

@@ -60,15 +60,9 @@ class DataParallelTrial(ReconciledTrial):
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> dict[str, Any]:
-        """Train one micro-batch; the engine steps at the end of an accumulation.
+        """Train one micro-batch, and return the metrics of :meth:`loss`; see Determined's method of this name.
 
-        Args:
-            dataloader_iter: Yields micro-batches.
-            epoch_idx: Epochs completed, from 0.
-            batch_idx: Optimizer steps completed, from 0.
-
-        Returns:
-            The metrics of :meth:`loss`, the loss detached.
+        The engine steps at the end of an accumulation.
         """
         assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
@@ -78,15 +72,7 @@ class DataParallelTrial(ReconciledTrial):
         return {**metrics, "loss": metrics["loss"].detach()}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        """Validate one micro-batch by :meth:`evaluate`.
-
-        Args:
-            dataloader_iter: Yields micro-batches.
-            batch_idx: Micro-batches validated before it.
-
-        Returns:
-            The metrics of :meth:`evaluate`.
-        """
+        """The metrics of the next micro-batch by :meth:`evaluate`; see Determined's method of this name."""
         assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         return self.evaluate(self.engine, batch)

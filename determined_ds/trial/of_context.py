@@ -20,8 +20,7 @@ def completed_hparams(
 ) -> dict[str, Any]:
     """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
 
-    ``deepspeed_config`` becomes the path of the JSON that DeepSpeed is given, which
-    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` then reads; unchanged without a path.
+    ``deepspeed_config`` becomes the path of the JSON that DeepSpeed is given; unchanged without a path.
     """
     return {
         **data,

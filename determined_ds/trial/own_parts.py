@@ -47,16 +47,16 @@ class OwnParts:
         self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self._parameters)
         self._group = getattr(engine, "seq_data_parallel_group", None)
         if self._is_split:
-            offload, message = engine._config.zero_config.offload_param, ""
-            if offload is not None and offload.device == "nvme":
-                message = "parameters on NVMe (offload_param) cannot be averaged"
-            elif any(getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters):
-                message = "a second copy of the weights (zero_hpz_partition_size) would not be averaged"
-            elif not all(each.ds_tensor.is_floating_point() for each in self._parameters):
-                message = "quantized weights (zero_quantized_weights) cannot be averaged"
-            if message:
-                fix = "remove it from the DeepSpeed JSON, or leave EMA out"
-                raise refused("zero_optimization", message, fix, CODE)
+            offload = engine._config.zero_config.offload_param
+            has_copy = any(
+                getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters
+            )
+            is_quantized = not all(each.ds_tensor.is_floating_point() for each in self._parameters)
+            if has_copy or is_quantized or (offload is not None and offload.device == "nvme"):
+                message = (
+                    "weights on NVMe, quantized, or with a copy by zero_hpz_partition_size cannot be averaged"
+                )
+                raise refused("zero_optimization", message, "remove that, or leave EMA out", CODE)
             self._group = self._parameters[0].ds_process_group
         alone = not dist.is_initialized()
         self._replicas = 1 if alone else dist.get_world_size(self._group)

@@ -45,11 +45,7 @@ class PipelineTrial(ReconciledTrial):
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:
-        """Build the layers, in order.
-
-        Returns:
-            Modules, functions, ``LayerSpec`` or ``TiedLayerSpec``; at least one for each pipeline stage.
-        """
+        """Build the layers, in order: modules, functions, ``LayerSpec`` or ``TiedLayerSpec``, one a stage or more."""
 
     @abc.abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
@@ -86,11 +82,7 @@ class PipelineTrial(ReconciledTrial):
         return self.partition_method
 
     def build_model(self) -> PipelineModule:
-        """Divide the layers over the pipeline stages, and load their weights.
-
-        Returns:
-            This rank's part of the model.
-        """
+        """Divide the layers over the pipeline stages, and load the weights of this rank's part, which is returned."""
         pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         self._check_schedule(pipe)
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
@@ -118,28 +110,14 @@ class PipelineTrial(ReconciledTrial):
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> dict[str, Any]:
-        """One optimizer step: all micro-batches of a replica, through all its pipeline stages.
+        """One optimizer step: all micro-batches of a replica through all its stages, and their mean ``loss``.
 
-        Args:
-            dataloader_iter: Yields micro-batches; None on stages that read none.
-            epoch_idx: Epochs completed, from 0.
-            batch_idx: Optimizer steps completed, from 0.
-
-        Returns:
-            The mean loss, as ``loss``.
+        See Determined's method of this name; ``dataloader_iter`` is None on stages that read nothing.
         """
         return {"loss": self.engine.train_batch(data_iter=self._on_device(dataloader_iter))}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        """The mean loss over the next micro-batches, as many as the engine is set to take.
-
-        Args:
-            dataloader_iter: Yields micro-batches; None on stages that read none.
-            batch_idx: Batches validated before it.
-
-        Returns:
-            The mean loss, as ``validation_loss``.
-        """
+        """The mean ``validation_loss`` over the next micro-batches, as many as the engine is set to take."""
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
 
     def _check_schedule(self, pipe: Pipeline) -> None:

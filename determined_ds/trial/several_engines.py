@@ -37,12 +37,10 @@ class SeveralEnginesTrial(ReconciledTrial):
         generator_overwrite_deepspeed_args:                    # overrides overwrite_deepspeed_args, leaf by leaf
           zero_optimization: {stage: 2}
         discriminator_learning_rate: 0.0001                    # instead of learning_rate
-        discriminator_deepspeed_config: experiments/deepspeed/zero0.json
 
     The batch sizes are the same for all, so one loader feeds them. ``train_batch`` is one optimizer step of every
     engine: it takes ``self.resolved.batch.accumulation`` micro-batches, and runs each engine over all of them before
-    the next engine. (With one micro-batch at a time for all engines, the first would step between the micro-batches of
-    the second.)
+    the next engine; otherwise the first would step between the micro-batches of the second.
 
     Attributes:
         engines: Name -> engine, in the order of :meth:`build_models`.
@@ -88,11 +86,7 @@ class SeveralEnginesTrial(ReconciledTrial):
         """
 
     def build_model(self) -> torch.nn.Module:
-        """The first model, which a checkpoint is loaded into.
-
-        Returns:
-            The first value of :meth:`build_models`.
-        """
+        """The first model of :meth:`build_models`, which a checkpoint is loaded into."""
         return next(iter(self.build_models().values()))
 
 

@@ -59,17 +59,17 @@ def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = No
         def build_callbacks(self) -> Any:
             return {"ema": EMA(DECAY)}
 
-    params = {"lr": 0.1, "torch_adam": True}
-    ds_config: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": params}}
-    ds_config["zero_optimization"] = {"stage": int(kind) if kind.isdigit() else 0}
+    zero: dict[str, Any] = {"stage": int(kind) if kind.isdigit() else 0}
     if kind == "3" and half == "bf16":
-        ds_config["zero_optimization"]["stage3_param_persistence_threshold"] = 10  # one of each
+        zero["stage3_param_persistence_threshold"] = 10  # one of each
     if kind == "offload":
-        device = {"device": "cpu"}
-        ds_config["zero_optimization"] = {"stage": 3, "offload_param": device, "offload_optimizer": device}
-        ds_config["optimizer"]["params"] = {"lr": 0.1}
-    if half == "bf16":
-        ds_config["bf16"] = {"enabled": True}
+        zero = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    params = {"lr": 0.1} if kind == "offload" else {"lr": 0.1, "torch_adam": True}
+    ds_config = {
+        "optimizer": {"type": "AdamW", "params": params},
+        "zero_optimization": zero,
+        "bf16": {"enabled": half == "bf16"},
+    }
     train(
         run_dir,
         trial_class(kind, Averaged),

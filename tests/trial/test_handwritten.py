@@ -39,11 +39,6 @@ def hyperparameters(stages: int = 1) -> dict[str, Any]:
     }
 
 
-def validation_data(self: Any) -> Any:
-    """Which divides neither by the ranks nor by the micro-batch."""
-    return self.validation_loader(Regression(11))
-
-
 def trial_classes() -> dict[str, Any]:
     """The trials, made where deepspeed is loaded: in a rank."""
     import deepspeed
@@ -58,21 +53,21 @@ def trial_classes() -> dict[str, Any]:
         def __init__(self, context: Any) -> None:
             self.context = context
             self.args = AttrDict(context.get_hparams())
-            engine = self.made(**self.arguments())
+            model = self.model()
+            given = {"model": model, "model_parameters": list(model.parameters())}
+            engine, *_ = deepspeed.initialize(args=self.args, **given)
             self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
             self.engine = self.context.wrap_model_engine(engine)
 
-        def arguments(self) -> dict[str, Any]:
-            return {"args": self.args, "model": torch.nn.Sequential(*layers())}
-
-        def made(self, **arguments: Any) -> Any:
-            parameters = list(arguments["model"].parameters())
-            return deepspeed.initialize(model_parameters=parameters, **arguments)[0]
+        def model(self) -> Any:
+            return torch.nn.Sequential(*layers())
 
         def build_training_data_loader(self) -> Any:
             return DataLoader(Regression(), batch_size=self.args.train_micro_batch_size_per_gpu, shuffle=True)
 
-        def build_validation_data_loader(self) -> Any:
+        def build_validation_data_loader(
+            self,
+        ) -> Any:  # it divides neither by the ranks nor by the micro-batch
             return DataLoader(Regression(11), batch_size=self.args.train_micro_batch_size_per_gpu)
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -87,10 +82,9 @@ def trial_classes() -> dict[str, Any]:
             return {"validation_loss": error_of(self.engine(inputs) - targets)}
 
     class Piped(Replicated):
-        def arguments(self) -> dict[str, Any]:
+        def model(self) -> Any:
             stages = self.args.pipe_parallel_size
-            model = PipelineModule(layers=layers(), num_stages=stages, loss_fn=squared_error_of)
-            return {"args": self.args, "model": model}
+            return PipelineModule(layers=layers(), num_stages=stages, loss_fn=squared_error_of)
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
             return {"loss": self.engine.train_batch(iter_dataloader)}
@@ -98,11 +92,11 @@ def trial_classes() -> dict[str, Any]:
         def evaluate_batch(self, iter_dataloader: Any) -> Any:  # type: ignore[override]
             return {"validation_loss": self.engine.eval_batch(iter_dataloader)}
 
-    return {
-        "replicated": Replicated,
-        "piped": Piped,
-        "ours": trial_class(build_validation_data_loader=validation_data),
-    }
+    def validation_data(self: Any) -> Any:
+        return self.validation_loader(Regression(11))
+
+    ours = trial_class(build_validation_data_loader=validation_data)
+    return {"replicated": Replicated, "piped": Piped, "ours": ours}
 
 
 def run(name: str, run_dir: Path, stages: int = 1) -> None:

@@ -75,16 +75,12 @@ def sliced(run_dir: Path, size: int, stage: int) -> list[float]:
 
 def plain(replicas: int) -> list[float]:
     """Whole sequences in one process; each replica's mean counts alike."""
-    whole = model()
+    whole, losses = model(), []
     optimizer = torch.optim.Adam(whole.parameters(), **ADAM)  # type: ignore[arg-type]
-    losses = []
     for step in range(STEPS):
-        tokens, labels = (each.chunk(replicas) for each in batch(step))
-        loss = sum(
-            cross_entropy(whole(own).flatten(0, 1), of.flatten(), ignore_index=IGNORED)
-            for own, of in zip(tokens, labels, strict=True)
-        )
-        loss = torch.as_tensor(loss) / replicas
+        pairs = zip(*(each.chunk(replicas) for each in batch(step)), strict=True)
+        logits = ((whole(tokens).flatten(0, 1), labels.flatten()) for tokens, labels in pairs)
+        loss = torch.stack([cross_entropy(*each, ignore_index=IGNORED) for each in logits]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -97,8 +93,7 @@ def test_losses_are_those_of_whole_sequences(
     layout: str, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
 ) -> None:
     ranks, size, stage = LAYOUTS[layout]
-    found = (two_ranks if ranks == 2 else four_ranks).run(sliced, tmp_path, size, stage)
     expected = plain(ranks // size)
     assert expected[-1] < 0.9 * expected[0]
-    for losses in found:
+    for losses in (two_ranks if ranks == 2 else four_ranks).run(sliced, tmp_path, size, stage):
         assert losses == pytest.approx(expected, rel=1e-5)

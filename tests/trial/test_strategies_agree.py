@@ -105,32 +105,17 @@ def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
     from determined_ds import Trainer, open_context
     from model_defs.gpt2.trial import GPT2PipelineTrial, GPT2Trial
 
-    with open_context(
-        hparams=hyperparameters(strategy),
-        exp_conf={"data": data},
-        run_dir=run_dir,
-        accelerator="cpu",
-        enable_tensorboard_logging=False,
-    ) as context:
+    hparams, exp_conf = hyperparameters(strategy), {"data": data}
+    with open_context(hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu") as context:
         trial = (GPT2PipelineTrial if strategy.stages > 1 else GPT2Trial)(context)
-        Trainer(trial, context).fit(
-            max_length=Batch(STEPS),
-            reporting_period=Batch(1),
-            validation_period=Batch(STEPS // 2),
-            checkpoint_period=Batch(STEPS),
-            checkpoint_policy="none",
-        )
+        periods = {"reporting_period": Batch(1), "validation_period": Batch(STEPS // 2)}
+        Trainer(trial, context).fit(max_length=Batch(STEPS), checkpoint_policy="none", **periods)
 
 
 def reported(run_dir: Path) -> Losses:
-    training, validation = (
-        [metrics for _, metrics in records(run_dir, group)] for group in ("training", "validation")
-    )
-    return Losses(
-        training=[metrics["loss"] for metrics in training],
-        validation=[metrics["validation_loss"] for metrics in validation],
-        norms=[metrics["grad_norm"] for metrics in training],
-    )
+    training, validation = ([m for _, m in records(run_dir, group)] for group in ("training", "validation"))
+    losses, norms = ([m[name] for m in training] for name in ("loss", "grad_norm"))
+    return Losses(losses, [m["validation_loss"] for m in validation], norms)
 
 
 @pytest.fixture(scope="module")

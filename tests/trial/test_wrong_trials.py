@@ -206,11 +206,10 @@ def too_few_layers(schedule: str) -> str:
     return said_of("pipeline", {"build_layers": returning([linear()])}, **hparams)
 
 
-@pytest.mark.parametrize(("schedule", "fix"), [("1f1b", "at most 1"), ("interleaved", "such as 1f1b")])
-def test_each_part_of_a_pipeline_needs_a_layer(two_ranks: Ranks, schedule: str, fix: str) -> None:
-    for said in two_ranks.run(too_few_layers, schedule):
+def test_each_part_of_a_pipeline_needs_a_layer(two_ranks: Ranks) -> None:
+    for said in two_ranks.run(too_few_layers, "interleaved"):
         assert "returned 1 layer, and pipe_parallel_size is 2" in said
-        assert fix in said
+        assert "such as 1f1b" in said
 
 
 def shared_layers(run_dir: Path, ranks: int, cut: bool = True, **section: Any) -> str:
