@@ -22,6 +22,7 @@ def train(
     *,
     zero: int = 1,
     pipe: int = 1,
+    **arguments: Any,
 ) -> tuple[list[str], str]:
     """In a rank: train a trial of ``trials.py`` so far, with a checkpoint after each third batch.
 
@@ -32,6 +33,7 @@ def train(
         latest: The checkpoint to resume from.
         zero: ZeRO stage.
         pipe: Stages of the pipeline.
+        arguments: More of ``fit``'s.
 
     Returns:
         The checkpoints that were written, and what was raised.
@@ -52,7 +54,7 @@ def train(
 
     periods = ("checkpoint_period", "reporting_period", "validation_period")
     how: dict[str, Any] = dict.fromkeys(periods, ("batches", 3))
-    how |= {"latest_checkpoint": latest, "max_length": ("batches", batches)}
+    how |= {"latest_checkpoint": latest, "max_length": ("batches", batches), **arguments}
     hparams = {**hyperparameters(zero), "pipe_parallel_size": pipe}
     try:
         with clients_of(storage, objects_of(run_dir.parent)):
