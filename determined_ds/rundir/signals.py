@@ -83,13 +83,20 @@ def survived_by_parent() -> None:
     if child == 0:
         die_with_parent()
         return
+    passed_on: set[int] = set()
+
+    def pass_on(number: int, _frame: Any) -> None:
+        passed_on.add(number)
+        os.kill(child, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: os.kill(child, number))
+        signal.signal(number, pass_on)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
         level = "ERROR: " if os.environ.get("DET_TASK_TYPE") == "TRIAL" else ""  # as the task's log takes it
         said = f"{level}rank {os.environ.get('RANK', '0')} was killed by {signal.Signals(-code).name}"
-        print(f"{said}{USUAL.get(-code, '')}", file=sys.stderr, flush=True)
+        if -code not in passed_on:  # else the launcher knows
+            print(f"{said}{USUAL.get(-code, '')}", file=sys.stderr, flush=True)
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -53,18 +53,10 @@ def adopted(
     accelerator: Accelerator,
     machines: int,
 ) -> ResolvedConfig:
-    """What was decided by making an engine.
-
-    Args:
-        engine: Of DeepSpeed.
-        hyperparameters: One point; what it says of sizes must agree with the engine.
-        before: What was decided before the engine was made; None where that was left open.
-        accelerator: What the ranks compute on.
-        machines: Machines that they are spread over.
+    """What was decided by making an engine; ``before`` is what was decided without it, None where that was left open.
 
     Raises:
-        ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for, or
-            a pipeline's module was made without what only a PipelineTrial carries out.
+        ConfigError: hyperparameters state other sizes than the engine's, or what only a PipelineTrial carries out.
     """
     ds, layout = made_with(engine), layout_of(engine)
     hyperparameters = by_real_names(hyperparameters)[0]

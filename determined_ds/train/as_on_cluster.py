@@ -41,12 +41,7 @@ NO_STORAGE = "checkpoint_storage of core.init() is not used here: checkpoints go
 
 @contextlib.contextmanager
 def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
-    """In here a process is a rank of a run, as far as a script can see.
-
-    Args:
-        run: The run.
-        accelerator: What it computes on.
-    """
+    """In here a process is a rank of a run, as far as a script can see."""
     load_deepspeed(accelerator.name)
     for name, value in NOMINAL.items():
         os.environ.setdefault(name, value)
@@ -148,11 +143,7 @@ def _cluster_info(run: ScriptRun) -> det.ClusterInfo:
 
 
 def _meeting_by_files(store: str) -> Any:
-    """Has process groups meet by files: runs on one machine do not disturb each other, and no port is open to others.
-
-    Args:
-        store: Path of the launcher's file.
-    """
+    """Has process groups meet by files: runs on one machine do not disturb each other, and no port is open."""
     groups = count(1)
 
     def by_file(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[Any]:

@@ -94,12 +94,6 @@ def inside(context_dir: Path) -> Iterator[None]:
 def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, device: str) -> Any:
     """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called.
 
-    Args:
-        kind: The class of the trial.
-        experiment: Has its hyperparameters and its data section.
-        resolved: Its configuration.
-        device: What tensors are moved to.
-
     Raises:
         ConfigError: it is not a ``ReconciledTrial``.
     """

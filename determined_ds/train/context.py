@@ -49,17 +49,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     the hyperparameters nor a DeepSpeed JSON that they name say the batch, it opens undecided: the first engine that
     is wrapped says it, and everything else that was left open.
 
-    Args:
-        core_context: Determined's, on a cluster or off it.
-        resolved: What was decided; where the first engine will say it, why it is open.
-        hyperparameters: One point, as written; None where there are none.
-        accelerator: What the ranks compute on.
-        run_dir: Where the configuration that DeepSpeed is given is written.
-        trial_seed: Of the trial.
-        exp_conf: The experiment's configuration; None where there is none.
-        steps_completed: By the processes before.
-        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
-
     Attributes:
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
         resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
@@ -74,7 +63,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self,
         *,
         core_context: core.Context,
-        resolved: ResolvedConfig | ConfigError,
+        resolved: ResolvedConfig | ConfigError,  # the latter: why it is open until the first engine says it
         hyperparameters: Document | None,
         accelerator: Accelerator,
         run_dir: RunDir,

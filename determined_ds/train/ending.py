@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 import traceback
 
@@ -107,13 +108,7 @@ def on_cluster() -> bool:
 
 
 def say_in_task_log(message: str, exit_code: int, error: BaseException) -> None:
-    """Write to the task's log why this rank ends.
-
-    Args:
-        message: Any number of lines.
-        exit_code: Of this rank.
-        error: What was raised.
-    """
+    """Write to the task's log why this rank ends."""
     foreseen = isinstance(error, DeterminedDSError | SystemExit)
     if isinstance(error, DeterminedDSError):
         lines = error_lines(error)
@@ -129,4 +124,7 @@ def said_by_chief(error: BaseException) -> bool:
     """Whether rank 0 reports why this rank ends: in a moment its launcher ends the others, unless this one is alone."""
     if os.environ.get("RANK", "0") == "0":
         return False
-    return isinstance(error, ChiefFailed) or STOP.wait(APART_S if on_cluster() else APART_S / 5)
+    if isinstance(error, ChiefFailed):
+        return True
+    signal.signal(signal.SIGTERM, lambda *_: STOP.set())
+    return STOP.wait(APART_S if on_cluster() else APART_S / 5)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from determined import core
 from determined.common import storage
@@ -44,19 +44,9 @@ from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.here import ScriptRun
 
-if TYPE_CHECKING:
-    from determined_ds.cluster.unmanaged import MasterReport
-
 
 def master_report(run_dir: Path, config: Mapping[str, Any], point: Mapping[str, Any], rank: int) -> Any:
-    """Within, rank 0's reports go to the master that the run is reported to; gives None where there is none.
-
-    Args:
-        run_dir: The run directory.
-        config: The experiment's configuration.
-        point: The hyperparameters.
-        rank: Of this process.
-    """
+    """Within, rank 0's reports go to the master that the run is reported to; gives None where there is none."""
     if REPORT not in os.environ or rank != 0:
         return contextlib.nullcontext()
     from determined_ds.cluster.unmanaged import MasterReport
@@ -67,21 +57,15 @@ def master_report(run_dir: Path, config: Mapping[str, Any], point: Mapping[str, 
 class LocalTrainContext(core.DummyTrainContext):
     """Writes metrics to ``metrics.jsonl`` instead of sending them to a master; see :func:`local_core_context`."""
 
-    _trial_id = 0
-    _exp_id = 0
+    _trial_id = _exp_id = 0
 
     def __init__(
-        self,
-        there: RunDir,
-        searcher: Mapping[str, Any],
-        report: MasterReport | None,
-        run: ScriptRun | None,
-        writes_scalars: bool,
+        self, there: RunDir, searcher: Mapping[str, Any], report: Any, run: ScriptRun | None, scalars: bool
     ) -> None:
         make_private(there.tensorboard)
         super().__init__(tensorboard_path=there.tensorboard)
         self._there, self._searcher, self._report, self._run = there, searcher, report, run
-        self._writes_scalars = writes_scalars
+        self._writes_scalars = scalars
         self._writer: Any = None
         self._best: float | None = None
         for record in read_records(there.current(there.metrics), "validation"):  # it resumes
@@ -142,11 +126,8 @@ class LocalTrainContext(core.DummyTrainContext):
 class AtomicStorage(storage.SharedFSStorageManager):
     """Checkpoints that are either complete or absent: written to a temporary folder, synced to the disk, then renamed.
 
-    Args:
-        base_path: The folder of the checkpoints.
-        metrics: The file of the metrics, which is synced first.
-        shared: Whether other runs write to the folder too; theirs are left alone.
-        elsewhere: Folders of checkpoints of other runs, which are read by their uuids as well.
+    In a ``shared`` folder those of other runs are left alone; ``elsewhere`` are folders of other runs' checkpoints,
+    which are read by their uuids as well.
     """
 
     def __init__(
@@ -197,32 +178,21 @@ class AtomicStorage(storage.SharedFSStorageManager):
         return aside
 
     def counted(self, kept: Sequence[str]) -> list[str]:
-        """Uuids that a limit counts, the first ones to go first: this run's damaged checkpoints, then those kept.
-
-        Args:
-            kept: Uuids that the run knows, the oldest first; those deleted by another command are left out.
-        """
+        """Uuids that a limit counts, those to go first first: this run's damaged checkpoints, then those ``kept``."""
         if self._shared:
             return list(kept)
-        there = checkpoints_in(self.folder)
-        unknown = [found for found in reversed(there) if found.uuid not in kept]
-        damaged = [found.uuid for found in unknown if damage_of(found.path) is not None]
-        names = {found.uuid for found in there}
-        return [*damaged, *(uuid for uuid in kept if uuid in names)]
+        there = {found.uuid: found.path for found in checkpoints_in(self.folder)}
+        damaged = [
+            uuid for uuid in reversed(there) if uuid not in kept and damage_of(there[uuid]) is not None
+        ]
+        return [*damaged, *(uuid for uuid in kept if uuid in there)]
 
 
 class LocalCheckpointContext(core.DummyCheckpointContext):
     """Checkpoints in a folder, each complete or absent; see :func:`local_core_context`."""
 
-    def __init__(
-        self,
-        distributed: core.DistributedContext,
-        files: AtomicStorage,
-        report: MasterReport | None,
-        links: RunDir | None,
-        run: ScriptRun | None,
-    ) -> None:
-        super().__init__(distributed, files)
+    def __init__(self, ranks: Any, files: AtomicStorage, report: Any, links: Any, run: Any) -> None:
+        super().__init__(ranks, files)
         self._files, self._report, self._links, self._run = files, report, links, run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
@@ -257,11 +227,10 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
         return uuid
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             found = json.loads((self._files.path_of(storage_id) / METADATA).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return found if isinstance(found, dict) else {}
+        return {}
 
 
 class SignalPreemptContext(core.DummyPreemptContext):
@@ -279,7 +248,7 @@ def local_core_context(
     distributed: core.DistributedContext,
     searcher: Mapping[str, Any],
     *,
-    report: MasterReport | None = None,
+    report: Any = None,
     checkpoint_dir: Path | None = None,
     run: ScriptRun | None = None,
     writes_scalars: bool = False,
@@ -300,12 +269,11 @@ def local_core_context(
         more: Further parts of Determined's context.
     """
     there, is_chief = RunDir(run_dir), distributed.rank == 0
-    folder = checkpoint_dir or there.checkpoints
+    folder, report = checkpoint_dir or there.checkpoints, report if is_chief else None
     make_private(there.checkpoints)
     make_private(folder)
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
-    report = report if is_chief else None
     links = there if checkpoint_dir is None else None
     elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
     files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)

@@ -93,14 +93,11 @@ class RankProcess:
         KEEPER.begin(self._run_dir.logs, self._rank)
 
     def run(self, work: Callable[[], None], *, exit_of: Callable[[SystemExit], str | None]) -> int:
-        """Do the work of this rank, and report why it ends where it fails.
+        """Do the work of this rank, and report why it ends where it fails. Returns the exit code.
 
         Args:
             work: It.
             exit_of: The message about an ``exit`` in it that is a failure; None for any other.
-
-        Returns:
-            The exit code.
         """
         try:
             try:

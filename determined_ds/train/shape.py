@@ -12,7 +12,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +204,11 @@ def shape_of_huggingface(
         fix = "give a config.json of a model_type that the installed transformers has"
         raise refuse(_first_sentence(by_hub or error), fix) from None
     assumptions: tuple[str, ...] = ()
-    if sequence_length is None:
+    length = sequence_length
+    if length is None:
         room = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_ASSUMED
-        sequence_length = min(room, LONGEST_ASSUMED)
-        assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
-    tokens_of = partial(torch.zeros, dtype=torch.long, device="meta")
+        length = min(room, LONGEST_ASSUMED)
+        assumptions = (f"samples of {length:,} tokens (--sequence-length)",)
     with warnings.catch_warnings(record=True):  # of initial values that a meta tensor does not take
         try:
             with torch.device("meta"):
@@ -223,21 +222,20 @@ def shape_of_huggingface(
         except Exception as error:
             message = f"cannot be built: {_first_sentence(error)}"
             raise refuse(message, "say its size with --parameters") from error
-
-        def loss(arguments: dict[str, Any], samples: int) -> Any:
-            tokens = tokens_of(samples, sequence_length)
-            return model(input_ids=tokens, labels=tokens, **arguments).loss
-
         # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every
         # model takes one.
-        mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
-        measured, more = _measured_activations(
-            model, partial(loss, {"attention_mask": mask, "use_cache": False}), precision
-        )
-        if measured is None:
-            measured, more = _measured_activations(model, partial(loss, {}), precision)
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device="meta")
+        for arguments in ({"attention_mask": mask, "use_cache": False}, {}):
+
+            def loss(samples: int, arguments: dict[str, Any] = arguments) -> Any:
+                tokens = torch.zeros(samples, length, dtype=torch.long, device="meta")
+                return model(input_ids=tokens, labels=tokens, **arguments).loss
+
+            measured, more = _measured_activations(model, loss, precision)
+            if measured is not None:
+                break
     known = {"activations": measured, "assumptions": (*assumptions, *more)}
-    return _shape_of_built(model, config.get_text_config(), sequence_length=sequence_length, **known)
+    return _shape_of_built(model, config.get_text_config(), sequence_length=length, **known)
 
 
 def _first_sentence(error: BaseException) -> str:

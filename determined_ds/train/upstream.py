@@ -67,9 +67,6 @@ def load_muon(name: str) -> None:
     GPU they are compiled at the first call, with sizes as constants. Else torch compiles the first shape as it is, and
     with the second one a function of any sizes, which it calls for the first shape too from then on. That rounds
     otherwise, so that a run would not resume bit for bit.
-
-    Args:
-        name: ``cpu`` or ``cuda``.
     """
     from deepspeed.runtime import compiler
 
@@ -122,9 +119,6 @@ def log_in_task(accelerator: str | None) -> None:
     """Log for the task's log from now on; to be called before DeepSpeed is loaded.
 
     DeepSpeed warns on each rank where it finds no GPU, unless ``DS_ACCELERATOR`` is set.
-
-    Args:
-        accelerator: ``cpu``, ``cuda``, or None for the best there is.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(WithLevel())

@@ -33,52 +33,41 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "code_once_trained", "cause"),
-    [
-        # What was diagnosed is the same the next time.
-        (MISTAKE, EXIT_CONFIG, EXIT_CONFIG, "configuration"),
-        (NotFiniteError("the loss"), EXIT_TRAINING_FAILED, EXIT_TRAINING_FAILED, "error"),
-        (CheckpointError("damaged"), EXIT_TRAINING_FAILED, EXIT_TRAINING_FAILED, "error"),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-            EXIT_TRAINING_FAILED,
-            EXIT_TRAINING_FAILED,
-            "out of memory",
-        ),
-        (BLAS, EXIT_TRAINING_FAILED, EXIT_TRAINING_FAILED, "out of memory"),
-        # What is not of this process may be gone.
-        (LOST, EXIT_CRASHED, EXIT_CRASHED, "lost machine"),
-        (
-            dist.DistBackendError("NCCL communicator was aborted on rank 0."),
-            EXIT_CRASHED,
-            EXIT_CRASHED,
-            "lost machine",
-        ),
-        (torch.AcceleratorError("CUDA error: uncorrectable ECC error"), EXIT_CRASHED, EXIT_CRASHED, "crash"),
-        (of_master.MasterNotFoundException("no answer"), EXIT_CRASHED, EXIT_CRASHED, "crash"),
-        (OSError(errno.ESTALE, "Stale file handle"), EXIT_CRASHED, EXIT_CRASHED, "crash"),
-        (caused(ValueError("while reading"), LOST), EXIT_CRASHED, EXIT_CRASHED, "lost machine"),
-        (caused(CheckpointError("cannot be read"), LOST), EXIT_CRASHED, EXIT_CRASHED, "lost machine"),
-        # Any other error is the author's until a batch was trained.
-        (TypeError("unsupported operand"), EXIT_TRAINING_FAILED, EXIT_CRASHED, "crash"),
-        (
-            torch.AcceleratorError("CUDA error: device-side assert triggered"),
-            EXIT_TRAINING_FAILED,
-            EXIT_CRASHED,
-            "crash",
-        ),
-        (MemoryError(), EXIT_TRAINING_FAILED, EXIT_CRASHED, "out of memory"),
-        (
-            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
-            EXIT_TRAINING_FAILED,
-            EXIT_CRASHED,
-            "out of memory",
-        ),
-    ],
-    ids=repr,
-)
+CONFIG, FAILED, CRASHED = EXIT_CONFIG, EXIT_TRAINING_FAILED, EXIT_CRASHED
+ENDINGS: list[tuple[Exception, int, int, str]] = [
+    # What was diagnosed is the same the next time.
+    (MISTAKE, CONFIG, CONFIG, "configuration"),
+    (NotFiniteError("the loss"), FAILED, FAILED, "error"),
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        FAILED,
+        FAILED,
+        "out of memory",
+    ),
+    (BLAS, FAILED, FAILED, "out of memory"),
+    # What is not of this process may be gone.
+    (LOST, CRASHED, CRASHED, "lost machine"),
+    (dist.DistBackendError("NCCL communicator was aborted on rank 0."), CRASHED, CRASHED, "lost machine"),
+    (torch.AcceleratorError("CUDA error: uncorrectable ECC error"), CRASHED, CRASHED, "crash"),
+    (of_master.MasterNotFoundException("no answer"), CRASHED, CRASHED, "crash"),
+    (OSError(errno.ESTALE, "Stale file handle"), CRASHED, CRASHED, "crash"),
+    (caused(ValueError("while reading"), LOST), CRASHED, CRASHED, "lost machine"),
+    (caused(CheckpointError("cannot be read"), LOST), CRASHED, CRASHED, "lost machine"),
+    # Any other error is the author's until a batch was trained.
+    (TypeError("unsupported operand"), FAILED, CRASHED, "crash"),
+    (torch.AcceleratorError("CUDA error: device-side assert triggered"), FAILED, CRASHED, "crash"),
+    (MemoryError(), FAILED, CRASHED, "out of memory"),
+    (
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+        FAILED,
+        CRASHED,
+        "out of memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "once_trained", "cause"), ENDINGS, ids=repr)
 def test_the_exit_code_says_whether_another_start_may_get_further(
-    error: Exception, code: int, code_once_trained: int, cause: str
+    error: Exception, code: int, once_trained: int, cause: str
 ) -> None:
-    assert (ending_of(error), ending_of(error, trained=True)) == ((code, cause), (code_once_trained, cause))
+    assert (ending_of(error), ending_of(error, trained=True)) == ((code, cause), (once_trained, cause))

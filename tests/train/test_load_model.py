@@ -103,24 +103,21 @@ class Trial(DataParallelTrial):
 
     build_validation_data_loader = build_training_data_loader
 """
+EXPERIMENT = """
+name: followed
+entrypoint: python3 -m determined_ds.train trial:Trial
+searcher: {name: single, metric: validation_loss}
+hyperparameters:
+  global_batch_size: 4
+  deepspeed_config: {type: const, val: {optimizer: {type: AdamW, params: {lr: 0.1, torch_adam: true}}}}
+  fit: {max_length: {batches: 3}}
+"""
 
 
 def test_an_average_is_that_of_the_names_of_a_weight_and_not_of_equal_values(tmp_path: Path) -> None:
     """Another weight has the values of the trained one; it is not averaged, and a tied name is."""
     (tmp_path / "trial.py").write_text(FOLLOWED)
-    adam = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}}
-    hparams = {
-        "global_batch_size": 4,
-        "deepspeed_config": {"type": "const", "val": adam},
-        "fit": {"max_length": {"batches": 3}},
-    }
-    config = {
-        "name": "followed",
-        "entrypoint": "python3 -m determined_ds.train trial:Trial",
-        "hyperparameters": hparams,
-        "searcher": {"name": "single", "metric": "validation_loss"},
-    }
-    (tmp_path / "followed.yaml").write_text(json.dumps(config))
+    (tmp_path / "followed.yaml").write_text(EXPERIMENT)
     done = det_ds("run", "followed.yaml", ".", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     path = checkpoint_of(tmp_path / "run")
@@ -132,29 +129,19 @@ def test_an_average_is_that_of_the_names_of_a_weight_and_not_of_equal_values(tmp
     assert torch.equal(found["tied.weight"], found["trained.weight"])
 
 
-def copy_of(run_dir: Path, folder: Path, **load_data: Any) -> Path:
-    """A checkpoint as Determined's own loop leaves it, without a manifest, that says other things of its trial."""
-    path = Path(shutil.copytree(checkpoint_of(run_dir), folder / "checkpoint"))
-    (path / "manifest.json").unlink()
-    (path / "trial_state.json").unlink()
-    told = json.loads((path / "load_data.json").read_text())
-    (path / "load_data.json").write_text(json.dumps({**told, **load_data}))
-    return path
-
-
 def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     good = checkpoint_of(run_of("zero0"))
-    with pytest.raises(CheckpointError, match="no engine 1; it has: 0"):
-        load_state_dict_from_checkpoint_path(good, engine=1)
-    with pytest.raises(CheckpointError, match=r"metadata\.json is missing"):
-        load_state_dict_from_checkpoint_path(tmp_path)
-    damaged = tmp_path / "damaged"
-    shutil.copytree(good, damaged)
+    damaged, other = tmp_path / "damaged", tmp_path / "other"
+    for copy in (damaged, other):
+        shutil.copytree(good, copy)
     (damaged / "model0" / "rank0.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="0 bytes"):
-        load_state_dict_from_checkpoint_path(damaged)
-    other = tmp_path / "other"
-    shutil.copytree(good, other)
+    for path, engine, said in (
+        (good, 1, "no engine 1; it has: 0"),
+        (tmp_path, 0, r"metadata\.json is missing"),
+        (damaged, 0, "0 bytes"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            load_state_dict_from_checkpoint_path(path, engine=engine)
     (other / "manifest.json").unlink()
     (other / "trial_state.json").unlink()  # as Determined's own loop leaves it: taken on trust
     said = json.loads((other / "load_data.json").read_text())
@@ -162,8 +149,7 @@ def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path:
     (other / "load_data.json").write_text(json.dumps(said))
     with pytest.raises(CheckpointError, match="is of another model than"):
         load_model_from_checkpoint_path(other, context_dir=ROOT)
-    said["trial_cls_spec"] = "nowhere.trial:Trial"
-    (other / "load_data.json").write_text(json.dumps(said))
+    (other / "load_data.json").write_text(json.dumps({**said, "trial_cls_spec": "nowhere.trial:Trial"}))
     with pytest.raises(ConfigError, match="there is no module nowhere"):
         load_model_from_checkpoint_path(other, context_dir=ROOT)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from determined_ds.errors import EXIT_CRASHED, ConfigError
 from tests.harness.command import TIMEOUT_S as TOO_LONG_S
 from tests.harness.machines import Machine
 from tests.harness.ranks import Ranks, free_port
-from tests.launch.endless import TRIAL
+from tests.launch.endless import TRIAL, until
 from tests.train.small import hyperparameters
 
 HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"
@@ -50,20 +49,6 @@ searcher: {{name: single, metric: validation_loss}}
 """
 
 
-def environment_of_rank(rank: int, chief: Machine, port: str) -> dict[str, str]:
-    """As torchrun's, of a rank alone on its machine."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": chief.address,
-        "MASTER_PORT": port,
-    }
-
-
 class Training:
     """A rank on each of two machines, started as somebody else's launcher does, with a run directory on shared storage.
 
@@ -79,12 +64,23 @@ class Training:
         (self._run_dir / "experiment.yaml").write_text(EXPERIMENT.format(trial=trial))
         (folder / "trial.py").write_text(TRIALS)
         self._outputs = [folder / f"{machine.name}.txt" for machine in machines]
-        train = [sys.executable, "-m", "determined_ds.train", f"trial:{trial}"]
+        train = [sys.executable, "-m", "determined_ds.train", f"trial:{trial}", "--run-dir", self._run_dir]
         self._ranks = [
             machine.start(
-                [*train, "--run-dir", self._run_dir, "--accelerator", "cpu"],
+                [*train, "--accelerator", "cpu"],
                 cwd=folder,
-                env={**environment_of_rank(rank, machines[0], port), HANG_TIMEOUT: str(TIMEOUT_S / 60)},
+                env={
+                    # As torchrun's, of a rank alone on its machine.
+                    "RANK": str(rank),
+                    "LOCAL_RANK": "0",
+                    "WORLD_SIZE": "2",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "GROUP_RANK": str(rank),
+                    "GROUP_WORLD_SIZE": "2",
+                    "MASTER_ADDR": machines[0].address,
+                    "MASTER_PORT": port,
+                    HANG_TIMEOUT: str(TIMEOUT_S / 60),
+                },
                 output=self._outputs[rank],
             )
             for rank, machine in enumerate(machines)
@@ -100,12 +96,13 @@ class Training:
         self.until(lambda: metrics.exists() and metrics.stat().st_size > size + 1000)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is true, while both ranks live; a guard against hangs, not a measure."""
-        deadline = time.monotonic() + TOO_LONG_S
-        while not condition():
+        """Wait until something is true, while both ranks live."""
+
+        def alive() -> bool:
             assert not any(rank.poll() for rank in self._ranks), self.said(0) + self.said(1)
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.05)
+            return condition()
+
+        until(alive)
 
     def code(self, rank: int) -> int:
         """Wait for the end of a rank."""
@@ -159,9 +156,7 @@ def met(environment: dict[str, str]) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-@pytest.mark.parametrize(
-    ("stated", "hours"), [("10", 6), ("0", 7 * 24), ("soon", None), ("-1", None), ("nan", None)]
-)
+@pytest.mark.parametrize(("stated", "hours"), [("10", 6), ("0", 7 * 24), ("soon", None)])
 def test_every_rank_is_as_patient_as_an_upload_may_be_long(
     stated: str, hours: int | None, two_ranks: Ranks
 ) -> None:
@@ -179,7 +174,6 @@ def test_every_rank_is_as_patient_as_an_upload_may_be_long(
     [
         ({"MASTER_PORT": "29500", "USE_DEEPSPEED": "1"}, True, None),
         ({"DET_INTER_NODE_NETWORK_INTERFACE": "lo"}, False, "lo"),  # and somebody's --master_port stays
-        ({"DET_INTER_NODE_NETWORK_INTERFACE": "^docker0,lo"}, False, None),
         ({"GLOO_SOCKET_IFNAME": "lo", "DET_INTER_NODE_NETWORK_INTERFACE": "other"}, False, "lo"),
     ],
 )

@@ -109,23 +109,15 @@ class Store:
 
 
 class Watch:
-    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever.
-
-    Args:
-        rank: Of this process.
-        machines: Number and name of the machine of each rank.
-        connect: Makes the board by which signs are shown, a :class:`Folder` or a :class:`Store`.
-        timeout_s: How long nothing may move.
-        is_over: Whether the ranks have left one another.
-    """
+    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever."""
 
     def __init__(
         self,
         rank: int,
-        machines: Sequence[tuple[int, str]],
-        connect: Callable[[], Any],
+        machines: Sequence[tuple[int, str]],  # number and name of that of each rank
+        connect: Callable[[], Any],  # to a Folder or a Store
         timeout_s: float,
-        is_over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] = lambda: False,  # whether the ranks have left one another
     ) -> None:
         self._rank, self._machines, self._connect = rank, machines, connect
         self._timeout_s, self._is_over = timeout_s, is_over
@@ -343,12 +335,7 @@ def watch_from_start() -> None:
 
 
 def watch_joined(distributed: Any, store: Any) -> None:
-    """The ranks have joined, and are watched from now on until they leave their process group; a collective.
-
-    Args:
-        distributed: The ranks.
-        store: By which they have met.
-    """
+    """The ranks have joined by a store, and are watched from now on until they leave their group; a collective."""
     import torch.distributed as dist
 
     global _watch
