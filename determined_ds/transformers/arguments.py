@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +38,6 @@ from determined_ds.train.here import Here, script_run
 from determined_ds.transformers.here import (
     accelerator_here,
     is_chief,
-    num_machines,
     num_ranks,
     placed,
     trial_here,
@@ -146,7 +146,7 @@ class ReconciledArguments:
             context_dir=Path.cwd(),
             accelerator=accelerator_here(use_cpu=bool(fields.get("use_cpu"))),
             slots=num_ranks(),
-            machines=num_machines(),
+            machines=int(os.environ.get("CROSS_SIZE") or os.environ.get("GROUP_WORLD_SIZE") or 1),
         )
         ds = self._deepspeed_json(hyperparameters, where)
         named = by_real_names(hyperparameters)[0]

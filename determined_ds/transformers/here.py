@@ -48,12 +48,6 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def num_machines() -> int:
-    """The machines that the ranks are on, by the launcher's variables."""
-    named = (os.environ.get(name) for name in ("CROSS_SIZE", "GROUP_WORLD_SIZE"))
-    return max(1, int(next((value for value in named if value), "1")))
-
-
 def is_chief() -> bool:
     """Whether this is rank 0."""
     return int(os.environ.get("RANK", "0")) == 0

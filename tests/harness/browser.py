@@ -14,17 +14,7 @@ needs_browser = pytest.mark.usefixtures("browser")
 
 
 def chromium(address: str, *words: str, width: int = 1400, height: int = 3000) -> tuple[str, list[str]]:
-    """Open a page, and let two seconds of its time pass.
-
-    Args:
-        address: Of the page.
-        words: Further options of Chromium.
-        width: Of the window, in pixels.
-        height: The same.
-
-    Returns:
-        The page as it is then, and what the browser has complained of.
-    """
+    """The page after two seconds of its time, and what the browser has complained of."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(

@@ -57,12 +57,7 @@ def report_of(
 ) -> dict[str, Any]:
     """What is reported of an experiment of two slots that is written to ``a.yaml``, with ``trial.py`` beside it.
 
-    Args:
-        folder: Where both are written.
-        options: More words of the command.
-        trial: The source of ``trial.py``; its class is ``T``.
-        sections: Of the experiment, over those that let it check clean; hyperparameters are laid over one by one,
-            and what is None is left out.
+    ``sections`` go over those that let it check clean, hyperparameters one by one; what is None is left out.
     """
     fit = {"max_length": {"batches": 64}}
     hyperparameters = {

@@ -17,14 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block.
-
-    Args:
-        page: The document.
-        language: The word after the fence.
-        text: What is in it, without the line that names a file.
-        file: The name of the file that it is; "" where it has none.
-    """
+    """A fenced block."""
 
     page: Path
     language: str

@@ -42,12 +42,7 @@ def s3_server(address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
 
 
 def manager_of(config: dict[str, Any], temp_dir: Path) -> Any:
-    """Determined's storage manager of a ``checkpoint_storage``.
-
-    Args:
-        config: The section.
-        temp_dir: Where it keeps what it sends and fetches; in a container, that is ``/tmp``.
-    """
+    """Determined's storage manager of a ``checkpoint_storage``."""
     from determined.common import storage
 
     return storage.build({**config, "temp_dir": str(temp_dir)}, container_path=None)

@@ -24,12 +24,7 @@ INSTALL = {
 
 
 def skip_or_fail(name: str, reason: str) -> NoReturn:
-    """Leave a test out for want of something.
-
-    Args:
-        name: A key of ``INSTALL``.
-        reason: Why it is not there.
-    """
+    """Leave a test out for want of something."""
     assert name in INSTALL, name
     if name in os.environ.get(REQUIRE, "").split(","):
         pytest.fail(f"{name} is required ({REQUIRE}) and missing: {reason}", pytrace=False)

@@ -50,21 +50,7 @@ def experiment(
     optimizer: str = "AdamW",
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A trial of ``trials.py`` on two ranks.
-
-    Args:
-        zero: ZeRO stage.
-        trial: Its class; by default the one that the strategy takes.
-        pipe: Stages of the pipeline.
-        accumulation: Micro-batches of a batch.
-        num_workers: Of each data loader.
-        asynchronous: Whether checkpoints are written while training continues.
-        schedule: Of the pipeline.
-        sequence: Ranks that share a sequence.
-        tensor: Ranks that share layers.
-        optimizer: Of DeepSpeed.
-        more: Further sections of the DeepSpeed JSON; ``zero_optimization`` is joined with what is there.
-    """
+    """A trial of ``trials.py`` on two ranks."""
     module = "sliced_trial" if sequence > 1 else "trials"
     trial = trial or ("SlicedVictim" if sequence > 1 else "PipelineVictim" if pipe > 1 else "Victim")
     sharded = {"reduce_scatter": False} if optimizer == "Muon" and zero == 3 else {}
@@ -105,14 +91,7 @@ def experiment(
 def session_experiment(
     form: str, *, max_length: int | None = None, zero: int = 1, accumulation: int = 2
 ) -> dict[str, Any]:
-    """The script of ``script.py`` on two ranks.
-
-    Args:
-        form: How it loops: ``range``, ``epochs`` or ``steps``.
-        max_length: Batches after which the configuration ends it; None: the script alone does.
-        zero: ZeRO stage.
-        accumulation: Micro-batches of a batch.
-    """
+    """The script of ``script.py`` on two ranks."""
     config = experiment(zero=zero, accumulation=accumulation)
     config["entrypoint"] = f"python3 -m determined.launch.torch_distributed python3 {SCRIPT} {form}"
     config["hyperparameters"]["fit"] = {

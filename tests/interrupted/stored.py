@@ -26,17 +26,7 @@ def train(
 ) -> tuple[list[str], str]:
     """In a rank: train a trial of ``trials.py`` so far, with a checkpoint after each third batch.
 
-    Args:
-        run_dir: The run directory.
-        storage: The ``checkpoint_storage``.
-        batches: The number of batches.
-        latest: The checkpoint to resume from.
-        zero: ZeRO stage.
-        pipe: Stages of the pipeline.
-        arguments: More of ``fit``'s.
-
-    Returns:
-        The checkpoints that were written, and what was raised.
+    Returns the checkpoints that were written, and what was raised.
     """
     from determined import core
 
