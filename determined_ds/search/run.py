@@ -92,7 +92,6 @@ class LocalSearch:
         self._gave_up = ""  # why it ended before its end
         self._free_gpus = list(plan.machine.gpus)
         self._refused_in_a_row = 0
-        self._num_judged = 0
         name = plan.searcher["name"]
         self._replaces = name not in ("grid", "single")
         self._time_metric = str(plan.searcher["time_metric"]) if name in HALVING else ""
@@ -155,19 +154,18 @@ class LocalSearch:
             for trial in self._running:
                 self._ask_to_stop(trial)
             return bool(self._running)
-        trials = self.events.trials
-        while self._num_judged < len(trials) and not self.interrupts.requested:
-            # A point that cannot run may be replaced by another, which is judged in turn.
+        # A point that cannot run may be replaced by another, which is judged in turn.
+        while point := next((each for each in self._open if not each.is_judged), None):
             if self._replaces and self.events.dropped_in_a_row >= MOST_DROPPED:
                 if not self._running:
                     self._gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
                 break
-            self._num_judged += 1
-            trial = trials[self._num_judged - 1]
-            if trial.is_open:
-                self._judge(trial)
-        for trial in self._waiting():
-            if len(self._running) < self.plan.machine.at_once:
+            if self.interrupts.requested:
+                break
+            self._judge(point)
+        for trial in self._open:  # the oldest first, as on a cluster
+            is_waiting = trial.is_judged and trial.process is None
+            if is_waiting and len(self._running) < self.plan.machine.at_once:
                 self._start(trial)
         return bool(self._running)
 
@@ -182,10 +180,6 @@ class LocalSearch:
         length = resolved.fit.max_length if resolved is not None else None
         if length is not None and length.unit == "batches" and isinstance(length.value, int):
             trial.length = length.value
-
-    def _waiting(self) -> list[Trial]:
-        """The trials that can start, the oldest first, as on a cluster."""
-        return [trial for trial in self._open if trial.is_judged and trial.process is None]
 
     def _run_dir(self, trial: Trial) -> Path:
         return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
