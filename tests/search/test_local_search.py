@@ -74,6 +74,7 @@ class Interrupted:
         wait_for(lambda: "resumed at batch" in output.read_text())
         stopped.send_signal(signal.SIGINT)
         wait_for(lambda: "SIGTERM: stopping after this batch" in output.read_text())
+        time.sleep(1)  # until the ranks have been told, too
         hold.unlink()
         self.stopped = stopped.communicate(TIMEOUT_S)
         self.left, self.code = stopped.processes(), stopped.returncode
