@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from determined.pytorch.deepspeed import (
@@ -22,8 +21,8 @@ from determined.pytorch.deepspeed import (
     make_data_parallel_mpu,
     make_deepspeed_mpu,
 )
+from determined.pytorch.deepspeed import overwrite_deepspeed_config as overwritten_by_determined
 
-from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.loop.trainer import Trainer
@@ -50,7 +49,7 @@ __all__ = [
 def overwrite_deepspeed_config(
     base_ds_config: str | os.PathLike[str] | Mapping[str, Any], source_ds_dict: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A DeepSpeed JSON overwritten leaf by leaf.
+    """A DeepSpeed JSON overwritten leaf by leaf, as Determined's function of this name does.
 
     Unlike ``context.overwrite``, it fills no ``"auto"`` and checks nothing.
 
@@ -60,23 +59,7 @@ def overwrite_deepspeed_config(
 
     Returns:
         A plain dict for ``deepspeed.initialize(config=...)``, lists and all, whatever ``attrdict`` made of them.
-
-    Raises:
-        ConfigError: the file cannot be read, or states a key twice.
-        TypeError: ``base_ds_config`` is neither a path nor a mapping.
     """
-    if isinstance(base_ds_config, Mapping):
-        base = as_plain(base_ds_config)
-    elif isinstance(base_ds_config, (str, os.PathLike)):
-        base = as_plain(read_json(Path(base_ds_config)).data)
-    else:
-        kind = type(base_ds_config).__name__
-        raise TypeError(f"Expected string or dict for base_ds_config argument. It is of type {kind}.")
-    return _merged(base, as_plain(source_ds_dict))
-
-
-def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in over.items():
-        own = base.get(key)
-        base[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
-    return base
+    is_mapping = isinstance(base_ds_config, Mapping)
+    base = as_plain(base_ds_config) if is_mapping else os.fspath(base_ds_config)  # type: ignore[arg-type]
+    return dict(overwritten_by_determined(base, as_plain(source_ds_dict)))

@@ -10,7 +10,6 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.limits import num_cores
 
-NAMES = ("cpu", "cuda")
 # Device nodes of the NVIDIA driver, of WSL's, and of ROCm's (which torch calls cuda too).
 ROCM_NODE = "/dev/kfd"
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", ROCM_NODE)
@@ -27,19 +26,18 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     """
     origin = "--accelerator" if name else "the environment's DS_ACCELERATOR"
     name = name or os.environ.get("DS_ACCELERATOR") or None
-    if name not in (None, *NAMES):
-        raise _refuse(name, origin, "must be cpu or cuda", "use cpu or cuda")
-    if name != "cpu" and any(Path(node).exists() for node in GPU_NODES):
+    message, fix = "must be cpu or cuda", "use cpu or cuda"
+    if name in (None, "cuda") and any(Path(node).exists() for node in GPU_NODES):
         found = _cuda()
         if found is not None:
             return found
     if name == "cuda":
-        fix = "use --accelerator cpu, or a machine with a GPU"
-        raise _refuse(name, origin, "torch finds no CUDA device here", fix)
-    flags = cpu_flags()
-    return Accelerator(
-        name="cpu", num_devices=num_cores(), bf16=False, fp16=bool(flags & {"avx512_fp16", "amx_fp16"})
-    )
+        message, fix = "torch finds no CUDA device here", "use --accelerator cpu, or a machine with a GPU"
+    if name not in (None, "cpu"):
+        key = code = "accelerator"
+        raise ConfigError(Problem(key=key, value=name, origin=origin, message=message, fix=fix, code=code))
+    fp16 = bool(cpu_flags() & {"avx512_fp16", "amx_fp16"})
+    return Accelerator(name="cpu", num_devices=num_cores(), bf16=False, fp16=fp16)
 
 
 def detect_without_torch(name: str | None = None) -> Accelerator | None:
@@ -54,55 +52,31 @@ def detect_without_torch(name: str | None = None) -> Accelerator | None:
     named = name or os.environ.get("DS_ACCELERATOR")
     if named == "cpu" or not any(Path(node).exists() for node in GPU_NODES):
         return detect_accelerator(name)
-    ask = ["nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
+    ask = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
-        gpus = [line.split(", ") for line in said.splitlines()]
-        native = [float(capability) >= 8.0 for _, capability in _visible(gpus)]
-    except (OSError, ValueError, subprocess.SubprocessError):  # ROCm, or a driver from before compute_cap
+        native = [float(capability) >= 8.0 for capability in said.splitlines()]
+        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:  # nvidia-smi lists them all
+            numbers = [int(number) for number in visible.split(",")]
+            if min(numbers) < 0 or len(set(numbers)) < len(numbers):
+                return None
+            native = [native[number] for number in numbers]
+    except (
+        OSError,
+        ValueError,
+        IndexError,
+        subprocess.SubprocessError,
+    ):  # ROCm, an old driver, GPUs by their uuid
         return None
     if len(set(native)) != 1:  # none, or of several kinds
         return None
     return Accelerator(name="cuda", num_devices=len(native), bf16=native[0], fp16=True)
 
 
-def _visible(gpus: list[list[str]]) -> list[list[str]]:
-    """The GPUs that CUDA shows this process; ``nvidia-smi`` lists them all.
-
-    Args:
-        gpus: Of the machine: first the uuid of each.
-
-    Raises:
-        ValueError: only CUDA knows, as where the variable names a part of a GPU (``MIG-...``).
-
-    Source: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables".
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return gpus
-    found = []
-    for name in filter(None, (name.strip() for name in named.split(","))):
-        if name.isdecimal() and int(name) < len(gpus):
-            matches = [gpus[int(name)]]
-        else:  # the beginning of a uuid, as long as it is of one GPU alone
-            matches = [gpu for gpu in gpus if name.startswith("GPU-") and gpu[0].startswith(name)]
-        if len(matches) != 1 or matches[0] in found:
-            raise ValueError(name)
-        found += matches
-    return found
-
-
 def kind_of_device(accelerator: Accelerator) -> str:
     """Determined's name: ``cpu``, ``cuda`` or ``rocm``; torch calls the last ``cuda``."""
     is_rocm = accelerator.name == "cuda" and Path(ROCM_NODE).exists() and not Path(GPU_NODES[0]).exists()
     return "rocm" if is_rocm else accelerator.name
-
-
-def _refuse(name: str | None, origin: str, message: str, fix: str) -> ConfigError:
-    problem = Problem(
-        key="accelerator", value=name, origin=origin, message=message, fix=fix, code="accelerator"
-    )
-    return ConfigError(problem)
 
 
 def _cuda() -> Accelerator | None:

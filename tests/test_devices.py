@@ -81,11 +81,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        ("GPU-a, 9.0\nGPU-b, 9.0", Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)),
-        ("GPU-a, 7.5", Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)),
-        ("GPU-a, 8.0\nGPU-b, 7.5", None),
+        ("9.0\n9.0", Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)),
+        ("7.5", Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)),
+        ("8.0\n7.5", None),
         ("", None),
-        ("GPU-a, [N/A]", None),
+        ("[N/A]", None),
         ("NVIDIA-SMI has failed", None),
     ],
 )
@@ -96,25 +96,13 @@ def test_gpus_are_found_without_torch_or_left_to_it(gpus: Path, said: str, found
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        ("0", 1),
-        ("2,0", 2),
-        ("GPU-aa11", 1),
-        ("GPU-bb, 0", 2),
-        ("GPU-aa", None),  # of two
-        ("MIG-0f0f/1/0", None),
-        ("0,0", None),
-        ("3", None),
-        ("-1", None),
-        ("", None),  # none at all
-    ],
+    ("visible", "count"), [("0", 1), ("2,0", 2), ("GPU-aa11", None), ("3", None), ("-1", None), ("", None)]
 )
 def test_gpus_that_cuda_does_not_show_do_not_count(
     gpus: Path, monkeypatch: pytest.MonkeyPatch, visible: str, count: int | None
 ) -> None:
     """``nvidia-smi`` lists them whatever ``CUDA_VISIBLE_DEVICES`` says; what is not plain is left to torch."""
-    gpus.write_text("#!/bin/sh\nprintf 'GPU-aa11, 9.0\\nGPU-aa22, 9.0\\nGPU-bb33, 9.0\\n'\n")
+    gpus.write_text("#!/bin/sh\nprintf '9.0\\n9.0\\n9.0\\n'\n")
     gpus.chmod(0o755)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = devices.detect_without_torch()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from determined_ds import ConfigError, load_model_from_checkpoint_path
 from determined_ds.errors import EXIT_CONFIG
 from tests.cli.own_runs import LENGTH, OWN_MODEL, run
 from tests.harness.command import det_ds
@@ -94,17 +93,6 @@ def test_a_run_stores_none_and_resumes_where_they_are_given_again(run_dir: Path,
     done = run(secretive, run_dir, "--resume", sets=[f"{LENGTH}=10"])
     assert done.returncode == 0, done.stderr
     assert files_with_secrets(run_dir) == []
-
-
-def test_a_model_is_loaded_where_they_are_given(
-    run_dir: Path, secretive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = checkpoints(run_dir)[0]
-    with pytest.raises(ConfigError, match="export DET_DS_DATA_API_KEY="):
-        load_model_from_checkpoint_path(path, context_dir=secretive)
-    for name, value in GIVEN.items():
-        monkeypatch.setenv(name, value)
-    assert load_model_from_checkpoint_path(path, context_dir=secretive)
 
 
 def test_a_searchs_trials_get_them_and_its_files_have_none(secretive: Path) -> None:
