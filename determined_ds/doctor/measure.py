@@ -1,7 +1,6 @@
 """``det-ds doctor --measure``: what the ranks of this machine, or of this task, reach.
 
-The ranks are started as ``det-ds run`` starts them, each as this module; under another launcher this process is one of
-them. Rank 0 hands back the figures as plain data::
+torchrun starts the ranks; under another launcher this process is one of them. The figures of rank 0 are plain data::
 
     {"ranks": 2, "machines": 1, "backend": "gloo", "threads": 1, "notes": [...],
      "peaks": {"fp32": 1.8e11},                                            operations a second of a rank
@@ -18,10 +17,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -32,20 +30,17 @@ from rich.console import Console
 from rich.table import Table
 
 from determined_ds.devices import detect_accelerator, detect_without_torch
-from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.launch.external import take_threads
-from determined_ds.launch.interrupts import Interrupts
-from determined_ds.launch.outcome import show_failure
 from determined_ds.launch.placement import placement_here
-from determined_ds.launch.ranks import Ranks, environment_of_ranks
+from determined_ds.launch.ranks import environment_of_ranks
 from determined_ds.memory.units import format_bytes
 from determined_ds.report.table import terminal_width
 from determined_ds.rundir.handed_on import LAUNCHED_BY, count
 from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.run_dir import RunDir
 
 CPU_SLOTS = 2
-FIGURES = "figures.json"  # of rank 0, in the folder of the ranks
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv")
 SIZES = {"cpu": [2**10 * 8**step for step in range(6)], "cuda": [2**10 * 8**step for step in range(7)]}
 ROUNDS, ROUND_S, MOST_CALLS = 15, 0.003, 100
@@ -69,40 +64,30 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
     """
     placed = placement_here()
     device = detect_without_torch(accelerator) or detect_accelerator(accelerator)
-    size = slots or (placed.size if placed else device.num_devices if device.name == "cuda" else CPU_SLOTS)
-    most = placed.size if placed else device.max_ranks
-    if size > most or (placed and size < most):
-        message = f"this machine has room for {count(most, 'rank')}"
-        fix = f"use --slots {most} or fewer"
-        if placed is not None:
-            message, fix = f"{placed.launcher} has started {count(most, 'rank')}", "leave --slots out"
-        raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
-    environment = environment_of_ranks(placed.local_size if placed else size, device, Path.cwd(), {})
-    if placed is not None:
-        take_threads(placed)
-        os.environ.update(
-            {**environment, **placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
-        )
-        figures = measured(device.name, seconds)
-        if placed.rank == 0:
-            _show(figures, as_json)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # threads of the process group may wait for a peer that is gone
-    folder = Path(tempfile.mkdtemp(prefix="det_ds_measure_"))
-    (folder / "logs").mkdir()
-    words = [sys.executable, "-m", "determined_ds.doctor.measure", str(folder), device.name, str(seconds)]
-    run_dir, here = RunDir(folder), Path.cwd()
-    ranks = Ranks(words, size=size, environment=environment, cwd=here, run_dir=run_dir, keep_open=())
-    with Interrupts("ending the measurement") as interrupts, ranks:
-        failures = ranks.wait(lambda: ranks.kill() if interrupts.requested else None)
-    if failures and not interrupts.requested:  # their output is left where the message says
-        show_failure(failures[0], run_dir)
-        return EXIT_CONFIG if failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
-    if not interrupts.requested:
-        _show(json.loads((folder / FIGURES).read_text()), as_json)
-    shutil.rmtree(folder, ignore_errors=True)
-    return 128 + interrupts.signals[0] if interrupts.requested else 0
+    if placed is None:
+        size = slots or (device.num_devices if device.name == "cuda" else CPU_SLOTS)
+        if size > device.max_ranks:
+            message = f"this machine has room for {count(device.max_ranks, 'rank')}"
+            fix = f"use --slots {device.max_ranks} or fewer"
+            raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
+        words = [*TORCHRUN, str(size), "-m", "determined_ds.cli", "doctor", "--measure"]
+        words += ["--accelerator", device.name, "--seconds", str(seconds), *["--json"] * as_json]
+        environment = {"COLUMNS": str(terminal_width()), **environment_of_ranks(size, device, Path.cwd(), {})}
+        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="")
+        return done.returncode
+    if slots not in (None, placed.size):
+        message = f"{placed.launcher} has started {count(placed.size, 'rank')}"
+        raise ConfigError(Problem(key="--slots", value=slots, message=message, fix="leave --slots out"))
+    take_threads(placed)
+    os.environ.update(environment_of_ranks(placed.local_size, device, Path.cwd(), {}))
+    os.environ.update({**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"})
+    figures = measured(device.name, seconds)
+    if placed.rank == 0:
+        _show(figures, as_json)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of the process group may wait for a peer that is gone
 
 
 def _show(figures: dict[str, Any], as_json: bool) -> None:
@@ -222,21 +207,3 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
         "collectives": collectives,
         "notes": [note] if unfinished else [],
     }
-
-
-def main(argv: list[str]) -> int:
-    """Measure as one rank, of FOLDER ACCELERATOR SECONDS; rank 0 writes the figures into the folder."""
-    from determined_ds.train.rank_process import RankProcess
-
-    def work() -> None:
-        figures = measured(argv[1], float(argv[2]))
-        if os.environ["RANK"] == "0":
-            Path(argv[0], FIGURES).write_text(json.dumps(figures))
-
-    return RankProcess(Path(argv[0])).run(work, exit_of=lambda _: None)
-
-
-if __name__ == "__main__":
-    from determined_ds.train.rank_process import end_process
-
-    end_process(main(sys.argv[1:]))

@@ -17,7 +17,6 @@ from model_defs.gpt2.model import (
     parameters_by_huggingface_name,
     pipeline_layers,
 )
-from tests.package import refusals
 
 SEED = 17
 
@@ -68,13 +67,6 @@ def pipeline(config) -> Pipeline:
 def batch(config) -> tuple[Tensor, Tensor]:
     drawn = torch.randint(config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
     return drawn[:, :-1], drawn[:, 1:]
-
-
-def test_all_problems_of_a_configuration_come_at_once():
-    problems = refusals(lambda: gpt2_config("gpt2-medium", vocab_size=256, sequence_length=0, dropout=1.0))
-    keys = [problem.key for problem in problems]
-    assert keys == [f"hyperparameters.{name}" for name in ("model_size", "sequence_length", "dropout")]
-    assert "'medium'" in problems[0].message
 
 
 # --- one model in two forms ---
