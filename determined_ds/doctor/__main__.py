@@ -15,7 +15,7 @@ Examples:
   det-ds doctor
   det-ds doctor experiments/gpt2/zero3_offload.yaml
   det-ds doctor --measure                # or of several machines: srun --ntasks 16 det-ds doctor --measure
-  det cmd run --context . 'python3 -m determined_ds.doctor experiments/gpt2/const.yaml'    # in a task
+  det cmd run --context . --include experiments/gpt2/const.yaml 'python3 -m determined_ds.doctor const.yaml'
 
 \b
 Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG is invalid.

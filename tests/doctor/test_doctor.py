@@ -162,8 +162,8 @@ def test_a_storage_is_tried_and_left_as_it_was(s3: dict[str, Any], tmp_path: Pat
 @pytest.mark.long("python -m in a copy of the context; the tests before have the same probes")
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
-    """As ``det cmd run --context . 'python3 -m determined_ds.doctor CONFIG'``; ``det-ds`` itself is not sent."""
-    for file in context.read_v1_context(ROOT):
+    """As ``det cmd run --context . --include CONFIG 'python3 -m determined_ds.doctor CONFIG'``."""
+    for file in context.read_v1_context(ROOT, [ROOT / "experiments/gpt2/const.yaml"]):
         if file.type == ord("0"):
             path = tmp_path / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "determined_ds.doctor",
-        "experiments/gpt2/const.yaml",
+        "const.yaml",
         "--accelerator",
         "cpu",
     ]
