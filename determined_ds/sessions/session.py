@@ -128,7 +128,7 @@ class Session:
         self._begun = self._empty = (
             0  # passes that this process has begun; of these, after the end of training
         )
-        self._is_cut = False  # the last one was left before its end
+        self._is_cut = self._has_warned = False  # the last one was left before its end; that was said
 
     # ------------------------------------------------------------------------------------ start and end
 
@@ -376,7 +376,8 @@ class Session:
                 if self._empty > MOST_EMPTY:  # it iterates the loader for ever, though training is over
                     raise SystemExit(0)
                 return
-            if is_new and self._is_cut and training.is_chief:
+            if is_new and self._is_cut and training.is_chief and not self._has_warned:
+                self._has_warned = True
                 logger.warning(
                     "warning: a pass over the loader was left before its end, and the next one continues it; a "
                     "resumed run counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"

@@ -31,23 +31,15 @@ def train(run_dir: Path, schedule: str, steps: int, resume: str | None = None) -
     return checkpoints(run_dir)[0].name
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        ["dualpipev_zero1", "pipe2_zero1", "interleaved4"],
-        pytest.param(
-            ["zb-h1", "interleaved4", "dualpipev_zero1", "gpipe", "interleaved", "pipe2_zero1"],
-            marks=pytest.mark.long("three have every change of what ranks hold"),
-        ),
-    ],
-    ids=["three", "all"],
-)
-def test_it_continues_as_if_nothing_had_changed(way: list[str], two_ranks: Ranks, tmp_path: Path) -> None:
+WAY = ["dualpipev_zero1", "pipe2_zero1", "interleaved4"]  # every change of what ranks hold
+
+
+def test_it_continues_as_if_nothing_had_changed(two_ranks: Ranks, tmp_path: Path) -> None:
     """Four batches under each."""
-    two_ranks.run(train, tmp_path / "whole", "pipe2_zero1", 4 * len(way))
+    two_ranks.run(train, tmp_path / "whole", "pipe2_zero1", 4 * len(WAY))
     uuid = None
-    for number, schedule in enumerate(way):
+    for number, schedule in enumerate(WAY):
         uuid, *_ = two_ranks.run(train, tmp_path / "run", schedule, 4 * (number + 1), uuid)
     whole, found = losses_of(tmp_path / "whole"), losses_of(tmp_path / "run")
-    assert len(whole) == 5 * len(way)
+    assert len(whole) == 5 * len(WAY)
     assert found == pytest.approx(whole, rel=1e-5)

@@ -166,7 +166,10 @@ def failing(run_dir: str) -> Any:
                 step(engine, batch)
                 if number == 2:
                     s.checkpoint()
-                if number == 5:
+                    break
+            for number, batch in enumerate(loader):  # which continues the pass
+                step(engine, batch)
+                if number == 2:
                     raise KeyError("mine")
     except KeyError as error:
         found.append(repr(error))
@@ -182,6 +185,7 @@ def test_the_engine_says_the_batch_and_a_failure_leaves_the_last_checkpoint(
     assert "mine" in result["reason"]
     assert result["checkpoint"]["steps_completed"] == 1  # the second step had not ended
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    assert "a pass over the loader was left before its end" in two_ranks.said(0)
 
 
 def sharing(run_dir: str, made_with_groups: bool) -> Any:
