@@ -128,11 +128,7 @@ def _check(
 
 
 def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, list[Problem]]:
-    """``--slots auto``: the experiment on as many of its slots as fit this machine, its batch and its stages.
-
-    Unchanged where the machine has enough, and where no number works: its problems are then reported for the slots
-    that it states.
-    """
+    """``--slots auto``: the experiment on as many of its slots as fit this machine, unchanged where no number does."""
     accelerator = where.accelerator
     for slots in range(accelerator.max_ranks, 0, -1) if experiment.slots > accelerator.max_ranks else ():
         fewer = parse_experiment(experiment.document.overwritten((SLOTS, slots, "--slots auto")))

@@ -143,11 +143,7 @@ def start_in(
 
 
 def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
-    """The start of a run that resumes: from the checkpoint that is named, of this run or of another.
-
-    Raises:
-        ConfigError: there is nothing to resume; or the checkpoint is another run's, and this one has its own.
-    """
+    """The start of a run that resumes: from the checkpoint that is named, of this run or of another."""
     kept = checkpoints_in(there.checkpoints)
     if not stated:  # the newest run of the same experiment is a good guess
         siblings = there.path.parent.glob("*")
@@ -207,11 +203,7 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
 
 
 def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | None) -> Start:
-    """Where a run starts, with what has changed since its checkpoint was written.
-
-    Raises:
-        ConfigError: the run cannot start from it; every reason.
-    """
+    """Where a run starts, with what has changed since its checkpoint was written."""
     found, checkpoint = Problems(), start.checkpoint
     if checkpoint is not None:
         path, uuid = checkpoint.path, checkpoint.uuid

@@ -84,8 +84,6 @@ class LocalRun:
         origin = ""
         if experiment.hyperparameters.get((TRIAL_SEED,)) is None:
             origin = f", of experiment_seed {experiment.space.seed} as on a master"
-            if experiment.document.get(("reproducibility", "experiment_seed")) is None:
-                origin = ", of experiment_seed 0: none is given, and a master would take the time"
         lines.append(f"  seed       {experiment.trial_seed}{origin}")
         lines.append(f"  run dir    {short(self.run_dir)}")
         if placed is not None:

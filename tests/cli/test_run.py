@@ -49,8 +49,7 @@ def result(run_dir: Path) -> Any:
 
 
 def test_the_trials_seed_is_that_of_a_masters_first_trial(twice: Run) -> None:
-    said = f"  seed       {SEED}, of experiment_seed 0: none is given, and a master would take the time\n"
-    assert said in twice.first.stdout
+    assert f"  seed       {SEED}, of experiment_seed 0 as on a master\n" in twice.first.stdout
     for checkpoint in checkpoints(twice.run_dir):
         assert json.loads((checkpoint / "load_data.json").read_text())["trial_seed"] == SEED
 

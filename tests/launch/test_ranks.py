@@ -9,31 +9,62 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.harness.command import ROOT, TIMEOUT_S, Started, det_ds
-from tests.launch.endless import EXPERIMENT, STUCK, TRIAL, until
 from tests.package import checkpoints
+from tests.rundir.runs import until, words
 
 HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"  # in minutes
 
 
-def written(folder: Path, trial: str, more: str = "", slots: int = 2) -> tuple[Path, Path, str, Path]:
-    """A context directory, and what ``det-ds run`` is given to run it."""
-    (folder / "trial.py").write_text(TRIAL + STUCK)
-    (folder / "experiment.yaml").write_text(EXPERIMENT.format(trial=trial, slots=slots, batch=8) + more)
-    return folder / "experiment.yaml", folder, "--run-dir", folder / "run"
+# One whose rank 1 falls asleep in its third batch, where rank 0 waits for it to add up gradients; one that never ends
+# its first batch; one that is killed; and one that is stopped, or preempted, while it prepares its data.
+SOURCE = """
+import signal, time
+
+def fall_asleep():
+    while True:
+        signal.pause()
+
+class Stuck(Plain):
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        if batch_idx == 2 and self.context.distributed.rank == 1:
+            fall_asleep()
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+class Held(Plain):
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        print("holding", flush=True)
+        fall_asleep()
+
+class Killed(Plain):
+    def loss(self, model, batch):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Early(Plain):
+    def prepare(self):
+        if self.context.distributed.rank == 0:
+            os.kill(int(os.environ["DET_DS_PARENT"]), signal.SIGTERM)
+            time.sleep(1)
+"""
+
+
+def written(folder: Path, trial: str, slots: int = 2, **fit: Any) -> list[str]:
+    """The words of a run that never ends."""
+    return words(folder, folder / "run", trial, slots=slots, fit=fit, source=SOURCE)
 
 
 # ------------------------------------------------------------------------------------------- a rank that hangs
 
 
 def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
-    stated = f"environment: {{environment_variables: [{HANG_TIMEOUT}=0.05]}}\n"
-    run_dir, period = tmp_path / "run", "hyperparameters.fit.checkpoint_period={batches: 1}"
-    done = det_ds("run", *written(tmp_path, "Stuck", stated), "--set", period, env={HANG_TIMEOUT: "60"})
+    stated, run_dir = f"environment.environment_variables=[{HANG_TIMEOUT}=0.05]", tmp_path / "run"
+    given = written(tmp_path, "Stuck", checkpoint_period={"batches": 1})
+    done = det_ds(*given, "--set", stated, env={HANG_TIMEOUT: "60"})
     assert done.returncode == 1, done.stderr
     said, hanging, of_others = done.stderr.partition("rank 1 stands here, innermost call first:\n")
     assert "rank 1 hangs: nothing has moved for 3 s, since batch 2\n" in said
@@ -46,20 +77,9 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_f
     assert "Traceback" not in done.stderr
 
 
-KILLED = """
-import os
-
-class Killed(Endless):
-    def loss(self, model, batch):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def test_a_killed_rank_of_another_launcher_is_named_with_its_signal(tmp_path: Path) -> None:
-    words = written(tmp_path, "Killed", slots=1)
-    (tmp_path / "trial.py").write_text(TRIAL + KILLED)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m"]
-    command += ["determined_ds.cli", "run", *map(str, words), "--accelerator", "cpu"]
+    command += ["determined_ds.cli", *written(tmp_path, "Killed", slots=1), "--accelerator", "cpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert "rank 0 was killed by SIGKILL; the system kills processes when memory runs out" in done.stderr
@@ -104,7 +124,7 @@ def test_a_script_that_stops_reporting_is_ended_where_a_limit_is_stated(tmp_path
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Started]:
     """A run of two ranks that trains for ever."""
-    process = Started("run", *written(tmp_path, "Endless"), merged=True)
+    process = Started(*written(tmp_path, "Plain"), merged=True)
     metrics = tmp_path / "run/metrics.jsonl"
     until(lambda: (metrics.is_file() and metrics.read_text()) or process.poll() is not None)
     assert process.poll() is None, process.communicate()
@@ -132,22 +152,8 @@ def test_no_port_of_a_run_is_open_to_other_machines_and_killed_it_leaves_no_proc
     until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks))
 
 
-# Stopped by a user, or preempted, while it prepares its data.
-EARLY = """
-import os, time
-
-class Early(Endless):
-    def prepare(self):
-        if self.context.distributed.rank == 0:
-            os.kill(int(os.environ["DET_DS_PARENT"]), signal.SIGTERM)
-            time.sleep(1)
-"""
-
-
 def test_a_run_that_is_stopped_while_it_starts_trains_nothing(tmp_path: Path) -> None:
-    words = written(tmp_path, "Early")
-    (tmp_path / "trial.py").write_text(TRIAL + EARLY)
-    done = det_ds("run", *words)
+    done = det_ds(*written(tmp_path, "Early"))
     assert done.returncode == 0, done.stderr
     assert "stopped     batch 0 of 1000000, as requested" in done.stdout
     result = json.loads((tmp_path / "run/result.json").read_text())
@@ -156,7 +162,7 @@ def test_a_run_that_is_stopped_while_it_starts_trains_nothing(tmp_path: Path) ->
 
 
 def test_the_first_signal_finishes_the_batch_and_the_second_ends_it_at_once(tmp_path: Path) -> None:
-    process = Started("run", *written(tmp_path, "Held"), merged=True)
+    process = Started(*written(tmp_path, "Held"), merged=True)
     logs = tmp_path / "run/logs"
     until(lambda: any("holding" in log.read_text() for log in logs.glob("rank*.log")) or process.poll())
     process.terminate()

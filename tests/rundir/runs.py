@@ -1,14 +1,16 @@
-"""Runs of tiny trials, by ``det-ds run``."""
+"""Runs of tiny trials, by ``det-ds run``; and a wait for something to be true."""
 
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.harness.command import det_ds
+from tests.harness.command import TIMEOUT_S, det_ds
 
 TRIALS = """
 import math, os, torch
@@ -47,9 +49,19 @@ class Filling(Plain):
 
 
 def words(
-    folder: Path, run_dir: Path, trial: str = "Plain", *, slots: int = 1, fit: Any = None, **more: Any
+    folder: Path,
+    run_dir: Path,
+    trial: str = "Plain",
+    *,
+    slots: int = 1,
+    fit: Any = None,
+    source: str = "",
+    **more: Any,
 ) -> list[str]:
-    """The words of a run that reports each batch and, unless ``fit`` says otherwise, never ends and saves nothing."""
+    """The words of a run that reports each batch and, unless ``fit`` says otherwise, never ends and saves nothing.
+
+    ``source`` has more trials, and ``more`` hyperparameters.
+    """
     periods = {"max_length": {"batches": 1_000_000}, "reporting_period": {"batches": 1}}
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
     config = {
@@ -69,7 +81,7 @@ def words(
         "searcher": {"name": "single", "metric": "score" if trial == "Scored" else "validation_loss"},
     }
     folder.mkdir(exist_ok=True)
-    (folder / "trial.py").write_text(TRIALS)
+    (folder / "trial.py").write_text(TRIALS + source)
     (folder / "experiment.yaml").write_text(yaml.safe_dump(config))
     return ["run", str(folder / "experiment.yaml"), str(folder), "--run-dir", str(run_dir)]
 
@@ -82,3 +94,12 @@ def scored(
     by_text = {str(batch): score for batch, score in scores.items()}
     given = words(folder, folder / "run", "Scored", slots=slots, fit=fit, scores=by_text)
     return det_ds(*given, *further)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is true, and hand it back; a guard against hangs, not a measure."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+    return found

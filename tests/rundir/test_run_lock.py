@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from tests.harness.command import TIMEOUT_S, Started, det_ds
-from tests.launch.endless import until
 from tests.package import records
-from tests.rundir.runs import words
+from tests.rundir.runs import until, words
 
 COMMANDS = {"run": [], "search": [], "compare": ["--strategies", "zero1"], "autotune": ["--budget", "2"]}
 

@@ -15,16 +15,17 @@ from determined_ds.errors import EXIT_CRASHED, ConfigError
 from tests.harness.command import TIMEOUT_S as TOO_LONG_S
 from tests.harness.machines import Machine
 from tests.harness.ranks import Ranks, free_port
-from tests.launch.endless import TRIAL, until
+from tests.rundir.runs import TRIALS as PLAIN
+from tests.rundir.runs import until
 from tests.train.small import hyperparameters
 
 HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"
 TIMEOUT_S = 4.0
 # Rank 0 of Uploads takes longer than the limit to store a checkpoint.
-TRIALS = f"""{TRIAL}
+TRIALS = f"""{PLAIN}
 import time
 
-class Uploads(Endless):
+class Uploads(Plain):
     def __init__(self, context):
         super().__init__(context)
         if context.distributed.rank == 0:
@@ -126,7 +127,7 @@ def test_an_upload_takes_as_long_as_it_takes_and_a_cut_cable_is_named_on_both_ma
 @pytest.mark.long("two machines once more: test_an_upload_takes_as_long has a cut cable")
 def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None:
     """Its connections are closed, which the other one hears of at once, as an error of gloo's."""
-    training = Training(machines, "Endless")
+    training = Training(machines, "Plain")
     training.goes_on()
     machines[1].die()
     assert training.code(0) not in (0, None)
