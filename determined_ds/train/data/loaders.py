@@ -41,19 +41,17 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
         return _unsplit(loader, where)
     if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
         note(
-            f"data        {where}: {_described(loader)} is used as it is; the trial splits it over replicas, shuffles "
-            "and resumes it"
+            f"data        {where}: {_described(loader)} is used as it is; the trial splits, shuffles and resumes it"
         )
         return loader
     is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
     if is_own and loader.batch_sampler is not None and not is_stream(loader.dataset):
         options = {name: getattr(loader, name) for name in ("batch_sampler", *OPTIONS)}
         return _unsplit(pytorch.DataLoader(loader.dataset, **options), where)
+    kind = "determined_ds.StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
+    fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
     if hasattr(trial, "training_loader"):
         fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
-    else:
-        kind = "determined_ds.StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
-        fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
     message = f"returned {_described(loader)}, which is not a data loader"
     if hasattr(loader, "__iter__"):
         message = (
@@ -146,9 +144,6 @@ class SeededDataset(torch_data.Dataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
 
     def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
         seed, indices = batch

@@ -254,14 +254,12 @@ class TrainingStream:
             )
         readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
         if readers >= MANY_READERS:
-            shard = "dataset.shard(num_shards, index)" if hasattr(loader.dataset, "shard") else "its files"
-            note(
-                warned(
-                    f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
-                    f"  fix: give each replica a part ({shard}) with sharded=True; or use fewer workers, and do the "
-                    "work on a sample in collate_fn, which sees only those that are kept"
-                )
+            said = (
+                f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
+                "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
+                "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
             )
+            note(warned(said))
         self._place = pickle.dumps(dict(place))
         self.apart = (loader.name, False) if loader.sharded else None
         stream = ReplicaStream(
@@ -292,9 +290,7 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
     if is_sharded and are_same:
         note(warned(f"warning: {name} is sharded=True, and its first samples are the same on every replica"))
     elif not is_sharded and not are_same:
-        message = (
-            "yields other samples on one replica than on another: some would be trained twice, others never"
-        )
+        message = "yields other samples on one replica than on another: some would count twice, others never"
         fix = (
             "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
             "draw from random, numpy or torch, or from a generator with a fixed seed"

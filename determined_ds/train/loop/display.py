@@ -28,23 +28,18 @@ STOPPING = "stopping    after this batch, with a checkpoint; again ends at once"
 
 
 def make_progress(is_chief: bool, records: Path | None = None) -> Progress:
-    """The display for this rank's kind of output.
+    """The display of this rank: a panel on the chief's terminal, if it has one.
 
     Args:
         is_chief: Whether this is rank 0; the others show nothing.
         records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
     """
     panel = None
-    if is_chief and shows_panel():
+    if is_chief and sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown"):
         from determined_ds.report.panel import DrawnPanel  # loads rich
 
         panel = DrawnPanel()
     return Progress(shows=is_chief, panel=panel, records=records)
-
-
-def shows_panel() -> bool:
-    """Whether this process writes to a terminal that a panel can be drawn on."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
 
 
 class Progress:
@@ -144,14 +139,13 @@ def _logged_above() -> Iterator[None]:
     """Have handlers of logs that write to this terminal write above the panel."""
     streams = (sys.stdout, sys.stderr)
     proxies = {each.rich_proxied_file: each for each in streams if hasattr(each, "rich_proxied_file")}
-    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in logging.root.manager.loggerDict)]
-    moved: list[tuple[logging.StreamHandler[Any], Any]] = []
-    for handler in {handler for logger in loggers for handler in logger.handlers}:
-        if isinstance(handler, logging.StreamHandler) and handler.stream in proxies:
-            moved.append((handler, handler.stream))
-            handler.setStream(proxies[handler.stream])
+    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    handlers = {
+        each for logger in loggers for each in logger.handlers if getattr(each, "stream", None) in proxies
+    }
+    before = {each: each.setStream(proxies[each.stream]) for each in handlers}  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for handler, stream in moved:
-            handler.setStream(stream)
+        for handler, stream in before.items():
+            handler.setStream(stream)  # type: ignore[attr-defined]

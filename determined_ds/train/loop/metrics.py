@@ -108,10 +108,6 @@ class MetricSums:
         # Numbers on the host are added up there: the host would wait for each copy to a GPU.
         device = self._device if isinstance(value, torch.Tensor) else None
         try:
-            if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
-                value = np.asarray(
-                    value, dtype=np.float64
-                )  # torch takes no list of arrays without dimensions
             if value is None or isinstance(value, complex) or (device and value.is_complex()):
                 raise TypeError
             tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
@@ -256,11 +252,8 @@ def searched(metrics: Mapping[str, Any], name: str) -> float:
     """The value of the searcher's metric."""
     if util.is_numerical_scalar(metrics.get(name)):
         return float(metrics[name])
-    known = ", ".join(sorted(metrics))
-    message, fix = f"the trial reports {known}", f"name one of them: {known}"
-    if name in metrics:
-        message = f"the trial reports {described(metrics[name])} by this name, and a search compares numbers"
-        fix = "name a metric that is a number, or report one besides, such as its mean"
-    raise ConfigError(
-        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
-    )
+    known = ", ".join(sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value)))
+    what = described(metrics[name]) + " by this name, and the numbers " if name in metrics else ""
+    message, fix = f"the trial reports {what}{known}", f"name one of them: {known}"
+    problem = {"key": "searcher.metric", "value": name, "code": "searcher-metric"}
+    raise ConfigError(Problem(message=message, fix=fix, **problem))

@@ -499,33 +499,24 @@ class Trainer:
         state, context = self.state, self.context
         self._open_data()
         context.adopt()
-        self.progress.start(
-            total=self.schedule.stated_batches,
-            done=state.batches_trained,
-            metric=self._metric,
-            smaller_is_better=self._smaller_is_better,
-        )
+        total, metric, is_less = self.schedule.stated_batches, self._metric, self._smaller_is_better
+        self.progress.start(total=total, done=state.batches_trained, metric=metric, smaller_is_better=is_less)
         self._call_back("on_training_start")
         check_callbacks(self._named_callbacks)
         self.checkpoints.prepare(self.fit_options.asynchronous_checkpoints)
         if self.fit_options.step_zero_validation and state.batches_trained == 0:
             self._validate()
+        for model in context.models if set_modes is None else ():
+            model.train()
         if set_modes is not None:
             set_modes()
-        else:
-            for model in context.models:
-                model.train()
         self._seed()  # nothing is built from here on
         self._built = parameters_of(context.models)
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(state.batches_trained)
-        if catch_up is None:
-            at_the_end = state.batches_trained == self.schedule.num_batches
-            is_missing = at_the_end and state.last_validation != state.batches_trained
-        else:
-            is_missing = catch_up()
-        if is_missing:
+        is_missing = state.last_validation != state.batches_trained == self.schedule.num_batches
+        if is_missing if catch_up is None else catch_up():
             self._validate()
         if self.fit_options.profile is None:
             return self.data.batches
@@ -589,9 +580,9 @@ class Trainer:
         self.checkpoints.finish()
         print_communication()
         if self._test_mode:
-            words = "validated, saved, loaded back, validated to"
-            if validate is not None:
-                words = "saved, loaded back, weights that add up to"
+            words = "saved, loaded back, weights that add up to"
+            if validate is None:
+                words = "validated, saved, loaded back, validated to"
             proof = validate or (lambda: self.validator.run([]))
             same = prove_checkpoint(self.context, proof, lambda: self.read(self._last_uuid))
             self.progress.note(f"test passed: trained, {words} {same}")
