@@ -119,7 +119,7 @@ CONTINUED = {
         CONST,  # without dropout, of which each replica draws its own
         (ONE_SLOT, f"{STAGE}=3"),
         ("resources.slots_per_trial=2", f"{STAGE}=2"),
-        r"1 replica, ZeRO 3|2 replicas, ZeRO 2|elastic +2 ranks .* -> 1 rank |elastic +1 rank .* -> 2",
+        r"1 replica, ZeRO 3|2 replicas, ZeRO 2|elastic +2 ranks -> 1 rank;|elastic +1 rank -> 2 ranks;",
     ),
     "under other schedules": (
         PIPELINE,
