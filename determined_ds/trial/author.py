@@ -15,6 +15,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError,
 # A method that is defined in one of these packages is not the author's.
 LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
 MAX_NAMES = 8
+Names = str | tuple[str, ...]  # of a method, or as in :func:`method_of`
 
 
 def refused(key: str, message: str, fix: str, code: str, *, value: Any = NOT_GIVEN) -> ConfigError:
@@ -58,9 +59,7 @@ def method_of(owner: Any, *names: str) -> str:
     return f"{name} ({place})" if place else name
 
 
-def wrong(
-    owner: Any, names: str | tuple[str, ...], value: Any, expected: str, fix: str, *, did: str = ""
-) -> Problem:
+def wrong(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> Problem:
     """The problem of a value that a method returned.
 
     Args:
@@ -80,9 +79,7 @@ def wrong(
     return Problem(key=key, origin=origin, message=message, fix=fix, code="returned")
 
 
-def failed(
-    owner: Any, names: str | tuple[str, ...], value: Any, expected: str, fix: str, *, did: str = ""
-) -> TrainingError:
+def failed(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> TrainingError:
     """The same, as an error in training."""
     return TrainingError(str(wrong(owner, names, value, expected, fix, did=did)))
 

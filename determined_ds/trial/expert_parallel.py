@@ -1,9 +1,8 @@
 """Expert parallel by DeepSpeed's AutoEP: what it needs around ``deepspeed.initialize``.
 
-1. DeepSpeed replaces each mixture-of-experts layer of a Hugging Face model by one that holds a part of the experts.
-2. Each of its parameters is marked with the parameter of the original model that it is a part of: by that name and in
-   that shape checkpoints hold it.
-3. Groups of parameters get names, which DeepSpeed needs to take the experts apart.
+DeepSpeed replaces each mixture-of-experts layer of a Hugging Face model by one that holds a part of the experts. Its
+parameters are marked with those of the original model that they are parts of: by these names and in these shapes
+checkpoints hold them. Groups of parameters get names, which DeepSpeed needs to take the experts apart.
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ def expert_degree_of(engine: Any) -> int:
 
 @contextlib.contextmanager
 def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[None]:
-    """Around ``deepspeed.initialize``, which divides the experts as its configuration says.
-
-    Raises:
-        ConfigError: DeepSpeed finds no experts that it can divide, or cannot divide them by this degree.
-    """
+    """Around ``deepspeed.initialize``, which divides the experts as its configuration says, or is refused."""
     section = ds_config.get(KEY) or {}
     if not section.get("enabled"):
         yield

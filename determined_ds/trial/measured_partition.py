@@ -71,10 +71,9 @@ def measured_partition(
 def measured_layers(
     trial: Any, specs: Sequence[Any], names: Sequence[str], loss: Callable[[Any, Any], torch.Tensor]
 ) -> tuple[LayerTime, ...]:
-    """Measure each layer of a trial on this rank's device; the others take no part. One layer is held at a time.
+    """Measure each layer of a trial on this rank's device, one layer at a time; the others take no part.
 
-    The loss belongs to the last layer. Making a micro-batch belongs to the first and to the last one, since the ranks
-    of both make theirs, unless worker processes do it.
+    The loss belongs to the last layer; making a micro-batch to the first and the last one, whose ranks make theirs.
     """
     device = torch.device(trial.context.device)
     dtype = DTYPES[trial.resolved.strategy.precision]

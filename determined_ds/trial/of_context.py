@@ -56,15 +56,11 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
 
 
 def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
-    """The unit for ``context.wrap_mpu``, from ``engine.mpu`` of any engine.
+    """Determined's unit for ``context.wrap_mpu``: this rank's replica, and whether it reads data and reports metrics.
 
     Args:
-        mpu: A pipeline engine's grid; an object with Megatron's ``get_data_parallel_rank`` and
-            ``get_data_parallel_world_size``; DeepSpeed's ``parallel_state_sp``, whose ranks that share a sequence are
-            one replica; or None, as a data-parallel engine has it.
-
-    Returns:
-        Determined's unit: this rank's replica, and whether it reads data and reports metrics.
+        mpu: ``engine.mpu`` of any engine: a pipeline engine's grid; an object with Megatron's methods; DeepSpeed's
+            ``parallel_state_sp``, whose ranks that share a sequence are one replica; or None, of a data-parallel one.
 
     Source: ``determined.pytorch.deepspeed._mpu`` (0.38.1); the class of this name of its first releases.
     """

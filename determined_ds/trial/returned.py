@@ -16,21 +16,13 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from determined import pytorch
 
 from determined_ds.errors import TrialError
-from determined_ds.trial.author import described, failed, method_of, wrong
+from determined_ds.trial.author import Names, described, failed, method_of, wrong
 
 logger = logging.getLogger("determined_ds")
 
 
-def _check(
-    is_right: bool,
-    trial: Any,
-    names: str | tuple[str, ...],
-    value: Any,
-    expected: str,
-    fix: str,
-    did: str = "",
-) -> None:
-    if not is_right:
+def _check(right: bool, trial: Any, names: Names, value: Any, expected: str, fix: str, did: str = "") -> None:
+    if not right:
         raise TrialError(wrong(trial, names, value, expected, fix, did=did))
 
 

@@ -87,8 +87,7 @@ class StreamLoader:
 
     def open(self) -> Iterator[Any]:
         """Begin a pass over the dataset. Returns an iterator over samples."""
-        made = self.dataset if hasattr(self.dataset, "__iter__") else self.dataset()
-        return iter(made)
+        return iter(self.dataset if hasattr(self.dataset, "__iter__") else self.dataset())
 
 
 def is_stream(dataset: Any) -> bool:
@@ -99,15 +98,9 @@ def is_stream(dataset: Any) -> bool:
 
 
 def micro_batches_of(loader: Any, samples: int) -> Callable[[], Any]:
-    """Make micro-batches as a loader would, before training, on the CPU, in this process.
+    """A function that makes micro-batches of so many samples as a loader would, before training, on the CPU.
 
-    Args:
-        loader: What ``build_training_data_loader`` returned.
-        samples: Of a micro-batch.
-
-    Returns:
-        A function that returns one each time it is called; of a stream, which is left where it was, the first sample
-        again and again.
+    Of a stream, which is left where it was, it has the first sample again and again.
     """
     collate = getattr(loader, "collate_fn", None) or torch_data.default_collate
     dataset = loader.dataset

@@ -1,9 +1,7 @@
 """Tensor parallel training by DeepSpeed's AutoTP: what it needs around ``deepspeed.initialize``.
 
-1. ``model_parallel_size`` ranks make a group, which holds one copy of the model and reads the same batches.
-2. DeepSpeed replaces the model's linear layers by parts of them; norms and embeddings stay whole on each rank.
-3. A model that it cannot cut is refused with what to do instead.
-4. The first rank of a group reports metrics: the others computed the same.
+``model_parallel_size`` ranks make a group, which holds one copy of the model and reads the same batches; its first rank
+reports. DeepSpeed replaces the linear layers by parts of them; norms and embeddings stay whole on each rank.
 """
 
 from __future__ import annotations
@@ -54,13 +52,8 @@ def decided(context: Any, resolved: ResolvedConfig) -> ResolvedConfig:
 def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[Any]:
     """Around ``deepspeed.initialize``, which cuts the model as its configuration says; a collective.
 
-    Yields:
-        The model-parallel unit for it, by which DeepSpeed counts replicas for its batch sizes; None without tensor
-        parallel.
-
-    Raises:
-        ConfigError: DeepSpeed cannot cut the model, or it would train on other numbers; or an earlier engine of this
-            process has another degree.
+    It yields the model-parallel unit for it, by which DeepSpeed counts replicas; None without tensor parallel. Refused
+    is a model that DeepSpeed cannot cut or would train on other numbers, and another degree than an earlier engine's.
 
     Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
     ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``

@@ -179,11 +179,7 @@ class SequenceGroup:
 
 
 def sequence_group_of(trial: Any) -> SequenceGroup:
-    """The group of a trial's rank. A model that is built without ranks, to be measured or exported, is whole.
-
-    Raises:
-        ConfigError: the trial computes on whole sequences, and they are to be split.
-    """
+    """The group of a trial's rank. A model that is built without ranks, to be measured or exported, is whole."""
     size = trial.resolved.topology.sequence_parallel_size
     if size > 1 and not trial.sequence_parallel:
         raise ConfigError(whole_sequences(type(trial).__name__, size))

@@ -73,10 +73,6 @@ class Tokens(torch.nn.Module):
         return torch.nn.functional.embedding(tokens_BT, self.weight)
 
 
-def head(layer: Tokens, hidden_BTW: torch.Tensor) -> torch.Tensor:
-    return hidden_BTW @ layer.weight.T
-
-
 class Block(torch.nn.Module):
     """A residual block with dropout, a weight that is used twice, and an output that is a view."""
 
@@ -93,8 +89,11 @@ class Block(torch.nn.Module):
 
 
 def halved(hidden_BTW: torch.Tensor) -> torch.Tensor:
-    """A layer that is a function."""
     return hidden_BTW / 2
+
+
+def head(layer: Tokens, hidden_BTW: torch.Tensor) -> torch.Tensor:
+    return hidden_BTW @ layer.weight.T
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -103,9 +102,8 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def samples(size: int, seed: int) -> torch.utils.data.TensorDataset:
     generator = torch.Generator().manual_seed(seed)
-    return torch.utils.data.TensorDataset(
-        *(torch.randint(VOCABULARY, (size, TIME), generator=generator) for _ in range(2))
-    )
+    inputs, targets = (torch.randint(VOCABULARY, (size, TIME), generator=generator) for _ in range(2))
+    return torch.utils.data.TensorDataset(inputs, targets)
 
 
 def data_of(case: Case) -> torch.utils.data.TensorDataset:
@@ -113,8 +111,7 @@ def data_of(case: Case) -> torch.utils.data.TensorDataset:
     return samples(3 * case.hyperparameters["global_batch_size"], 1)
 
 
-# Two micro-batches and a sample.
-TAIL = samples(2 * BATCH + 1, 2)
+TAIL = samples(2 * BATCH + 1, 2)  # two micro-batches and a sample
 
 
 class Trained(NamedTuple):

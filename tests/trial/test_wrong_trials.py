@@ -156,9 +156,7 @@ CASES = {
         "use: validation_loss", evaluation_reducer=returning({"validation_los": Reducer.AVG})
     ),
     # In a checkpoint.
-    "a lock in a callback": of(
-        "its state['lock'][0] is a lock", build_callbacks=returning({"mine": Locked()})
-    ),
+    "a lock in a callback": of("Locked.state_dict", build_callbacks=returning({"mine": Locked()})),
     # Right.
     "as it should be": of(""),
     "several engines": Case("", "engines", {}),
