@@ -49,7 +49,7 @@ def test_a_report_of_what_runs_and_what_does_not(
         ("zeropp", "cannot run"),
     ]
     measured, greedy_one, impossible = results.rows
-    assert (measured.num_steps, len(measured.losses), measured.slots) == (3, 4, 1)
+    assert (len(measured.step_seconds), len(measured.losses), measured.slots) == (3, 4, 1)
     assert greedy_one.reason == "MemoryError: no room for it"
     assert "there is no CUDA device" in impossible.reason
     # AdamW on four weights and a bias, in fp32: parameters, gradients and two moments.

@@ -59,7 +59,7 @@ def test_strategies_of_a_script_are_measured_where_it_honours_them(tmp_path: Pat
         ("ddp", "cannot run"),
     ]
     measured, other, piped, by_torch = rows
-    assert (measured.slots, measured.num_steps, measured.micro_batch_size) == (2, 3, 4)
+    assert (measured.slots, len(measured.step_seconds), measured.micro_batch_size) == (2, 3, 4)
     assert measured.estimated_model_state_bytes is None
     assert "makes an engine of ZeRO 1 in fp32; the configuration is ZeRO 3 in fp32" in other.reason
     assert "keeps the stages that its code builds" in piped.reason
