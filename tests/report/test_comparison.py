@@ -1,4 +1,4 @@
-"""A comparison: the numbers that follow from measurements, its files and its table, which row is best, its pictures."""
+"""A comparison: the numbers that follow from measurements, its files and its table, which row is best."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_row_sums_up_all_steps_of_all_repetitions() -> None:
     assert (measured.median_step_seconds, len(measured.step_seconds)) == (0.3, 5)
     assert measured.p95_step_seconds == pytest.approx(0.82)  # 0.8 of the way from the fourth to the fifth
     assert measured.spread == (0.2, 0.4)  # of the repetitions' own medians
-    assert measured.samples_per_second == 32 / 0.3
+    assert (measured.samples_per_second, measured.tokens_per_second) == (32 / 0.3, 128 * 32 / 0.3)
     assert measured.samples_per_second_spread == (32 / 0.4, 32 / 0.2)
     assert (measured.peak_memory_bytes, measured.model_state_bytes) == (720 * MIB, 13 * MIB)
 
@@ -59,15 +59,17 @@ def test_losses_are_means_over_repetitions_and_over_the_last_five_steps() -> Non
 def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewest_slots() -> None:
     first = row("zero1", repetition([0.2], losses=[3.0]))
     second = row("zero2", repetition([0.1], losses=[3.5], peak_memory_bytes_by_rank=[350 * MIB]))
-    compared = results(failed("zero0"), first, second)
-    missing, one, other = compared.rows
-    assert compared.first is one
+    cut, warm_up = row("cut", status="stopped"), row("warm-up only", repetition([]))
+    compared = results(failed("zero0"), cut, warm_up, first, second)
+    *missing, one, other = compared.rows
+    assert compared.measured == (one, other)
     assert compared.against_first(other) == {
         "samples_per_second": 2.0,
         "peak_memory_bytes": 0.5,
         "loss": 0.5,
     }
-    assert compared.against_first(missing) == {}
+    for each in missing:
+        assert (compared.against_first(each), compared.scaling_efficiency(each)) == ({}, None)
     unknown = row("zero3", repetition(peak_memory_bytes_by_rank=[], losses=[]), samples_per_step=None)
     compared = results(unknown, second)
     assert set(compared.against_first(compared.rows[1]).values()) == {None}
@@ -77,17 +79,7 @@ def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewe
     assert efficiency == [pytest.approx(0.5), 1, pytest.approx(0.8), None, None]
 
 
-@pytest.mark.parametrize(
-    "left_out", [failed("zero3"), row("cut", status="stopped"), row("warm-up only", repetition([]))]
-)
-def test_a_row_that_did_not_run_to_its_end_takes_no_part(left_out: dict[str, object]) -> None:
-    compared = results(left_out, row("zero1"))
-    missing, first = compared.rows
-    assert compared.measured == (first,)
-    assert (compared.against_first(missing), compared.scaling_efficiency(missing)) == ({}, None)
-
-
-# ------------------------------------------------------------------------------------------- results.json
+# ------------------------------------------------------------------------------------------- the files
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -110,35 +102,24 @@ FIRST = "rows[0].repetitions[0]"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("of_row", "of_repetition", "others", "said"),
     [
-        (lambda data: data.update(format=1), "reads format"),
-        (lambda data: data.update(titel="x"), "titel"),
-        (lambda data: data["rows"][0].update(slots=True), "rows[0].slots"),
-        (lambda data: data["rows"][0]["repetitions"][0].update(bubble=2), f"{FIRST}.bubble"),
-        (
-            lambda data: data["rows"][0]["repetitions"][0].update(step_seconds=["NaN"]),
-            f"{FIRST}.step_seconds[0]",
-        ),
+        ({}, {}, {"format": 1}, "reads format"),
+        ({}, {}, {"titel": "x"}, "titel"),
+        ({"slots": True}, {}, {}, "rows[0].slots"),
+        ({}, {"bubble": 2}, {}, f"{FIRST}.bubble"),
+        ({}, {"step_seconds": ["NaN"]}, {}, f"{FIRST}.step_seconds[0]"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_refused_by_its_key(change: Any, said: str, tmp_path: Path) -> None:
-    data: Any = content(row("zero1"), failed("zero3"))
-    change(data)
+def test_a_damaged_or_foreign_file_is_refused_by_its_key(
+    of_row: Any, of_repetition: Any, others: Any, said: str, tmp_path: Path
+) -> None:
+    text = json.dumps(content(row("zero1", {**repetition(), **of_repetition}, **of_row), **others))
     path = tmp_path / "results.json"
-    for text in (json.dumps(data), json.dumps(data)[:300]):
-        path.write_text(text)
+    for written, words in ((text, said), (text[:300], "is not JSON")):
+        path.write_text(written)
         problem = refusal(lambda: load_results(path))
-        assert said in f"{problem.key} {problem.message}" or "is not JSON" in problem.message
-
-
-# ------------------------------------------------------------------------------------------- the files
-
-
-def lines_of(found: Results, folder: Path) -> list[dict[str, str]]:
-    """results.csv."""
-    text = write_report(found, folder, page=False)[1].read_bytes().decode()
-    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        assert words in f"{problem.key} {problem.message}"
 
 
 def test_a_report_is_json_csv_and_a_page_whole_or_not_begun(tmp_path: Path) -> None:
@@ -156,17 +137,16 @@ def test_a_report_is_json_csv_and_a_page_whole_or_not_begun(tmp_path: Path) -> N
 
 def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
     found = results(*comparison(), failed("odd", reason='a "b",\r\nc'))
-    lines = lines_of(found, tmp_path)
-    assert [(line["name"], line["status"]) for line in lines] == [
+    text = write_report(found, tmp_path, page=False)[1].read_bytes().decode()
+    lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    assert [(each["name"], each["status"]) for each in lines] == [
         (row.name, row.status) for row in found.rows
     ]
-    measured, missing = lines[0], lines[2]
-    assert float(measured["step_median_s"]) == found.rows[0].median_step_seconds
-    assert float(measured["samples_per_s"]) == found.rows[0].samples_per_second
-    assert int(measured["peak_memory_bytes"]) == found.rows[0].peak_memory_bytes
+    assert float(lines[0]["step_median_s"]) == found.rows[0].median_step_seconds
+    assert int(lines[0]["peak_memory_bytes"]) == found.rows[0].peak_memory_bytes
     assert float(lines[4]["scaling_efficiency"]) == found.scaling_efficiency(found.rows[4])
     assert float(lines[5]["bubble"]) == 0.35
-    assert (missing["reason"], missing["step_median_s"]) == ("it asked for 2 GiB", "")
+    assert (lines[2]["reason"], lines[2]["step_median_s"]) == ("it asked for 2 GiB", "")
     assert lines[-1]["reason"] == 'a "b", c'
 
 
@@ -185,9 +165,8 @@ def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_
     head, *lines = results_table(results(*comparison()), 80).splitlines()
     assert head.split()[:2] == ["strategy", "slots"]
     measured = [each for each in comparison() if each["status"] == "measured"]
-    assert [line.split()[:2] for line in lines[: len(measured)]] == [
-        [each["name"], str(each["slots"])] for each in measured
-    ]
+    names = [[each["name"], str(each["slots"])] for each in measured]
+    assert [line.split()[:2] for line in lines[: len(measured)]] == names
 
 
 # ------------------------------------------------------------------------------------------- the page
@@ -198,20 +177,20 @@ def page_of(found: Results, folder: Path) -> Page:
 
 
 def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(tmp_path: Path) -> None:
-    page = page_of(results(*comparison()), tmp_path)
+    rows = comparison()
+    rows[0]["repetitions"][0]["parts"] = PARTS
+    page = page_of(results(*rows), tmp_path)
     facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
     assert facts["command"] == "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1"
     assert facts["date"] == "20 November 2026, 18:40"
-    _, *rows = page.rows
-    assert [cells[0].split()[0] for cells in rows] == [each["name"] for each in comparison()]
-    assert rows[2][2:] == ["out of memory it asked for 2 GiB"]
-    told = " ".join(rows[4])
+    _, *shown = page.rows
+    assert [cells[0].split()[0] for cells in shown] == [each["name"] for each in rows]
+    assert shown[2][2:] == ["out of memory it asked for 2 GiB"]
     for number in ("245.0", "130.6", "1.69x", "16,718", "90.8 %", "700.0", "3.1500"):
-        assert number in told, told
+        assert number in " ".join(shown[4])
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "loss", "schedules"]
-    assert len(page.texts["figcaption"]) == len(named)
+    assert named == ["throughput", "memory", "parts", "loss", "schedules"]
     page.check_sealed()
 
 
@@ -256,4 +235,3 @@ def test_what_came_from_outside_is_text(tmp_path: Path) -> None:
     assert page.markup() == of("plain", "plain").markup()
     assert loads(page) == []
     assert page.texts["h1"] == page.texts["title"] == [EVIL]
-    assert any(EVIL in item for item in page.texts["li"])
