@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from determined_ds.report.runs import RunView
 
 EPILOG = """\b
 Examples:
@@ -54,9 +50,10 @@ def report(
     are read from its master.
     """
     import json
+    import webbrowser
 
     from determined_ds.report.run_page import page_path, runs_as_json, save_page
-    from determined_ds.report.runs import find_runs
+    from determined_ds.report.runs import RunView, find_runs
     from determined_ds.rundir.run_dir import short
 
     on_cluster = trials or experiments
@@ -65,35 +62,19 @@ def report(
     path = page_path(() if on_cluster else folders, output)
     runs = find_runs(folders)
     if on_cluster:
-        runs += _trials(trials, experiments, master, {run.label for run in runs})
+        from determined_ds.cluster.trials import recorded_trials  # loads determined's client
+
+        taken = {run.label for run in runs}
+        for number, run, warnings in recorded_trials(trials, experiments, master):
+            place = f"trial {number} on the cluster"
+            runs.append(
+                RunView(run, place if f"trial {number}" in taken else f"trial {number}", warnings, place)
+            )
     if as_json:
         click.echo(json.dumps(runs_as_json(runs), indent=2))
     if not as_json or output is not None or open_:
         num_bytes = save_page(runs, path)
         held = f"{len(runs)} run{'s' * (len(runs) > 1)}, {num_bytes / 1e6:.2f} MB"
         click.echo(f"{short(path.absolute())}  ({held})", err=as_json)
-    if open_:
-        open_in_browser(path.absolute().as_uri())
-
-
-def _trials(
-    trials: tuple[int, ...], experiments: tuple[int, ...], master: str | None, taken: set[str]
-) -> list[RunView]:
-    """A cluster's trials as they are shown, under names that no other run has."""
-    from determined_ds.cluster.trials import recorded_trials
-    from determined_ds.report.runs import RunView
-
-    found = []
-    for number, run, warnings in recorded_trials(trials, experiments, master):
-        label = f"trial {number}" if f"trial {number}" not in taken else f"trial {number} on the cluster"
-        place = f"trial {number} on the cluster"
-        found.append(RunView(run, label, warnings, place))
-    return found
-
-
-def open_in_browser(address: str) -> None:
-    """Open a page, or say where it is."""
-    import webbrowser
-
-    if not webbrowser.open(address):
+    if open_ and not webbrowser.open(address := path.absolute().as_uri()):
         click.echo(f"no browser could be started; the page is {address}", err=True)

@@ -1,7 +1,7 @@
 """Results and profiles as pictures.
 
 Bars begin at zero, are named where they stand, and carry their number; a strategy has one colour in all pictures, and
-so has a part of a step. What was not measured is named below.
+so has a part of a step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.report.columns import LEAST_SHARE, label, step_unit, unmeasured
+from determined_ds.report.columns import LEAST_SHARE, label, step_unit
 from determined_ds.report.numbers import byte_unit, count, number, percent
 from determined_ds.report.results import PARTS, WINDOW, Results, Row
 from determined_ds.report.style import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABEL_WIDTH, NOTE_WIDTH = 20, 74  # characters of a line
+LABEL_WIDTH = 20  # characters of a line
 ROW_IN, LINE_IN = 0.27, 0.15  # of a bar and the space around it; of a line of its name
 ROOM = 1.22  # of an axis beside its longest bar, for the number
 DOT: dict[str, Any] = {"markeredgecolor": GROUND, "markersize": 7, "zorder": 4}
@@ -98,17 +98,6 @@ def _legend(figure: Figure, panel: Axes, where: str) -> None:
     figure.legend(list(each_once.values()), list(each_once), **how)
 
 
-def note_missing(figure: Figure, results: Results, *, of_pipelines: bool = False) -> None:
-    """Below the axes, what is not in them, and why."""
-    missing = [row for row in unmeasured(results) if row.is_pipeline or not of_pipelines]
-    if missing:
-        named = "; ".join(f"{label(row, results, ', ')} ({row.status})" for row in missing)
-        lines = textwrap.wrap(f"Not measured: {named}", NOTE_WIDTH, max_lines=4, placeholder=" …")
-        figure.set_figheight(figure.get_figheight() + 0.17 * len(lines))
-        text = "\n".join(lines)
-        figure.supxlabel(text, x=0.015, ha="left", fontsize=SMALL_PT, color=MUTED, linespacing=1.35)
-
-
 # ------------------------------------------------------------------------------------------- of a comparison
 
 
@@ -124,7 +113,6 @@ def throughput(results: Results) -> Figure | None:
         panel.set_title("Throughput")
         repeated = any(len(row.repetitions) > 1 for row in rows)
         panel.set_xlabel("samples per second" + ("; whiskers: repetitions" if repeated else ""))
-        note_missing(figure, results)
     return figure
 
 
@@ -151,7 +139,6 @@ def memory(results: Results) -> Figure | None:
             _bars(panel, results, rows, [v / size for v in values], marks=[mark / size for mark in marks])
             panel.set_title(title)
             panel.set_xlabel(unit + words)
-        note_missing(figure, results)
     return figure
 
 
@@ -184,7 +171,6 @@ def parts(results: Results) -> Figure | None:
         panel.set_xlim(0, ROOM * max(lengths))
         panel.set_title("A step taken apart")
         panel.set_xlabel(f"{unit_name} of a median step")
-        note_missing(figure, results)
         _legend(figure, panel, "upper")
     return figure
 
@@ -221,7 +207,6 @@ def loss(results: Results) -> Figure | None:
         for panel in (curves, times):
             panel.set_xlim(0, max(row.loss_curve[-1][0] for row in rows) * 1.16)
             panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-        note_missing(figure, results)
     return figure
 
 

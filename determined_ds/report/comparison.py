@@ -20,7 +20,15 @@ from determined_ds.report.columns import (
     rows_csv,
     unmeasured,
 )
-from determined_ds.report.numbers import UNKNOWN, byte_unit, loss_text, number, printable, shortened
+from determined_ds.report.numbers import (
+    UNKNOWN,
+    byte_unit,
+    date_text,
+    loss_text,
+    number,
+    printable,
+    shortened,
+)
 from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
@@ -192,16 +200,12 @@ def _page(results: Results) -> str:
 def _facts(results: Results) -> dict[str, str]:
     date, measured = results.created, ""
     with contextlib.suppress(ValueError):
-        at = datetime.fromisoformat(results.created)
-        date = f"{at.day} {at:%B %Y, %H:%M}{f' {at.tzname()}' if at.tzinfo else ''}"
-    if repetitions := [each for row in results.measured for each in row.repetitions]:
-        each = (
-            [len(row.repetitions) for row in results.measured],
-            [len(repetition.step_seconds) for repetition in repetitions],
-            [repetition.warmup for repetition in repetitions],
+        date = date_text(datetime.fromisoformat(results.created))
+    if starts := [each for row in results.measured for each in row.repetitions]:
+        times = max(len(row.repetitions) for row in results.measured)
+        measured = (
+            f"{times} x {results.steps} steps each, after {starts[0].warmup} of warm-up, in fresh processes"
         )
-        times, steps, warmup = (" to ".join(map(str, sorted({min(of), max(of)}))) for of in each)
-        measured = f"{times} x {steps} steps each, after {warmup} of warm-up, in fresh processes"
     sizes = sorted({(row.samples_per_step, row.tokens_per_sample) for row in results.measured}, key=str)
     batch = (f"{n:,} samples" + (f" of {tokens:,} tokens" if tokens else "") for n, tokens in sizes if n)
     return {

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.recording import LOAD, RecordedStep
 from determined_ds.pipe.timeline import Span, bubble, counted_bubble, timeline
-from determined_ds.report.charts import note_missing
 from determined_ds.report.columns import label
 from determined_ds.report.numbers import number, percent, printable
 from determined_ds.report.results import Results
@@ -72,12 +71,8 @@ def schedules(results: Results) -> Figure | None:
     if not recorded:
         return None
     panels = [panel for row, step in recorded[:MOST] for panel in _panels(label(row, results, ", "), step)]
-    figure = _picture(panels, unit=0.001, axis="milliseconds")
-    with drawing():
-        if left_out := len(recorded[MOST:]):
-            figure.axes[-1].set_xlabel(f"milliseconds; {left_out} more pipelines are left out")
-        note_missing(figure, results, of_pipelines=True)
-    return figure
+    left_out = f"; {len(recorded) - MOST} more pipelines are left out" if len(recorded) > MOST else ""
+    return _picture(panels, unit=0.001, axis=f"milliseconds{left_out}")
 
 
 def step_picture(step: RecordedStep) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import datetime
 
 from determined_ds.memory.units import GIB, KIB, MIB, TIB
 
@@ -91,6 +92,11 @@ def duration(seconds: float | None) -> str:
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {below}"
     return f"{seconds:.0f} s"
+
+
+def date_text(at: datetime) -> str:
+    """``20 November 2026, 18:40 UTC``."""
+    return f"{at.day} {at:%B %Y, %H:%M}{f' {at.tzname()}' if at.tzinfo else ''}"
 
 
 def byte_unit(sizes: Iterable[int | None]) -> tuple[str, int]:

@@ -111,11 +111,11 @@ def _parts(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[t
         memory = [(f"peak {short_span(known.get('peak_memory_gib_min', most), most)} GiB/rank", "")]
     validation: list[Part] = []
     if (last := state.validation) is not None:
-        where = "before training" if last.batch == 0 else f"at batch {last.batch:,}"
+        where = "before training" if last.steps == 0 else f"at batch {last.steps:,}"
         style = "" if math.isfinite(last.value) else "bold red"
-        validation = [(f"{last.name} {short_number(last.value)}", style), (where, "")]
+        validation = [(f"{last.metric} {short_number(last.value)}", style), (where, "")]
         if best := state.best:
-            words = "the best" if best is last else f"best {short_number(best.value)} at {best.batch:,}"
+            words = "the best" if best is last else f"best {short_number(best.value)} at {best.steps:,}"
             validation.append((words, "green"))
     checkpoint = [(f"batch {state.checkpoint:,}", "")] if state.checkpoint is not None else []
     checkpoint += [(f"writing batch {state.writing:,}", "yellow")] if state.writing is not None else []

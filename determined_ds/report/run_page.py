@@ -21,7 +21,7 @@ from markupsafe import Markup
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.comparison import PAGE, RESULTS
-from determined_ds.report.numbers import UNKNOWN, count, duration, loss_text, number, printable
+from determined_ds.report.numbers import UNKNOWN, count, date_text, duration, loss_text, number, printable
 from determined_ds.report.runs import RUNNING, RunView, differing, trained_on
 from determined_ds.report.state import VALIDATION
 from determined_ds.report.style import PALETTE, self_contained
@@ -181,7 +181,7 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         thinned=thinned,
         runs=runs,
         was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
-        date=_date,
+        date=lambda time: date_text(datetime.fromtimestamp(time).astimezone()),
         printable=printable,
         alike=alike,
         json=Markup(text),
@@ -217,7 +217,7 @@ def _facts(shown: RunView) -> dict[str, str]:
     if launch is not None:
         words = [str(launch.machine[key]) for key in ("host", "processor") if launch.machine.get(key)]
         words += [f"{launch.machine['cores']} cores"] if launch.machine.get("cores") else []
-        started = _date(shown.run.launches[0].time)
+        started = date_text(datetime.fromtimestamp(shown.run.launches[0].time).astimezone())
         found |= {"command": launch.command, "runs": launch.runs, "started": started}
         found |= {"trained on": trained_on(launch), "machine": ", ".join(words)}
     if shown.run.checkpoints:
@@ -226,11 +226,6 @@ def _facts(shown: RunView) -> dict[str, str]:
     found["best checkpoint"] = str((result.best or {}).get("checkpoint") or "") if result else ""
     found |= {"to resume": shown.run.resume or "", "run directory": shown.place}
     return {name: printable(fact) for name, fact in found.items() if fact}
-
-
-def _date(time: float) -> str:
-    at = datetime.fromtimestamp(time).astimezone()
-    return f"{at.day} {at:%B %Y, %H:%M:%S %Z}"
 
 
 def _figure(shown: RunView, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from determined_ds.checkpoints.files import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.numbers import count
-from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION
+from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.rundir.records import (
     COMPLETED,
     KeptWarning,
@@ -40,14 +40,6 @@ class Setting(NamedTuple):
 
     value: str
     origin: str = ""
-
-
-class Best(NamedTuple):
-    """The best validation of a run: the metric that it is judged by, its value, batches trained before it."""
-
-    metric: str
-    value: float
-    steps: int
 
 
 class Curve(NamedTuple):
@@ -108,11 +100,11 @@ class RunView:
         validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
         self.metric = str(metric) if metric in validated else "".join(validated[:1])
         self.smaller_is_better = get_path(run.config, ("searcher", "smaller_is_better")) is not False
-        best: Best | None = None
+        best: Validation | None = None
         curve = self.curves.get(f"{VALIDATION}/{self.metric}")
         for step, value in zip(curve.steps, curve.values, strict=True) if curve else ():
             if is_better(value, best and best.value, smaller_is_better=self.smaller_is_better):
-                best = Best(self.metric, value, step)
+                best = Validation(self.metric, value, step)
         self.best = best
 
     @cached_property

@@ -55,12 +55,12 @@ def metric_of(metrics: Mapping[str, Any], *names: str) -> float | None:
     return next((number for number in numbers if number is not None), None)
 
 
-class SeenValidation(NamedTuple):
-    """A validation: batches before it, the metric that is shown (the searcher's, else the first one), its value."""
+class Validation(NamedTuple):
+    """A validation: the metric that is shown (the searcher's, else the first one), its value, batches before it."""
 
-    batch: int
-    name: str
+    metric: str
     value: float
+    steps: int
 
 
 @dataclass(kw_only=True)
@@ -78,8 +78,8 @@ class RunState:
     detail: str = ""  # what a run that starts is at
     losses: list[float] = field(default_factory=list)
     training: dict[str, Any] = field(default_factory=dict)  # of the last report
-    validation: SeenValidation | None = None
-    best: SeenValidation | None = None
+    validation: Validation | None = None
+    best: Validation | None = None
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS))
 
     @classmethod
@@ -105,7 +105,7 @@ class RunState:
             for name in (self.metric, *(name for name in metrics if name not in POSITION)):
                 if (value := as_number(metrics.get(name))) is None:
                     continue
-                self.validation = SeenValidation(batch, name, value)
+                self.validation = Validation(name, value, batch)
                 before = None if self.best is None else self.best.value
                 # Of a metric that is not the searcher's, which of two is better is not known.
                 if name == self.metric and is_better(value, before, smaller_is_better=self.smaller_is_better):
