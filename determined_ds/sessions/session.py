@@ -27,7 +27,7 @@ from determined_ds.sessions.stand_ins import (
     engine_marks,
     sums_of_weights,
 )
-from determined_ds.train.adoption import MADE
+from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
