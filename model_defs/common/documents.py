@@ -14,6 +14,7 @@ from typing import Any
 
 from model_defs.common.sections import data_error
 
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".py", ".rst", ".text"})
 JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET = ".parquet"
@@ -78,7 +79,8 @@ def read_documents(path: str, *, key: str = "data.path", text_field: str = "text
     """Read a file, or a folder recursively in the order of its names.
 
     By suffix: ``.jsonl``, ``.ndjson`` and ``.json`` hold one JSON object a line, ``.parquet`` is a table, all
-    else is UTF-8 text. In a folder, hidden files are skipped, and so are binary files. Empty texts are dropped.
+    else is UTF-8 text. In a folder, hidden files are skipped, and so are binary files of unknown suffixes. Empty texts
+    are dropped.
 
     Args:
         path: File or folder.
@@ -97,7 +99,8 @@ def read_documents(path: str, *, key: str = "data.path", text_field: str = "text
             continue
         try:
             content = file.read_bytes()
-            if b"\0" not in content[:8192] or file == Path(path).expanduser():
+            is_named = file.suffix.lower() in TEXT_SUFFIXES or file == Path(path).expanduser()
+            if is_named or b"\0" not in content[:8192]:
                 content.decode("utf-8")
                 documents += [Document(name=name, content=content)] if content else []
         except (OSError, UnicodeDecodeError) as error:

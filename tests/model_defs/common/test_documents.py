@@ -71,7 +71,8 @@ def test_folders_are_read_recursively_by_name_without_hidden_binary_and_empty_fi
         file.write_bytes(content)
     found = [("a.py", "1"), ("b/a.rs", "2"), ("b/c.txt", "3"), ("z.jsonl:1", "4")]
     assert sorted(contents(tmp_path)) == found
-    assert read_documents(str(tmp_path)) == read_documents(str(tmp_path))
+    (tmp_path / "utf16.txt").write_bytes("naïve".encode("utf-16"))
+    assert refusal(lambda: read_documents(str(tmp_path))).value == str(tmp_path / "utf16.txt")
 
 
 def test_tables_of_texts_and_labels(tmp_path):
