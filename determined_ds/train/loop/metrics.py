@@ -108,6 +108,8 @@ class MetricSums:
         # Numbers on the host are added up there: the host would wait for each copy to a GPU.
         device = self._device if isinstance(value, torch.Tensor) else None
         try:
+            if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
+                value = np.asarray(value, dtype=float)  # torch takes no list of arrays without dimensions
             if value is None or isinstance(value, complex) or (device and value.is_complex()):
                 raise TypeError
             tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
-
-from tests.package import training_data
 
 # Replicas, accumulation, samples in a micro-batch.
 Split = tuple[int, int, int]
@@ -102,20 +100,3 @@ def taken(data: Any, split: Split, steps: int) -> list[list[Any]]:
     batches = [each.tolist() for each in itertools.islice(data.batches, steps * split[1])]
     rows = (batches[i : i + split[1]] for i in range(0, len(batches), split[1]))
     return [list(itertools.chain(*row)) for row in rows]
-
-
-def of_all_replicas(make: Callable[[], Any], split: Split, steps: int, **more: Any) -> list[list[Any]]:
-    """The samples of each step, of all replicas together, sorted.
-
-    Args:
-        make: Makes a replica's loader.
-        split: Of a global batch.
-        steps: Optimizer steps.
-        more: Arguments of ``training_data``.
-    """
-    found: list[list[Any]] = [[] for _ in range(steps)]
-    for replica in range(split[0]):
-        torch.manual_seed(replica)  # each has its own state of torch's generator
-        own = taken(training_data(make(), split, replica=replica, **more), split, steps)
-        found = [all_of + part for all_of, part in zip(found, own, strict=True)]
-    return [sorted(step) for step in found]

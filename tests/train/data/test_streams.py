@@ -22,7 +22,6 @@ from tests.train.data.datasets import (
     Placed,
     Shuffled,
     Split,
-    of_all_replicas,
     taken,
 )
 
@@ -42,10 +41,13 @@ def opened(dataset: Any, split: Split, *, workers: int = 0, sharded: bool = Fals
 @pytest.mark.parametrize("kind", [Shuffled, ByWorker])
 def test_workers_change_nothing(kind: Any, workers: int) -> None:
     """A dataset that splits itself by worker is read once, and one that draws its order is read in one order."""
-    expected = of_all_replicas(lambda: StreamLoader(kind(20), 8), (1, 1, 8), 6)
-    torch.manual_seed(workers), random.seed(workers), np.random.seed(workers)
-    found = of_all_replicas(lambda: StreamLoader(kind(20), 2, num_workers=workers), (2, 2, 2), 6)
-    assert found == expected
+    expected = taken(opened(kind(20), (1, 1, 8)), (1, 1, 8), 6)
+    split, replicas = (2, 2, 2), []
+    for replica in range(2):
+        torch.manual_seed(replica), random.seed(workers), np.random.seed(workers)
+        replicas.append(taken(opened(kind(20), split, workers=workers, replica=replica), split, 6))
+    found = [sorted(first + second) for first, second in zip(*replicas, strict=True)]
+    assert found == [sorted(step) for step in expected]
     assert len({tuple(step) for step in expected[:5]}) == 5, "passes draw differently"
 
 
