@@ -103,10 +103,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "zero1",
     ),
     "train/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
-    "profile/test_instruments.py::test_what_a_json_switches_on_is_printed_and_changes_nothing": (
-        "zero3",
-        "pipeline",
-    ),
     "session/test_ported_scripts.py::test_the_port_is_run_and_resumed": ("cifar10",),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
