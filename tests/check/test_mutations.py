@@ -13,9 +13,9 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tests.experiment.schema.making import damaged
 from tests.harness.checked import findings
 from tests.harness.command import ROOT
+from tests.harness.damaging import damaged
 
 NUM_MUTANTS = 6 * settings().max_examples
 EXPERIMENTS = ROOT / "experiments"

@@ -1,14 +1,17 @@
-"""What the master's schemas and its code accept and refuse, extension by extension; the package's verdict is theirs."""
+"""What the master's schemas and its code accept and refuse, and what of it once damaged: our verdict is theirs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.harness.master_schemas import SCHEMAS, incomplete, insane, refused_by_code
+from tests.harness.damaging import damaged, paths_in
+from tests.harness.master_schemas import incomplete, insane, refused_by_code
 from tests.package import schema_problems
 
 Json = Any
@@ -196,12 +199,45 @@ UNCREATABLE: dict[str, list[Json]] = {
 VERDICTS = {"accepted": ACCEPTED, "insane": INSANE, "incomplete": INCOMPLETE, "uncreatable": UNCREATABLE}
 
 
+CORPUS = [
+    with_value(path, value) if path else value
+    for rows in VERDICTS.values()
+    for path, values in rows.items()
+    for value in values
+]
+# What a cluster may have as its checkpoint_storage: complete, of each type.
+CLUSTERS: list[dict[str, Json]] = [
+    STORAGE,
+    {"type": "directory", "container_path": "/data"},
+    {"type": "s3", "bucket": "b"},
+    {"type": "gcs", "bucket": "b"},
+    AZURE | {"account_url": "u"},
+]
+
+
 def verdict_of(config: Json) -> str:
     if any(insane(config)):
         return "insane"
     if any(incomplete(config)):
         return "incomplete"
     return "uncreatable" if any(refused_by_code(config)) else "accepted"
+
+
+def agree(config: dict[str, Json]) -> None:
+    """We and the master are of one mind, on the cluster that suits the config best; and each problem has a fix."""
+    refused = any(insane(config)) or any(refused_by_code(config))
+    if not refused:
+        kind = (config.get("checkpoint_storage") or STORAGE).get("type")
+        clusters = [cluster for cluster in CLUSTERS if kind in (None, cluster["type"])]
+        refused = all(any(incomplete(config, cluster)) for cluster in clusters)
+    errors, warnings = schema_problems(config)
+    assert bool(errors) == refused, errors
+    keys = {"", *(".".join(map(str, path)) for path in paths_in(config))}
+    for problem in (*errors, *warnings):
+        assert problem.message
+        assert problem.fix
+        assert problem.origin == "const.yaml"
+        assert {problem.key, problem.key.rpartition(".")[0]} & keys, problem
 
 
 @pytest.mark.parametrize(
@@ -213,30 +249,12 @@ def test_each_value_gets_the_masters_verdict(verdict: str, path: str, values: li
     for value in values:
         config = with_value(path, value) if path else value
         assert verdict_of(config) == verdict, value
-        if verdict != "incomplete":
-            assert bool(schema_problems(config)[0]) == (verdict != "accepted"), value
+        agree(config)
 
 
-def subschemas(schema: Json) -> Iterator[dict[str, Json]]:
-    """A schema and every schema within it."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    inner = [
-        schema[key]
-        for key in ("if", "then", "not", "items", "additionalProperties", "eventually")
-        if key in schema
-    ]
-    inner += [sub for key in ("allOf", "anyOf", "oneOf") for sub in schema.get(key, [])]
-    inner += [sub for key in ("properties", "checks") for sub in schema.get(key, {}).values()]
-    for sub in [*inner, *schema.get("union", {}).get("items", [])]:
-        yield from subschemas(sub)
-
-
-def test_every_keyword_and_every_reference_of_the_schemas_is_known() -> None:
-    known = """additionalProperties allOf anyOf const enum exclusiveMinimum if items maximum minLength minimum not
-        oneOf pattern properties required then type $ref $id title $comment default unionKey union checks
-        compareProperties disallowProperties optionalRef eventuallyRequired eventually"""
-    every = [sub for schema in SCHEMAS.values() for sub in subschemas(schema)]
-    assert {keyword for sub in every for keyword in sub} <= set(known.split())
-    assert {sub[key] for sub in every for key in ("$ref", "optionalRef") if key in sub} <= set(SCHEMAS)
+@settings(max_examples=10 * settings().max_examples)
+@given(st.sampled_from(CORPUS), st.integers(1, 3), st.randoms(use_true_random=True))
+def test_so_do_damaged_configs(config: dict[str, Json], times: int, choices: random.Random) -> None:
+    for _ in range(times):
+        config = damaged(config, choices)
+    agree(config)
