@@ -25,7 +25,6 @@ from determined_ds.config.params import (
     LARGEST,
     PARALLEL_SIZES,
     FitOptions,
-    Length,
     by_real_names,
     parse_hyperparameters,
 )
@@ -35,13 +34,7 @@ from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.train.here import Here, script_run
-from determined_ds.transformers.here import (
-    accelerator_here,
-    is_chief,
-    num_ranks,
-    placed,
-    trial_here,
-)
+from determined_ds.transformers.here import accelerator_here, is_chief, num_ranks, placed, trial_here
 
 logger = logging.getLogger("determined_ds")
 
@@ -68,6 +61,7 @@ SAME: dict[str, tuple[KeyPath, ...]] = {
 ALWAYS = {"learning_rate", "max_grad_norm", "warmup_steps"}
 OF_ADAM = {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"}
 OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+# Filled from the model. Below ZeRO 3 transformers fills only the first of them, and nothing reads the others.
 BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 # Of fit -> the beginning of two arguments: NAME_strategy and NAME_steps.
 PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_period": "logging"}
@@ -77,25 +71,13 @@ ONE_STEP = {
     **{f"{start}_steps": 1 for start in (*PERIODS.values(), "max")},
     "eval_on_start": False,
 }
-# Hyperparameter of this library that transformers' Trainer cannot carry out -> why, and what to write.
-NOT_READ: dict[KeyPath, tuple[str, str]] = {
-    **{
-        (name,): ("transformers' Trainer trains replicas only", "remove it, or write 1")
-        for name in PARALLEL_SIZES
-    },
-    ("sdpa_kernel",): (
-        "is not read by transformers",
-        "give attn_implementation to from_pretrained or from_config",
-    ),
-    ("fit", "asynchronous_checkpoints"): (
-        "transformers writes its checkpoints itself, and at once",
-        "leave it out",
-    ),
-    ("fit", "profile"): (
-        "steps of transformers' Trainer are not recorded",
-        "leave it out, or train a session",
-    ),
-}
+# Hyperparameters of this library that transformers' Trainer cannot carry out.
+NOT_READ: tuple[KeyPath, ...] = (
+    *((name,) for name in PARALLEL_SIZES),
+    ("sdpa_kernel",),
+    ("fit", "asynchronous_checkpoints"),
+    ("fit", "profile"),
+)
 
 
 class ReconciledArguments:
@@ -117,11 +99,8 @@ class ReconciledArguments:
         named = dict(zip(defaults, args, strict=False)) | kwargs
         # A parser of command lines hands on all of them; what is at its default was probably not stated.
         is_parsed = len(named) == len(defaults)
-        self._stated = {
-            name: f"{ARGUMENTS}.{name}"
-            for name, value in named.items()
-            if not (is_parsed and value == defaults.get(name))
-        }
+        stated = [name for name in named if not (is_parsed and named[name] == defaults.get(name))]
+        self._stated = {name: f"{ARGUMENTS}.{name}" for name in stated}
         super().__init__(*args, **kwargs)
 
     def __post_init__(self) -> None:
@@ -148,19 +127,20 @@ class ReconciledArguments:
             slots=num_ranks(),
             machines=int(os.environ.get("CROSS_SIZE") or os.environ.get("GROUP_WORLD_SIZE") or 1),
         )
-        ds = self._deepspeed_json(hyperparameters, where)
+        ds = _deepspeed_json(fields.get("deepspeed"), hyperparameters, where)
         named = by_real_names(hyperparameters)[0]
         own, stated = parse_hyperparameters(named), ds or Document(name="the DeepSpeed JSON", data={})
-        if problems := _not_of_transformers(hyperparameters, own.fit):
+        of_fit, problems = _carried_out(hyperparameters, own.fit)
+        if problems:
             raise ConfigError(problems)
         changes = overwrites(stated, named, own)
         seen = stated.overwritten(*changes)
 
-        has_batch = own.global_batch_size is not None or not _is_open(seen, ("train_batch_size",))
-        is_adam = str(seen.get(("optimizer", "type"))).lower() in ("adam", "adamw")
-        filling = (
-            ALWAYS | set(self._stated) | (OF_ADAM if is_adam else set()) | (set() if has_batch else OF_BATCH)
-        )
+        # The arguments fill what nothing else states.
+        filling = ALWAYS | set(self._stated)
+        filling |= OF_ADAM if str(seen.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
+        if own.global_batch_size is None and _is_open(seen, ("train_batch_size",)):
+            filling |= OF_BATCH
         is_share = False  # of the training, which transformers will know: the warm-up
         for name, (path, *places) in SAME.items():
             is_said = not all(_is_open(hyperparameters, place) for place in places)
@@ -191,15 +171,25 @@ class ReconciledArguments:
             found = [(document, at) for document, at in said if not _is_open(document, at)]
             if found and not (name == "warmup_steps" and is_share):
                 problems += self._set(name, *found[0])
-        for name, value in _fields_of_fit(own.fit).items() if hyperparameters.get(("fit",)) else ():
+        for name, value in of_fit.items() if hyperparameters.get(("fit",)) else ():
             problems += self._set(name, hyperparameters, ("fit",), value)
         if own.torch_compile:
             problems += self._set("torch_compile", hyperparameters, ("torch_compile",))
         if problems:
             raise ConfigError(problems)
+
         fields["use_cpu"] = where.accelerator.name == "cpu"
-        if ds is not None or changes:
-            fields["deepspeed"] = _open_to_transformers(seen, decided, is_share)
+        if ds is not None or changes:  # what only transformers can fill, once it has the model, stays "auto"
+            opened = (
+                [TOTAL_STEPS] if _is_open(seen, TOTAL_STEPS) and not _is_open(decided, TOTAL_STEPS) else []
+            )
+            opened += [WARMUP] if is_share and not _is_open(decided, WARMUP) else []
+            buckets = BUCKETS if decided.get(("zero_optimization", "stage")) == 3 else BUCKETS[:1]
+            places = [("zero_optimization", key) for key in buckets]
+            opened += [path for path in places if seen.get(path) == AUTO]
+            given = decided.overwritten(*((path, AUTO, "transformers") for path in opened))
+            # accelerate requires the section.
+            fields["deepspeed"] = {"zero_optimization": {"stage": 0}, **as_plain(given.data)}
         if is_chief() and script_run() is None:  # det-ds run has shown them
             for warning in self.resolved.warnings:
                 logger.warning("warning: %s", warning)
@@ -227,27 +217,6 @@ class ReconciledArguments:
             length = {"batches": int(steps)} if steps > 0 else {"epochs": int(epochs)}
             hyperparameters = hyperparameters.overwritten((("fit", "max_length"), length, ARGUMENTS))
         return hyperparameters
-
-    def _deepspeed_json(self, hyperparameters: Document, where: Where) -> Document | None:
-        """The DeepSpeed JSON as it is written; None where there is none.
-
-        Raises:
-            ConfigError: it cannot be read, or the argument and the hyperparameter are two.
-        """
-        stated, path = vars(self).get("deepspeed"), ("deepspeed_config",)
-        ds: Document | None = None
-        if isinstance(stated, Mapping):
-            ds = Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(stated)))
-        elif stated:
-            ds = read_json(Path(stated))
-        if hyperparameters.get(path) is None:
-            return ds
-        there = where.deepspeed_json(hyperparameters)
-        if ds is not None and ds.data != there.data:
-            message = f"differs from {hyperparameters.key(path)} ({hyperparameters.origin(path)})"
-            fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
-            raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
-        return there
 
     def _set(self, name: str, document: Document, path: KeyPath, value: Any = NOT_GIVEN) -> list[Problem]:
         """Set an argument to what a document says. Returns a problem where another value is stated for it."""
@@ -297,62 +266,54 @@ def _place_in(ds: Document, path: KeyPath) -> KeyPath:
     return (place_of_rate(ds) or LR) if path == LR else path
 
 
-def _fields_of_fit(fit: FitOptions) -> dict[str, Any]:
-    """The arguments that ``fit`` determines."""
-    fields: dict[str, Any] = {}
-    if fit.max_length is not None:
-        by_batches = fit.max_length.unit == "batches"
-        fields["max_steps"] = fit.max_length.value if by_batches else -1
-        fields |= {} if by_batches else {"num_train_epochs": fit.max_length.value}
-    for name, start in PERIODS.items():
-        if (period := getattr(fit, name)) is not None:
-            by_batches = period.unit == "batches"
-            fields[f"{start}_strategy"] = "steps" if by_batches else "epoch"
-            fields |= {f"{start}_steps": period.value} if by_batches else {}
-    fields |= {"eval_on_start": True} if fit.step_zero_validation else {}
-    return fields | ({} if fit.save_total_limit is None else {"save_total_limit": fit.save_total_limit})
+def _deepspeed_json(stated: Any, hyperparameters: Document, where: Where) -> Document | None:
+    """The DeepSpeed JSON of the argument or of the hyperparameters, as it is written; None where there is none."""
+    ds, path = None, ("deepspeed_config",)
+    if isinstance(stated, Mapping):
+        ds = Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(stated)))
+    elif stated:
+        ds = read_json(Path(stated))
+    if hyperparameters.get(path) is None:
+        return ds
+    there = where.deepspeed_json(hyperparameters)
+    if ds is not None and ds.data != there.data:
+        message = f"differs from {hyperparameters.key(path)} ({hyperparameters.origin(path)})"
+        fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
+    return there
 
 
-def _not_of_transformers(hyperparameters: Document, fit: FitOptions) -> list[Problem]:
-    """Hyperparameters of this library that transformers' Trainer cannot carry out."""
+def _carried_out(hyperparameters: Document, fit: FitOptions) -> tuple[dict[str, Any], list[Problem]]:
+    """The arguments that ``fit`` determines, and what transformers' Trainer cannot carry out."""
+    fields: dict[str, Any] = {"eval_on_start": True} if fit.step_zero_validation else {}
+    message, fix = "is not carried out by transformers' Trainer", "leave it out"
     problems = [
-        hyperparameters.problem(path, *words, "hf-unread")
-        for path, words in NOT_READ.items()
+        hyperparameters.problem(path, message, fix, "hf-unread")
+        for path in NOT_READ
         if hyperparameters.get(path) not in (None, AUTO, 1, False)
     ]
-    for name in PERIODS:
+    if (length := fit.max_length) is not None and length.unit == "batches":
+        fields["max_steps"] = length.value
+    elif length is not None:
+        fields |= {"max_steps": -1, "num_train_epochs": length.value}
+    for name, start in PERIODS.items():
         period = getattr(fit, name)
-        is_one = isinstance(period, Length) and isinstance(period.value, int)
-        if period is not None and not (is_one and (period.unit == "batches" or period.value == 1)):
+        if period is not None and period.unit == "batches" and isinstance(period.value, int):
+            fields |= {f"{start}_strategy": "steps", f"{start}_steps": period.value}
+        elif period is not None and (period.unit, period.value) == ("epochs", 1):
+            fields[f"{start}_strategy"] = "epoch"
+        elif period is not None:
             message = "transformers has periods of batches, or of one epoch"
             fix = f"write {name}: {{batches: N}}, or {{epochs: 1}}"
             problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
-    return problems
-
-
-def _open_to_transformers(seen: Document, decided: Document, is_share: bool) -> dict[str, Any]:
-    """The JSON that was decided, with the ``"auto"`` that only transformers can fill, once it has the model.
-
-    Args:
-        seen: The JSON before it was filled.
-        decided: After.
-        is_share: Whether the warm-up is stated as a share of the training.
-    """
-    taken = [TOTAL_STEPS] if _is_open(seen, TOTAL_STEPS) and not _is_open(decided, TOTAL_STEPS) else []
-    taken += [WARMUP] if is_share and not _is_open(decided, WARMUP) else []
-    # Below ZeRO 3 transformers leaves two of the three, which nothing reads.
-    buckets = BUCKETS if decided.get(("zero_optimization", "stage")) == 3 else BUCKETS[:1]
-    places: list[KeyPath] = [("zero_optimization", key) for key in buckets]
-    taken += [path for path in places if seen.get(path) == AUTO]
-    given = decided.overwritten(*((path, AUTO, "transformers") for path in taken))
-    return {"zero_optimization": {"stage": 0}, **as_plain(given.data)}  # accelerate requires the section
+    fields |= {} if fit.save_total_limit is None else {"save_total_limit": fit.save_total_limit}
+    return fields, problems
 
 
 def _defaults_of(kind: type) -> dict[str, Any]:
     """The arguments of a class, with their defaults."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.init:
-            makes = field.default_factory
-            found[field.name] = field.default if makes is dataclasses.MISSING else makes()
-    return found
+    fields = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    made = {
+        each.name: each.default_factory for each in fields if each.default_factory is not dataclasses.MISSING
+    }
+    return {each.name: made[each.name]() if each.name in made else each.default for each in fields}

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,6 @@ logger = logging.getLogger("determined_ds")
 EVALUATED, TESTED = "eval_", "test_"  # how names of metrics begin
 # Left out, as Determined's callback does: rounded, or of the speed of one evaluation.
 SPEEDS = ("_runtime", "_per_second", "_compilation_time")
-POSITION = ("batches", "epochs")
 
 # Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
 _PATIENCE = contextlib.ExitStack()
@@ -65,30 +64,31 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         user_data: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.core_context = core_context
-        self.user_data = user_data
-        self.info = det.get_cluster_info()
-        self._trial = trial_here()
-        searcher = {} if self._trial is None else self._trial.task.searcher
+        self.core_context, self.user_data = core_context, user_data
+        self.info, self._trial, self._fit = (
+            det.get_cluster_info(),
+            trial_here(),
+            FitOptions(checkpoint_policy="none"),
+        )
+        searcher, trial_id = {}, None
+        if self._trial is not None:
+            searcher = self._trial.task.searcher
+            trial_id = self.info.trial.trial_id if self.info is not None else None
+            own = parse_hyperparameters(self._trial.task.hyperparameters)
+            if problems := [*_not_done(self._trial, own, args)]:
+                raise ConfigError(problems)
+            if self._trial.task.hyperparameters.get(("fit",)) is not None:
+                self._fit = own.fit
         self.searcher_metric: str | None = searcher.get("metric") or None
         self.time_metric: str | None = searcher.get("time_metric") or None
         self._smaller_is_better = searcher.get("smaller_is_better") is not False
         self.filter_metrics = filter_metrics
         if filter_metrics is not None:
             self.filter_metrics = [*filter_metrics, *filter(None, (self.searcher_metric, self.time_metric))]
-        self._fit = FitOptions(checkpoint_policy="none")
-        if self._trial is not None:
-            own = parse_hyperparameters(self._trial.task.hyperparameters)
-            _check(self._trial, own, args)
-            if self._trial.task.hyperparameters.get(("fit",)) is not None:
-                self._fit = own.fit
         if self._fit.profiling_enabled:
             core_context.profiler.on()
         args.output_dir = placed(args.output_dir)
-        trial_id = None if self._trial is None or self.info is None else self.info.trial.trial_id
-        self._checkpoints = TrainerCheckpoints(
-            core_context, args.output_dir, trial_id=trial_id, user_data=user_data
-        )
+        self._checkpoints = TrainerCheckpoints(core_context, args.output_dir, trial_id, user_data)
         self._is_chief = core_context.distributed.rank == 0
         self._is_training = self._is_stopping = False
         self._validation: dict[str, Any] = {}  # of the step at hand, until all data sets are evaluated
@@ -97,7 +97,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._validated_step = self._trained_step = self._saved_step = -1
         self._best: float | None = None
         self._best_step: int | None = None
-        self._percent = 0
         # Seconds and number of the steps since the last report, without evaluations, checkpoints and reports.
         self._step_s, self._steps, self._since = 0.0, 0, 0.0
         self._is_paused = True
@@ -148,8 +147,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._step_s, self._steps, self._since = self._step_s + now - self._since, self._steps + 1, now
         step, last = state.global_step, max(1, state.max_steps)
         HEART.step(step)
-        if self._is_chief and int(100 * step / last) > self._percent:
-            self._percent = int(100 * step / last)
+        if self._is_chief and 100 * step // last > 100 * (step - 1) // last:
             self.core_context.train.report_progress(min(1.0, step / last))
         # A finished trial that acknowledged a stop would be started again by the master.
         if step < state.max_steps and self._should_stop():
@@ -253,12 +251,15 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return
         if step > self._validated_step:
             self._validated, self._validated_step = set(), step
-            fix = f"use one of {', '.join(sorted(metrics.keys() - set(POSITION)))}, or return it from compute_metrics"
-            keys = {"searcher.metric": self.searcher_metric, "searcher.time_metric": self.time_metric}
-            for key, name in keys.items():
+            names = ", ".join(sorted(metrics.keys() - {"batches", "epochs"}))
+            fix = f"use one of {names}, or return it from compute_metrics"
+            for key in ("metric", "time_metric"):
+                name = self.searcher_metric if key == "metric" else self.time_metric
                 if name is not None and name not in metrics:
-                    message, code = "is not among the metrics of an evaluation", "searcher-metric"
-                    raise ConfigError(Problem(key=key, value=name, message=message, fix=fix, code=code))
+                    key, message = f"searcher.{key}", "is not among the metrics of an evaluation"
+                    raise ConfigError(
+                        Problem(key=key, value=name, message=message, fix=fix, code="searcher-metric")
+                    )
         metrics = {name: value for name, value in metrics.items() if name not in self._validated}
         self._validated |= set(metrics)
         if self._is_chief and metrics:
@@ -285,53 +286,44 @@ def _evaluates(args: Any) -> bool:
     return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
 
 
-def _check(trial: Here, own: Hyperparameters, args: Any) -> None:
-    """Refuse what the experiment requests and the Trainer would not do."""
-    problems, run, metric = [], trial.run, trial.task.searcher.get("metric")
-
-    def refuse(key: str, value: Any, message: str, fix: str, code: str) -> None:
-        problems.append(Problem(key=key, value=value, message=message, fix=fix, code=code))
-
+def _not_done(trial: Here, own: Hyperparameters, args: Any) -> Iterator[Problem]:
+    """What the experiment requests and the Trainer would not do."""
+    run, metric = trial.run, trial.task.searcher.get("metric")
     if run is not None and run.measurement is not None:
-        message = "compare and autotune do not measure the steps of transformers' Trainer"
-        refuse(
-            "--measure",
-            run.measurement.steps,
-            message,
-            "measure a trial, or a script with a session",
-            "measure",
-        )
+        message, fix = "the steps of transformers' Trainer are not measured", "measure a trial, or a session"
+        yield Problem(key="--measure", value=run.measurement.steps, message=message, fix=fix, code="measure")
     if run is not None and run.fork is not None:
         message = "a run of transformers does not start from another's checkpoint by itself"
-        fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
-        refuse("searcher.source_checkpoint_uuid", str(run.fork), message, fix, "hf-fork")
+        key, fix = (
+            "searcher.source_checkpoint_uuid",
+            "give that checkpoint's folder checkpoint-N to from_pretrained",
+        )
+        yield Problem(
+            key=key, value=str(run.fork), message=message, fix=f"remove it, and {fix}", code="hf-fork"
+        )
     if args.world_size != num_ranks():
         # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
         message = f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
-        refuse("ranks", args.world_size, message, "on CPUs, write TrainingArguments(use_cpu=True)", "ranks")
+        fix = "on CPUs, write TrainingArguments(use_cpu=True)"
+        yield Problem(key="ranks", value=args.world_size, message=message, fix=fix, code="ranks")
     if metric and not (metric.startswith(EVALUATED) and _evaluates(args)):
         message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
         fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
-        refuse("searcher.metric", metric, message, fix, "searcher-metric")
+        yield Problem(key="searcher.metric", value=metric, message=message, fix=fix, code="searcher-metric")
     if getattr(args, "resolved", None) is None:  # transformers' own arguments, which read no hyperparameter
-        stated, length = trial.task.hyperparameters, own.fit.max_length
+        ds, length = getattr(getattr(args, "hf_deepspeed_config", None), "config", {}), own.fit.max_length
         # Ranks that share layers make one replica.
-        ds = getattr(getattr(args, "hf_deepspeed_config", None), "config", {})
         sharing = (ds.get("tensor_parallel") or {}).get("autotp_size") or own.model_parallel_size
-        replicas = args.world_size // int(sharing)
-        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * replicas
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         made = args.max_steps if length and length.unit == "batches" else args.num_train_epochs
-        asked: dict[tuple[str, ...], tuple[Any, Any]] = {
-            ("global_batch_size",): (own.global_batch_size, batch),
-            ("fit", "max_length"): (length and length.value, made),
-        }
-        for path, (wanted, found) in asked.items():
+        for path, wanted, found in (
+            (("global_batch_size",), own.global_batch_size, batch * (args.world_size // int(sharing))),
+            (("fit", "max_length"), length and length.value, made),
+        ):
             if wanted not in (None, found):
                 message = f"is not read by transformers' own arguments, which have {found}"
                 fix = "use determined_ds.transformers.TrainingArguments"
-                problems.append(stated.problem(path, message, fix, "stated-twice"))
-    if problems:
-        raise ConfigError(problems)
+                yield trial.task.hyperparameters.problem(path, message, fix, "stated-twice")
 
 
 class ResumingTrainer:
@@ -351,37 +343,34 @@ class ResumingTrainer:
             )
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, from ``args.resume_from_checkpoint`` where nothing else is said."""
-        if resume_from_checkpoint is None:
-            resume_from_checkpoint = self.args.resume_from_checkpoint  # type: ignore[attr-defined]
-        output = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-        if self._is_test:
-            self._prove()
-        return output
+        """Train, from ``args.resume_from_checkpoint`` where nothing else is said; under ``--test``, prove it.
 
-    def _prove(self) -> None:
-        """Load the stored checkpoint over scrambled weights, and evaluate to the same number."""
+        The proof loads the stored checkpoint over scrambled weights, and evaluates to the same number.
+        """
         trainer: Any = self
-        callback = next(
-            (each for each in trainer.callback_handler.callbacks if isinstance(each, DetCallback)), None
-        )
-        if callback is None or not trainer.is_deepspeed_enabled:
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = trainer.args.resume_from_checkpoint
+        output = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        run = script_run()
+        if run is None or not self._is_test:
+            return output
+        callbacks = [each for each in trainer.callback_handler.callbacks if isinstance(each, DetCallback)]
+        if not callbacks or not trainer.is_deepspeed_enabled:
             message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
             fix = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
             raise ConfigError(Problem(key="--test", message=message, fix=fix, code="test"))
         engine = trainer.model_wrapped
 
         def load() -> None:
-            with callback._checkpoints.newest() as folder:
+            with callbacks[0]._checkpoints.newest() as folder:
                 deepspeed_load_checkpoint(engine, str(folder))
 
         context = SimpleNamespace(models=[engine], device=trainer.args.device)
         same = prove_checkpoint(context, lambda: trainer.evaluate().get("eval_loss"), load)
-        run = script_run()
-        assert run is not None
         run.trained = True
         if is_chief():
             print(f"test passed: trained, validated, saved, loaded back, validated to {same}", flush=True)
+        return output
 
 
 class Trainer(ResumingTrainer, transformers.Trainer):  # type: ignore[misc]

@@ -35,7 +35,6 @@ class TrainerCheckpoints:
         self,
         core_context: core.Context,
         output_dir: str,
-        *,
         trial_id: int | None,
         user_data: dict[str, Any] | None,
     ) -> None:
@@ -83,14 +82,13 @@ class TrainerCheckpoints:
                 (folder / USER_DATA).write_text(json.dumps(self._user_data))
             (folder / KEPT).write_text(json.dumps({"checkpoints": self._kept}))
         self._distributed.allgather(None)
-        metadata: dict[str, Any] = {"steps_completed": steps}
-        if self._trial_id is not None:
-            metadata["trial_id"] = self._trial_id
+        of_trial = {} if self._trial_id is None else {"trial_id": self._trial_id}
+        metadata, selector = (
+            {"steps_completed": steps, **of_trial},
+            lambda name: name.startswith(f"{folder.name}/"),
+        )
         uuid = self._core.checkpoint.upload(
-            str(self._folder),
-            metadata=metadata,
-            shard=True,
-            selector=lambda name: name.startswith(f"{folder.name}/"),
+            str(self._folder), metadata=metadata, shard=True, selector=selector
         )
         self._kept.append({"uuid": uuid, "steps_completed": steps})
 
