@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,7 @@ class TrainingBatches:
     """The training data of a script: iterate it once for each pass."""
 
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
-        self._session = session
-        self._make = make
-        self.dataset = dataset
+        self._session, self._make, self.dataset = session, make, dataset
 
     @functools.cached_property
     def loader(self) -> Any:
@@ -65,23 +64,20 @@ class ValidationData:
     """
 
     def __init__(self, session: Session, make: Callable[[], Any], dataset: Any) -> None:
-        self._session = session
-        self._make = make
-        self.dataset = dataset
+        self._session, self._make, self.dataset = session, make, dataset
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        _, sizes = self._share
-        if sizes is None:
+        if self._share[1] is None:
             raise TypeError("the validation data has no length, and so has its loader")
-        return len(sizes)
+        return len(self._share[1])
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
         session._trains("iterating the validation loader")
         session._pause()
         batches, sizes = self._share
-        pipelines = [engine for engine in session.context.models if session.context.use_pipeline_parallel]
+        pipelines = session.context.models if session.context.use_pipeline_parallel else []
         loads = session.context._mpu.should_build_data_loader
         with evaluating(pipelines) if pipelines else contextlib.nullcontext():
             for engine in pipelines:
@@ -93,29 +89,26 @@ class ValidationData:
 
     @functools.cached_property
     def _share(self) -> tuple[Any, list[int] | None]:
-        """The batches of this replica, and the samples in each, None where that is not known."""
+        """The batches of this replica, and the samples in each, None where that is not known.
+
+        Under ZeRO 3 a forward pass is a collective, so replicas make the same number of them.
+        """
         mpu, seed, loader = self._session.context._mpu, self._session.context.get_trial_seed(), self._make()
-        is_determineds = isinstance(loader, pytorch.DataLoader)
-        if not (is_determineds and type(loader.batch_sampler) is torch_data.BatchSampler):
+        has_index = isinstance(loader, pytorch.DataLoader)
+        if not (has_index and type(loader.batch_sampler) is torch_data.BatchSampler):
             whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
             return whole, whole.sizes
         with drawn_for(loader.batch_sampler, seed, 0):
             order = [sample for batch in loader.batch_sampler for sample in batch]
-        size = loader.batch_sampler.batch_size
-        own = _even_share(order, mpu.data_parallel_rank, mpu.data_parallel_world_size, size)
-        return with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
-
-
-def _even_share(order: list[int], replica: int, replicas: int, size: int) -> list[list[int]]:
-    """A replica's batches of data with an index: every sample is in one share, and each has as many batches.
-
-    Under ZeRO 3 a forward pass is a collective, so replicas must make the same number of them.
-    """
-    if not order:
-        message, fix = "the validation data has no sample", "use more validation data"
-        raise DataError(Problem(key="s.validation_loader", message=message, fix=fix, code="too-little-data"))
-    fewest = len(order) // replicas
-    own = order[replica::replicas] if fewest else order
-    largest = -(-len(order) // replicas) if fewest else len(order)
-    count = min(-(-largest // size), fewest or len(order))
-    return [own[len(own) * index // count : len(own) * (index + 1) // count] for index in range(count)]
+        if not order:
+            message, fix = "the validation data has no sample", "use more validation data"
+            raise DataError(
+                Problem(key="s.validation_loader", message=message, fix=fix, code="too-little-data")
+            )
+        replicas = mpu.data_parallel_world_size if len(order) >= mpu.data_parallel_world_size else 1
+        own = order[mpu.data_parallel_rank % replicas :: replicas]
+        largest = -(-len(order) // replicas)
+        count = min(-(-largest // loader.batch_sampler.batch_size), len(order) // replicas)
+        cuts = [len(own) * index // count for index in range(count + 1)]
+        batches = [own[start:end] for start, end in itertools.pairwise(cuts)]
+        return with_batch_sampler(loader, batches, 0), [len(batch) for batch in batches]

@@ -35,7 +35,6 @@ from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.rundir.run_lock import RunLock
 from determined_ds.rundir.signals import STOP
-from determined_ds.sessions.session import Config
 from determined_ds.train.ending import cause_of, exit_code_of, reason_of
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
@@ -57,12 +56,7 @@ class OwnLocalRun(LocalRun):
 
 @contextlib.contextmanager
 def own_run(
-    config: Config,
-    run_dir: str | os.PathLike[str] | None,
-    *,
-    resume: bool,
-    accelerator: str | None,
-    stopped: Callable[[], bool],
+    *, config: Any, run_dir: Any, resume: bool, accelerator: str | None, stopped: Callable[[], bool]
 ) -> Iterator[core.DistributedContext]:
     """Within, this process is a rank of a run, as under ``det-ds run``. The arguments are those of ``session``.
 
@@ -77,48 +71,60 @@ def own_run(
     """
     show_own_errors()
     devices = detect_accelerator(accelerator)
-    distributed = join_process_group(devices)
-    stated = None if run_dir is None else Path(run_dir)
-    run = as_chief(distributed, lambda: _decided(config, stated, resume, distributed, devices))
+    ranks = join_process_group(devices)
+    run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices))
     checkpoint, fork = run.start.checkpoint, run.start.fork
-    here = ScriptRun(
-        run_dir=run.run_dir,
-        experiment=run.experiment,
-        accelerator=devices.name,
-        resume=checkpoint.uuid if checkpoint else None,
-        fork=fork.path if fork else None,
-    )
     with contextlib.ExitStack() as stack:
-        if distributed.rank == 0:
+        if ranks.rank == 0:
             stack.enter_context(_recorded(run, stopped))
             print(*run.header(), sep="\n", flush=True)
             for warning in (*run.start.damages, *run.warnings):
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
-        distributed.allgather(None)  # what ranks read is written
-        KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
+        ranks.allgather(None)  # what ranks read is written
+        KEEPER.begin(RunDir(run.run_dir).logs, ranks.rank)
         stack.callback(KEEPER.end)
         if threading.current_thread() is threading.main_thread():
-            stack.enter_context(_stopping(distributed.rank == 0))
-        begin(here)
+            stack.enter_context(_stopping(ranks.rank == 0))
+        begin(
+            ScriptRun(
+                run_dir=run.run_dir,
+                experiment=run.experiment,
+                accelerator=devices.name,
+                resume=checkpoint.uuid if checkpoint else None,
+                fork=fork.path if fork else None,
+            )
+        )
         stack.callback(begin, None)
-        yield distributed
+        yield ranks
 
 
 def _decided(
-    config: Config,
-    stated: Path | None,
-    resume: bool,
-    distributed: core.DistributedContext,
-    devices: Accelerator,
+    config: Any, stated: Path | None, resume: bool, ranks: core.DistributedContext, devices: Accelerator
 ) -> LocalRun:
     """What runs, and where; as under every launcher, the first launch of a job may say that it resumes."""
-    experiment = parse_experiment(_document_of(config, distributed.size))
+    if isinstance(config, (str, os.PathLike)):
+        document = restored(read_yaml(Path(config)), os.environ)
+        if not OF_EXPERIMENTS & document.data.keys():
+            message = "is not an experiment: it has no hyperparameters"
+            fix = "give an experiment's YAML, or the hyperparameters as a mapping: session({...})"
+            raise ConfigError(
+                Problem(key="session", value=str(config), message=message, fix=fix, code="session")
+            )
+    else:
+        given = as_plain(dict(config or {}))
+        is_whole = OF_EXPERIMENTS & given.keys()
+        document = Document(
+            name="session", data=given if is_whole else {"hyperparameters": as_constants(given)}
+        )
+    script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
+    for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
+        if document.get((key,)) is None:
+            document = document.overwritten(((key,), value, "the script"))
+    launched, here = "the launched ranks", Path.cwd()
+    experiment = parse_experiment(document.overwritten((SLOTS, ranks.size, launched)))
+    machines = ranks.cross_size
     where = Where(
-        context_dir=Path.cwd(),
-        accelerator=devices,
-        slots=distributed.size,
-        slots_origin="the launched ranks",
-        machines=distributed.cross_size,
+        context_dir=here, accelerator=devices, slots=ranks.size, slots_origin=launched, machines=machines
     )
     resolved = decide_stated(experiment, experiment.hyperparameters, where)
     if resumed := os.environ.get(RESUME):
@@ -134,36 +140,11 @@ def _decided(
         experiment=experiment if start.checkpoint is None else keeping_seed(start.checkpoint, experiment),
         resolved=resolved,
         accelerator=devices,
-        context_dir=Path.cwd(),
+        context_dir=here,
         run_dir=run_dir.resolve(),
         start=start,
         warnings=resolved.warnings if resolved is not None else (),
     )
-
-
-def _document_of(config: Config, ranks: int) -> Document:
-    """The experiment that a script is given, on the ranks that were launched.
-
-    Raises:
-        ConfigError: it cannot be read, or is something else.
-    """
-    if isinstance(config, (str, os.PathLike)):
-        document = restored(read_yaml(Path(config)), os.environ)
-        if not OF_EXPERIMENTS & document.data.keys():
-            message = "is not an experiment: it has no hyperparameters"
-            fix = "give an experiment's YAML, or the hyperparameters as a mapping: session({...})"
-            problem = Problem(key="session", value=str(config), message=message, fix=fix, code="session")
-            raise ConfigError(problem)
-    else:
-        given = as_plain(dict(config or {}))
-        is_whole = OF_EXPERIMENTS & given.keys()
-        data = given if is_whole else {"hyperparameters": as_constants(given)}
-        document = Document(name="session", data=data)
-    script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
-    for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
-        if document.get((key,)) is None:
-            document = document.overwritten(((key,), value, "the script"))
-    return document.overwritten((SLOTS, ranks, "the launched ranks"))
 
 
 @contextlib.contextmanager

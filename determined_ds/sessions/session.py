@@ -88,7 +88,7 @@ def session(
     Raises:
         ConfigError: on entering: the configuration cannot run; every reason.
     """
-    return Session(config, run_dir=run_dir, resume=resume, accelerator=accelerator)
+    return Session(config=config, run_dir=run_dir, resume=resume, accelerator=accelerator)
 
 
 class Session:
@@ -100,11 +100,8 @@ class Session:
     at hand ends early, and a script that begins another pass ends there, with exit code 0.
     """
 
-    def __init__(
-        self, config: Config, *, run_dir: str | os.PathLike[str] | None, resume: bool, accelerator: str | None
-    ) -> None:
-        self._own: dict[str, Any] = {"config": config, "run_dir": run_dir, "resume": resume}
-        self._accelerator = accelerator
+    def __init__(self, **own: Any) -> None:
+        self._own = own
         self._stack = contextlib.ExitStack()
         self._here: Here
         self._context: Any = None
@@ -117,7 +114,7 @@ class Session:
         self._loaded: str | None = None  # the checkpoint that is resumed from
         self._marks: Any = None
         # From the first batch on.
-        self._is_open = False
+        self._is_open = self._is_measured = False
         self._batches: Iterator[Any] | None = None
         self._length: Length | None = None  # of the training, as the script says
         # The step at hand: its micro-batches so far, and (steps, micro-steps) of each engine before it.
@@ -125,35 +122,31 @@ class Session:
         self._before: list[tuple[int, int]] = []
         self._first: list[tuple[int, int]] = []  # before the first step of this process
         self._wanted_at = ""  # file and line of an s.checkpoint() in it
-        self._begun = self._empty = (
-            0  # passes that this process has begun; of these, after the end of training
-        )
+        self._begun = self._empty = 0  # passes of this process; of these, begun after the end of training
         self._is_cut = self._has_warned = False  # the last one was left before its end; that was said
-
-    # ------------------------------------------------------------------------------------ start and end
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as stack:
-            stack.push(lambda _kind, error, _traceback: say_in_words(error, WORDS))
+            stack.push(lambda _kind, error, _traceback: _say_in_words_of_scripts(error))
             ranks, found = None, here()
             if found is None:
                 # What makes a run is not sent to a cluster.
                 from determined_ds.sessions.own_run import own_run
 
-                run = own_run(**self._own, accelerator=self._accelerator, stopped=lambda: self.stop_requested)
-                ranks, found = stack.enter_context(run), here()
+                ranks = stack.enter_context(own_run(**self._own, stopped=lambda: self.stop_requested))
+                found = here()
             assert found is not None
-            self._here = found
-            if found.run is not None:
-                found.run.trained = True
-            opened = open_context(distributed=ranks, accelerator=self._accelerator)
+            self._here, run = found, found.run
+            if run is not None:
+                run.trained, self._is_measured = True, run.measurement is not None
+            opened = open_context(distributed=ranks, accelerator=self._own["accelerator"])
             self._context = stack.enter_context(opened)
             self._trial = ScriptTrial(self._context)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
-        say_in_words(error, WORDS)  # before the run records it
+        _say_in_words_of_scripts(error)  # before the run records it
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             return self._stack.__exit__(kind, error, traceback)
         with self._stack:
@@ -409,10 +402,6 @@ class Session:
     def _counters(self) -> list[tuple[int, int]]:
         return [(engine.global_steps, engine.micro_steps) for engine in self._context.models]
 
-    @property
-    def _is_measured(self) -> bool:
-        return self._here.run is not None and self._here.run.measurement is not None
-
     def _pause(self) -> None:
         """What follows is not training."""
         if not self._is_open:
@@ -441,13 +430,13 @@ class Session:
             CheckpointError: the checkpoint to resume from does not fit.
             TrainingError: when the step ends: a later call was made on some ranks only.
         """
-        key, context, handed_over = "s.checkpoint", self.context, self._training is not None
-        if handed_over and not {id(engine) for engine in engines} <= {id(each) for each in context.models}:
-            fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
-            raise _refused(key, "got an engine that its first call was not given", fix)
-        if handed_over:
-            caller = sys._getframe(1)
+        key, context = "s.checkpoint", self.context
+        if self._training is not None:
+            if not {id(engine) for engine in engines} <= {id(each) for each in context.models}:
+                fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
+                raise _refused(key, "got an engine that its first call was not given", fix)
             if self._listens:
+                caller = sys._getframe(1)
                 self._wanted_at = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
             return
         fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
@@ -462,7 +451,25 @@ class Session:
                 raise _refused(key, message, "give it both, or leave it out")
         for engine in engines:
             context.wrap_model_engine(engine)
-        training, run, latest = self._make_training(), self._here.run, self._here.latest_checkpoint
+        run, latest = self._here.run, self._here.latest_checkpoint
+        if run is not None and run.measurement is not None:
+            from determined_ds.train.loop.measure import Measuring, check_strategy
+
+            check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
+            training = Measuring(self._trial, context, run.measurement, source="s.report").training
+        else:
+            fit, tests = of_hyperparameters(context.resolved.fit), run is not None and run.test
+            for name in ("validation_period", "step_zero_validation"):
+                if getattr(fit, name) and self.rank == 0:
+                    logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
+            fit = replace(fit, step_zero_validation=False)
+            training = Trainer(self._trial, context).prepare(
+                completed(fit, context, test_mode=tests, states_length=False),
+                make_progress(self.rank == 0, context._run_dir.metrics),
+                test_mode=tests,
+                validator=ReportedValidation(context),
+                source="s.report",
+            )
         self._stack.enter_context(training)
         self._accumulation = context.resolved.batch.accumulation
         self._state = training.checkpoints.parts["script"] = ScriptState(training, state)
@@ -470,27 +477,6 @@ class Session:
         self._loaded = latest if training.state.batches_trained else None
         self._marks = engine_marks(context.models)
         self._training = training
-
-    def _make_training(self) -> Trainer:
-        """What the script drives: as the hyperparameters say, or the steps that are measured."""
-        context, run = self.context, self._here.run
-        if run is not None and run.measurement is not None:
-            from determined_ds.train.loop.measure import Measuring, check_strategy
-
-            check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
-            return Measuring(self._trial, context, run.measurement, source="s.report").training
-        fit, tests = of_hyperparameters(context.resolved.fit), run is not None and run.test
-        for name in ("validation_period", "step_zero_validation"):
-            if getattr(fit, name) and self.rank == 0:
-                logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
-        fit = replace(fit, step_zero_validation=False)
-        return Trainer(self._trial, context).prepare(
-            completed(fit, context, test_mode=tests, states_length=False),
-            make_progress(self.rank == 0, context._run_dir.metrics),
-            test_mode=tests,
-            validator=ReportedValidation(context),
-            source="s.report",
-        )
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.
@@ -566,8 +552,7 @@ class Session:
         """
         if self._taken < self._accumulation:
             return
-        self._taken = 0
-        engines = self._context.models
+        self._taken, engines = 0, self._context.models
         if [steps for steps, _ in self._first] == [engine.global_steps for engine in engines]:
             raise TrainingError(
                 "the loader is asked for the next batch, and no engine has made a step with the last one\n"
@@ -636,11 +621,11 @@ def _refused(key: str, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, message=message, fix=fix, code="session"))
 
 
-def say_in_words(error: BaseException | None, words: Mapping[str, str]) -> None:
-    """Put an error of the configuration into other words, where it is one: those of its reader."""
+def _say_in_words_of_scripts(error: BaseException | None) -> None:
+    """Put an error of the configuration into the words of its reader."""
 
     def said(text: str) -> str:
-        for before, after in words.items():
+        for before, after in WORDS.items():
             text = text.replace(before, after)
         return text
 

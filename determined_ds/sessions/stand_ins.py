@@ -14,11 +14,7 @@ from determined_ds.trial.base import ReconciledTrial
 
 
 class ScriptTrial(ReconciledTrial):
-    """A trial whose engines the script has built, and whose steps it takes.
-
-    Attributes:
-        loader: The script's training data, whose ``loader`` is read.
-    """
+    """A trial whose engines the script has built, and whose steps it takes; ``loader`` is its training data."""
 
     loader: Any = None
     class_spec = ""  # in a checkpoint: no class builds the model
@@ -62,16 +58,10 @@ class ReportedValidation:
 
 
 class ScriptState:
-    """A script's part of each checkpoint: its objects, the passes that are done, and the modes of its modules.
-
-    Args:
-        training: What the script drives.
-        objects: What it has handed over, by name.
-    """
+    """A script's part of each checkpoint: its objects by name, the passes that are done, the modes of its modules."""
 
     def __init__(self, training: Any, objects: Mapping[str, Any]) -> None:
-        self._training = training
-        self._objects = dict(objects)
+        self._training, self._objects = training, dict(objects)
         self._loaded: Mapping[str, Any] = {}
 
     @property
