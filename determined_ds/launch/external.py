@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from determined_ds.checkpoints.files import checkpoints_in, remove_partial
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator, detect_without_torch, kind_of_device
 from determined_ds.documents.document import Document
@@ -31,7 +30,6 @@ from determined_ds.experiment.experiment import variables_for
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.launch.meeting import Meeting
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.outcome import Failure, Outcome
 from determined_ds.launch.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks import environment_of_ranks
@@ -207,21 +205,14 @@ def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
 
 def _end(prepared: LocalRun, code: int) -> None:
     """Write how it ended, and print how to resume."""
-    checkpoints = RunDir(prepared.run_dir).checkpoints
-    kept = checkpoints_in(checkpoints)
+    kept = checkpoints_in(RunDir(prepared.run_dir).checkpoints)
     is_complete = kept and prepared.resolved is not None and completed(kept[0], prepared.resolved)
-    stopped = not code and STOP.is_set() and not is_complete
+    stopped = bool(not code and STOP.is_set() and not is_complete)
     cause, reason = str(REPORTED.get("cause", CRASH)), str(REPORTED.get("reason", ""))
-    failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
-    if code:
-        remove_partial(checkpoints)
-    prepared.conclude(
-        Outcome(failures=(failure,) if code else (), signals=(signal.SIGTERM,) if stopped else ())
-    )
+    closing = prepared.end(code, cause, reason, stopped=stopped)
     if stopped:
         there = short(prepared.run_dir)
         print(f"resume with: the same command with --run-dir {there} --resume", file=sys.stderr, flush=True)
-    closing = prepared.closing()
     print(*closing, sep="\n", end="\n" if closing else "", flush=True)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.outcome import Outcome, show_outcome
+from determined_ds.launch.outcome import Failure, Outcome, show_outcome
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Ranks, environment_of_ranks
 from determined_ds.launch.resume import Start, completed
@@ -298,6 +300,15 @@ class LocalRun:
         """
         if RunDir(self.run_dir).is_replaced or self.options.parent is not None:
             self._write_result(outcome)
+
+    def end(self, code: int, cause: str, reason: str, *, stopped: bool) -> list[str]:
+        """Write how it ended, as rank 0 says it whom no launcher of ours watches. Returns the closing block."""
+        if code:
+            remove_partial(RunDir(self.run_dir).checkpoints)
+        failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
+        signals = (signal.SIGTERM,) if stopped and not code else ()
+        self.conclude(Outcome(failures=(failure,) if code else (), signals=signals))
+        return self.closing()
 
     def closing(self) -> list[str]:
         """What came of the training, in a few lines printed after everything else.

@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 from determined import core
 
-from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
@@ -28,7 +26,6 @@ from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.outcome import Failure, Outcome
 from determined_ds.launch.resume import SLOTS, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
@@ -150,26 +147,18 @@ def _decided(
 @contextlib.contextmanager
 def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
     """Write what ranks read, and how the run has ended; on rank 0."""
-    there, outcome = RunDir(run.run_dir), Outcome()
+    code, cause, reason = 0, "", ""
     with RunLock(run.run_dir):
         run.write()
         try:
             yield
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):
-                code, reason = exit_code_of(error), shortened(reason_of(error))
-                how: dict[str, Any] = {"cause": cause_of(error), "reason": reason, "time": time.time()}
-                outcome = Outcome(failures=(Failure(rank=0, code=code, exit_code=code, **how),))
-                remove_partial(there.checkpoints)
+                code, cause, reason = exit_code_of(error), cause_of(error), shortened(reason_of(error))
             raise
         finally:
-            if stopped() and not outcome.failures:
-                outcome = Outcome(signals=(signal.SIGTERM,))
-            there.remove_next()
-            run.conclude(outcome)
-            closing = run.closing()
-            if stopped() and not closing:
-                print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
+            RunDir(run.run_dir).remove_next()
+            closing = run.end(code, cause, reason, stopped=stopped())
             print(*closing, sep="\n", end="\n" if closing else "", flush=True)
 
 
