@@ -31,7 +31,12 @@ def main(argv: list[str] | None = None) -> int:
     add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
     options = parser.parse_args(argv)
     rank = RankProcess(options.run_dir)
-    return rank.run(lambda: _train(options, rank), exit_of=rank.exit_of_author)
+
+    def train() -> None:
+        with rank.os_exit_reported():
+            _train(options, rank)
+
+    return rank.run(train, exit_of=rank.exit_of_author)
 
 
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:

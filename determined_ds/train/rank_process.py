@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,6 +134,26 @@ class RankProcess:
                 at = f"{path}:{frame.lineno}, in {frame.name}"
                 return f"the trial called exit({error.code!r}) at {at}: training had not ended\n  fix: {FIX}"
         return None
+
+    @contextlib.contextmanager
+    def os_exit_reported(self) -> Iterator[None]:
+        """In here ``os._exit`` in the author's code is a failure, whatever its code."""
+        real, process = os._exit, os.getpid()
+
+        def os_exit(status: int) -> NoReturn:
+            frames = traceback.extract_stack() if os.getpid() == process else []  # not forked from it
+            if any(self._is_authors(frame.filename) for frame in frames):
+                message = f"the trial called os._exit({status!r}): training had not ended\n  fix: {FIX}"
+                status = self._report(message, EXIT_TRAINING_FAILED, ERROR, message, SystemExit(status))
+                sys.stdout.flush()
+                sys.stderr.flush()
+            real(status)
+
+        os._exit = os_exit
+        try:
+            yield
+        finally:
+            os._exit = real
 
     def _is_authors(self, file: str) -> bool:
         """Whether a file is in the context directory, and of no package that is installed there."""

@@ -36,6 +36,16 @@ class Stuck(Plain):
             fall_asleep()
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
+class StuckAtOnce(Plain):
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        if self.context.distributed.rank == 1:
+            fall_asleep()
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+class Leaving(Plain):
+    def loss(self, model, batch):
+        os._exit(0)
+
 class Held(Plain):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         print("holding", flush=True)
@@ -75,6 +85,22 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_f
     assert json.loads((newest / "metadata.json").read_text())["steps_completed"] == 2
     assert f"--run-dir {run_dir} --resume" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_hangs_before_its_first_batch_is_named_with_every_stack(tmp_path: Path) -> None:
+    stated = f"environment.environment_variables=[{HANG_TIMEOUT}=0.05]"
+    done = det_ds(*written(tmp_path, "StuckAtOnce"), "--set", stated)
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 hangs: nothing has moved for " in done.stderr
+    assert "before the first batch" in done.stderr
+    assert "in fall_asleep" in done.stderr
+    assert "rank 0 stands here, innermost call first:" in done.stderr
+
+
+def test_a_rank_that_leaves_without_a_word_has_not_completed(tmp_path: Path) -> None:
+    done = det_ds(*written(tmp_path, "Leaving", slots=1))
+    assert done.returncode == 1, done.stdout
+    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "failed"
 
 
 def test_a_killed_rank_of_another_launcher_is_named_with_its_signal(tmp_path: Path) -> None:
