@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from determined_ds import load_experiment
+from determined_ds.cli.main import main
 from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, run, steps_of
 from tests.harness.command import det_ds, det_ds_program
 from tests.package import checkpoints, records
@@ -170,3 +172,13 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     found = result(own_model / "my run")
     assert (found["status"], found["cause"]) == ("failed", "crash")
     assert found["reason"] == "ArithmeticError: only rank 1 breaks"
+
+
+def test_the_help_fits_a_screen_and_shows_its_options_in_groups() -> None:
+    lines = (
+        CliRunner().invoke(main, ["run", "--help"], prog_name="det-ds", terminal_width=80).output.splitlines()
+    )
+    assert len(lines) <= 50
+    groups = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["Basic", "Resuming", "Evaluating", "Machines"]
+    assert not any("--parent" in line or "--measure" in line for line in lines)

@@ -171,8 +171,11 @@ IN_BATCH_5 = """
 """
 
 
-def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(
-    machines: tuple[Machine, Machine], shared_model: Path, trained: Path
+@pytest.mark.parametrize(
+    "victim", ["1", pytest.param("0", marks=pytest.mark.long("the same with the rank of the other machine"))]
+)
+def test_a_rank_that_is_killed_on_either_machine_is_started_again_and_the_run_goes_on(
+    victim: str, machines: tuple[Machine, Machine], shared_model: Path, trained: Path
 ) -> None:
     """torchrun counts the first kill on the victim's machine alone: the other rank waits, and is healthy."""
     run_dir, killed = machines[0].shared / "run", machines[0].shared / "killed"
@@ -181,7 +184,7 @@ def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(
     edit(trial, LOSS, IN_BATCH_5 + LOSS)
     edit(trial, "from typing import Any\n", f"from typing import Any\n{DIES}")
     words = (shared_model / "experiment.yaml", shared_model, "--run-dir", run_dir)
-    env = {"KILLED": str(killed), "VICTIM": "1"}
+    env = {"KILLED": str(killed), "VICTIM": victim}
     ended = torchrun_on(machines, *words, restarts=3, env=env)
     said = "".join(text for _, text in ended)
     assert [code for code, _ in ended] == [0, 0], said

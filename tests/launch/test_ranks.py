@@ -24,7 +24,7 @@ HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"  # in minutes
 # One whose rank 1 falls asleep in its third batch, where rank 0 waits for it to add up gradients; one that never ends
 # its first batch; one that is killed; and one that is stopped, or preempted, while it prepares its data.
 SOURCE = """
-import signal, time
+import signal, subprocess, sys, time
 
 def fall_asleep():
     while True:
@@ -45,6 +45,15 @@ class StuckAtOnce(Plain):
 class Leaving(Plain):
     def loss(self, model, batch):
         os._exit(0)
+
+class Slow(Plain):
+    # Longer than the limit: a compiler before the first batch, and a validation of the user's own.
+    def prepare(self):
+        compiles = "import time; until = time.monotonic() + 6\\nwhile time.monotonic() < until: pass"
+        subprocess.run([sys.executable, "-c", compiles], check=True)
+    def evaluate_full_dataset(self, data_loader):
+        time.sleep(4)
+        return {"validation_loss": 0.0}
 
 class Held(Plain):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
@@ -95,6 +104,15 @@ def test_a_rank_that_hangs_before_its_first_batch_is_named_with_every_stack(tmp_
     assert "before the first batch" in done.stderr
     assert "in fall_asleep" in done.stderr
     assert "rank 0 stands here, innermost call first:" in done.stderr
+
+
+@pytest.mark.long("real waiting; a rank that hangs is short")
+def test_what_takes_its_time_with_reason_is_no_hang(tmp_path: Path) -> None:
+    periods = {"max_length": {"batches": 2}, "validation_period": {"batches": 1}}
+    stated = f"environment.environment_variables=[{HANG_TIMEOUT}=0.05]"
+    done = det_ds(*written(tmp_path, "Slow", slots=1, **periods), "--set", stated)
+    assert done.returncode == 0, done.stderr
+    assert "hangs: " not in done.stderr
 
 
 def test_a_rank_that_leaves_without_a_word_has_not_completed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.harness.ranks import Ranks
-from tests.package import records
+from tests.package import checkpoints, records
 
 MICRO_BATCH_SIZE = 2
 ACCUMULATION = 4
@@ -196,6 +196,40 @@ def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
     validations = [metrics for _, metrics in records(tmp_path, "validation")]
     assert [metrics["seen"] for metrics in validations] == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 4
     assert [metrics["validation_loss"] for metrics in validations] == [2.0] * 4
+
+
+def train_until_it_fails(run_dir: Path, resume: str | None) -> str:
+    """In a rank: train four batches; the validation after the second fails, unless it is resumed."""
+    from determined.pytorch import Batch
+
+    from determined_ds import Trainer
+
+    class Failing(trial_classes()["replicated"]):  # type: ignore[misc]
+        def evaluate(self, model: Any, batch: Any) -> Any:
+            if resume is None:
+                raise ZeroDivisionError("as the test has it")
+            return super().evaluate(model, batch)
+
+    with opened("0", run_dir) as context:
+        trial = Failing(context)
+        trial.size = 5
+        periods = {"reporting_period": Batch(4), "validation_period": Batch(2)}
+        try:
+            Trainer(trial, context).fit(max_length=Batch(4), latest_checkpoint=resume, **periods)
+        except ZeroDivisionError as error:
+            return str(error)
+    return ""
+
+
+def test_the_checkpoint_of_a_validation_that_failed_holds_what_reducers_held_of_the_training(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    assert two_ranks.run(train_until_it_fails, tmp_path, None) == ["as the test has it"] * 2
+    [checkpoint] = checkpoints(tmp_path)
+    assert two_ranks.run(train_until_it_fails, tmp_path, checkpoint.name) == ["", ""]
+    [(batch, metrics)] = records(tmp_path, "training")
+    size = hyperparameters("0")["global_batch_size"]
+    assert (batch, metrics["seen"]) == (4, sorted(float(number % 64) for number in range(4 * size)))
 
 
 def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks) -> None:
