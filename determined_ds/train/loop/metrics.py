@@ -255,7 +255,9 @@ def searched(metrics: Mapping[str, Any], name: str) -> float:
     if util.is_numerical_scalar(metrics.get(name)):
         return float(metrics[name])
     known = ", ".join(sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value)))
-    what = described(metrics[name]) + " by this name, and the numbers " if name in metrics else ""
-    message, fix = f"the trial reports {what}{known}", f"name one of them: {known}"
+    what = (
+        f"{described(metrics[name])} by this name, and the numbers: " if name in metrics else "the numbers: "
+    )
+    message, fix = f"the trial reports {what}{known or 'none'}", "name a metric that is a number"
     problem = {"key": "searcher.metric", "value": name, "code": "searcher-metric"}
     raise ConfigError(Problem(message=message, fix=fix, **problem))
