@@ -49,7 +49,10 @@ def train(run_dir: str, wrong: str, resume: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("other metric", ["ConfigError: searcher.metric = 'validation_loss': the trial reports the numbers: "] * 2),
+        (
+            "other metric",
+            ["ConfigError: searcher.metric = 'validation_loss': the trial reports the numbers: "] * 2,
+        ),
         ("chief's report", ["OSError: [Errno 28]", "ChiefFailed: rank 0: OSError(28"]),
     ],
 )
