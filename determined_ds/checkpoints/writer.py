@@ -454,15 +454,6 @@ class Checkpoints:
         return part
 
 
-def scramble(models: list[Any]) -> None:
-    """Fill every parameter with NaN, so only a load that restores them all can be followed by a number."""
-    with torch.no_grad():
-        for model in models:
-            for parameter in model.module.parameters():
-                # Under ZeRO 3 a parameter is a placeholder; its partition on this rank is ``ds_tensor``.
-                getattr(parameter, "ds_tensor", parameter).data.fill_(float("nan"))
-
-
 # ------------------------------------------------------------------------------------------- beside training
 
 

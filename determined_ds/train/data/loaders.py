@@ -8,7 +8,6 @@ only where the author takes responsibility for that.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -65,24 +64,15 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
 def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
     """The loader over all of its samples: it is split over replicas here, and must not be before."""
     batches: Any = loader.batch_sampler
-    inner = getattr(batches, "sampler", None)
-    if type(batches) is torch_data.BatchSampler and type(inner) is torch_data.DistributedSampler:
-        whole: Any = torch_data.RandomSampler if inner.shuffle else torch_data.SequentialSampler
-        loader = copy.copy(loader)
-        loader.batch_sampler = torch_data.BatchSampler(
-            whole(inner.dataset), batches.batch_size, batches.drop_last
-        )
-        return loader
-    for sampler in (batches, inner):
+    for sampler in (batches, getattr(batches, "sampler", None)):
         # Determined's samplers are for trials that shard, repeat and skip by themselves.
-        if type(sampler).__module__ == samplers.__name__ or getattr(sampler, "num_replicas", 1) not in (
-            1,
-            None,
-        ):
+        is_theirs, replicas = (
+            type(sampler).__module__ == samplers.__name__,
+            getattr(sampler, "num_replicas", 1),
+        )
+        if is_theirs or replicas not in (1, None):
             message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
-            fix = (
-                f"use a sampler over all samples; or return torch's DataLoader, and call {OPT_IN} in __init__"
-            )
+            fix = f"use a sampler over all samples, such as shuffle=True; or call {OPT_IN} in __init__"
             kind = type(sampler).__name__
             raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
     return loader

@@ -12,20 +12,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from determined import pytorch, util
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
 from determined_ds.train.group.process_group import allgather_objects, gather_rows, is_alone
 from determined_ds.trial.author import described, place_of
 
-logger = logging.getLogger("determined_ds")
 Reducer = pytorch.Reducer
 # MPS has no float64; everything that trains here does.
 DTYPE = torch.float64
@@ -36,7 +33,6 @@ KINDS: dict[Reducer, tuple[Any, Any]] = {
     Reducer.MAX: (torch.max, torch.maximum),
     Reducer.MIN: (torch.min, torch.minimum),
 }
-_warned: set[str] = set()  # metrics of several numbers
 
 
 class MetricSums:
@@ -66,8 +62,8 @@ class MetricSums:
         self._weights: dict[str, float] = {}
 
     def _reducer(self, name: str) -> Reducer:
-        reducers = self._reducers
-        return reducers.get(name, Reducer.AVG) if isinstance(reducers, Mapping) else reducers
+        how = self._reducers
+        return how.get(name, Reducer.AVG) if isinstance(how, Mapping) else how
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Add the metrics of one batch.
@@ -121,17 +117,7 @@ class MetricSums:
                 f"{of}metric {name!r} is {described(value)}\n"
                 "  fix: use numbers, or tensors, arrays or lists of numbers"
             ) from None
-        if tensor.numel() == 1:
-            return tensor.reshape(())
-        whole, _ = KINDS[self._reducer(name)]
-        if name not in _warned and (is_alone() or dist.get_rank() == 0):
-            _warned.add(name)
-            logger.warning(
-                "warning: %s: metric %r has shape %s; its %s over all elements is reported, as by Determined. To "
-                "report the elements, return them from a MetricReducer (context.wrap_reducer).",
-                *(self._source, name, tuple(tensor.shape), whole.__name__),
-            )
-        return whole(tensor)  # type: ignore[no-any-return]
+        return KINDS[self._reducer(name)][0](tensor)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -194,9 +180,8 @@ class Reducers:
                 found.append(copy.deepcopy(attributes))
             except Exception as error:  # whatever an object's own methods raise
                 raise CheckpointError(
-                    f"{kind.__name__} ({place_of(kind)}): an attribute of this reducer cannot be copied ({error}); a "
-                    "validation and a checkpoint copy them\n  fix: hold it in an attribute of the class, not of the "
-                    "object"
+                    f"{kind.__name__} ({place_of(kind)}): an attribute of this reducer cannot be copied, as a "
+                    f"checkpoint does: {error}\n  fix: hold it in an attribute of the class"
                 ) from error
         return found
 
@@ -219,11 +204,7 @@ class Reducers:
 
 
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:
-    """Metrics as numbers, strings, lists and dicts, which a master takes and JSON can hold.
-
-
-    Source: ``json_encode`` in determined 0.38.1's ``util.py``; ``_get_serializable_metrics`` in ``core/_train.py``.
-    """
+    """Metrics as numbers, strings, lists and dicts, which a master takes and JSON can hold."""
     found = {}
     for name, value in metrics.items():
         try:
@@ -254,10 +235,9 @@ def searched(metrics: Mapping[str, Any], name: str) -> float:
     """The value of the searcher's metric."""
     if util.is_numerical_scalar(metrics.get(name)):
         return float(metrics[name])
-    known = ", ".join(sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value)))
-    what = (
-        f"{described(metrics[name])} by this name, and the numbers: " if name in metrics else "the numbers: "
+    known = sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value))
+    message = f"the trial reports {described(metrics[name]) if name in metrics else 'no metric'} by this name"
+    fix = f"name a number that it reports: {', '.join(known)}" if known else "report a number by this name"
+    raise ConfigError(
+        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
     )
-    message, fix = f"the trial reports {what}{known or 'none'}", "name a metric that is a number"
-    problem = {"key": "searcher.metric", "value": name, "code": "searcher-metric"}
-    raise ConfigError(Problem(message=message, fix=fix, **problem))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from determined_ds.config.params import Duration, FitOptions, Length
-from determined_ds.errors import ConfigError, NotFiniteError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.group.process_group import gather_rows
 
 ASK_EVERY_S = 5.0
@@ -187,22 +187,3 @@ class LossGuard:
             self._first_bad = torch.where(is_new, batches[bad.to(torch.int8).argmax()], self._first_bad)
             self._losses.clear()
         return self._first_bad
-
-
-def check_losses(first_bad: Sequence[float], last_checkpoint: str) -> None:
-    """Stop the run where a loss was not finite."""
-    if found := [batch for batch in first_bad if batch != NONE]:
-        at = [str(rank) for rank, batch in enumerate(first_bad) if batch == min(found)]
-        said = (
-            f"the loss was not finite at batch {min(found):.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
-        )
-        advice = "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
-        raise NotFiniteError(with_advice(said, last_checkpoint, advice))
-
-
-def with_advice(said: str, last_checkpoint: str, advice: str) -> str:
-    """The message of a training that is stopped for a number that is not finite."""
-    kept = (
-        f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "no checkpoint was made yet"
-    )
-    return f"{said}: {kept}. {advice}; fit.stop_on_nan: false continues regardless"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from determined import core, pytorch, util
@@ -25,7 +25,7 @@ from determined_ds.checkpoints.files import finite, is_better, not_finite
 from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
-from determined_ds.checkpoints.writer import Checkpoints, scramble
+from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
@@ -42,15 +42,7 @@ from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.steps import METHODS, TrainCalls, built_callbacks, check_frozen, parameters_of
-from determined_ds.train.loop.stopping import (
-    LENGTHS,
-    Due,
-    LossGuard,
-    Schedule,
-    StopRequests,
-    check_losses,
-    with_advice,
-)
+from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
@@ -189,9 +181,7 @@ class Trainer:
         self._hooks = [getattr(each, hook) for each in self.callbacks if callable(getattr(each, hook, None))]
         if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
             self._hooks.insert(0, trial.on_step_end)
-        self._of_step: dict[
-            str, list[Any]
-        ] = {}  # each metric of the step at hand, by micro-batch, for the hooks
+        self._of_step: dict[str, list[Any]] = {}  # metrics of the micro-batches of a step, for the hooks
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
@@ -358,16 +348,25 @@ class Trainer:
             self._stop_for_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
 
     def _stop_for_loss(self, first_bad: list[float]) -> None:
-        try:
-            check_losses(first_bad if self.fit_options.stop_on_nan else (), self._last_uuid)
-        except NotFiniteError:
-            self.checkpoints.finish()  # its weights are good
-            raise
+        first = min((batch for batch in first_bad if batch != NONE), default=NONE)
+        if first != NONE and self.fit_options.stop_on_nan:
+            at = [str(rank) for rank, batch in enumerate(first_bad) if batch == first]
+            said = (
+                f"the loss was not finite at batch {first:.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
+            )
+            advice = (
+                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
+            )
+            self._end_not_finite(said, advice)
 
-    @property
-    def _last_uuid(self) -> str:
-        """Of the newest checkpoint; "" where there is none."""
-        return self.state.kept[-1] if self.state.kept else ""
+    def _end_not_finite(self, said: str, advice: str) -> NoReturn:
+        self.checkpoints.finish()  # its weights are good
+        found = (
+            f"the last good checkpoint is {self.state.kept[-1]}"
+            if self.state.kept
+            else "no checkpoint was made yet"
+        )
+        raise NotFiniteError(f"{said}: {found}. {advice}; fit.stop_on_nan: false continues regardless")
 
     def _validate(self) -> bool:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
@@ -382,19 +381,15 @@ class Trainer:
             position["epochs"] = state.epochs_trained
 
         def judged() -> bool:  # only the chief knows what was best before
-            best_before, is_less = (
-                self.reporter.validation(batch, position | metrics),
-                self._smaller_is_better,
-            )
-            return bool(name) and is_better(searched(metrics, name), best_before, smaller_is_better=is_less)
+            best, is_less = self.reporter.validation(batch, position | metrics), self._smaller_is_better
+            return bool(name) and is_better(searched(metrics, name), best, smaller_is_better=is_less)
 
         better = as_chief(self.context.distributed, judged)
         if found := not_finite(metrics):  # stop before the weights are saved, the same on all ranks
             said = f"{', '.join(found)} was not finite in the validation at batch {batch}"
             if self.fit_options.stop_on_nan and name in found:
-                self.checkpoints.finish()
                 advice = f"Lower the learning rate, or check the validation data and how {name} is computed"
-                raise NotFiniteError(with_advice(said, self._last_uuid, advice))
+                self._end_not_finite(said, advice)
             if self.is_chief:
                 logger.warning("warning: %s; check how the trial computes it", said)
         if name:
@@ -584,7 +579,7 @@ class Trainer:
             if validate is None:
                 words = "validated, saved, loaded back, validated to"
             proof = validate or (lambda: self.validator.run([]))
-            same = prove_checkpoint(self.context, proof, lambda: self.read(self._last_uuid))
+            same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
             self.progress.note(f"test passed: trained, {words} {same}")
         HEART.rest()
 
@@ -636,7 +631,10 @@ def _stated_length(unit: Any) -> Any:
 def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[], Any]) -> str:
     """The proof of ``--test``: scramble the weights, load the checkpoint back, validate to the same; a collective."""
     before = validate()
-    scramble(context.models)
+    for model in context.models:  # with NaN, so that only a load that restores all weights leads to a number
+        for parameter in model.module.parameters():
+            # Under ZeRO 3 a parameter is a placeholder; its partition on this rank is ``ds_tensor``.
+            getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
     load()
     after = validate()
     on_gpu = context.device.type == "cuda"

@@ -171,11 +171,8 @@ class Validator:
         elif batches.taken == before:
             did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
             raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
-        return (
-            returned.metrics(self._trial, metrics, *METHODS)
-            if self._context._mpu.should_report_metrics
-            else {}
-        )
+        reports = self._context._mpu.should_report_metrics
+        return returned.metrics(self._trial, metrics, *METHODS) if reports else {}
 
 
 @contextlib.contextmanager
@@ -221,30 +218,26 @@ class DeclaredMetrics:
     def __init__(self, trial: Any, *, in_batches: bool) -> None:
         declared = getattr(trial, DECLARED, ())
         self._trial, self.names = trial, dict(declared if isinstance(declared, Mapping) else {})
-        self._reducers: dict[str, Reducer] = {}  # of those that are reduced batch by batch
-        self._of_all: dict[str, Any] = {}
+        known = {
+            name: WORDS.get(how, how) if isinstance(how, str) else how for name, how in self.names.items()
+        }
+        self._reducers = {name: how for name, how in known.items() if isinstance(how, Reducer)}
+        self._of_all = {name: how for name, how in known.items() if callable(how) or _is_updated(how)}
         self._kept: list[tuple[int, dict[str, Any]]] = []
-        for name, how in self.names.items():
-            if isinstance(how, Reducer) or (isinstance(how, str) and how in WORDS):
-                self._reducers[name] = WORDS[how] if isinstance(how, str) else how
-            elif callable(how) or _is_updated(how):
-                self._of_all[name] = how
-            else:
-                expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
-                fix = f'write {DECLARED} = {{"{name}": "mean"}}'
-                raise TrialError(
-                    wrong(trial, DECLARED, how, expected, fix, did=f"declares {name!r} otherwise")
-                )
+        # Batches that ``--test`` validates: an AUC, for example, needs samples of both classes.
+        self.test_batches = 16 if self._of_all else 1
+        if wrong_names := [name for name in known if name not in {**self._reducers, **self._of_all}]:
+            did, fix = (
+                f"declares {wrong_names[0]!r} otherwise",
+                f'write {DECLARED} = {{"{wrong_names[0]}": "mean"}}',
+            )
+            expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
+            raise TrialError(wrong(trial, DECLARED, known[wrong_names[0]], expected, fix, did=did))
         if self._of_all and not in_batches:
             did = f"declares {', '.join(self._of_all)} over all predictions"
             expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
             fix = "compute it in evaluate_full_dataset, or train without pipeline stages"
             raise TrialError(wrong(trial, DECLARED, None, expected, fix, did=did))
-
-    @property
-    def test_batches(self) -> int:
-        """Batches that ``--test`` validates: an AUC, for example, needs samples of both classes."""
-        return 16 if self._of_all else 1
 
     def begin(self, reducers: Any) -> Any:
         """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added."""
@@ -252,19 +245,21 @@ class DeclaredMetrics:
         if isinstance(reducers, Mapping):
             return {**self._reducers, **reducers}
         if self._reducers and reducers != Reducer.AVG:
-            fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
-            raise TrialError(
-                wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix)
+            fix, expected = (
+                f"declare every metric in {DECLARED}, without evaluation_reducer",
+                f"none beside {DECLARED}",
             )
+            raise TrialError(wrong(self._trial, "evaluation_reducer", reducers, expected, fix))
         return self._reducers or reducers
 
     def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
         """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
         kept = {name: metrics[name] for name in self._of_all if name in metrics}
         for name, value in kept.items():
-            if not all(
+            arrays = [
                 isinstance(each, (torch.Tensor, np.ndarray)) and each.ndim for each in tree_leaves(value)
-            ):
+            ]
+            if not all(arrays):
                 did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
                 fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
                 raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
@@ -284,35 +279,37 @@ class DeclaredMetrics:
             batches = sorted((each for own in gathered for each in own), key=lambda each: each[:2])
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
-                if values := [kept[name] for _, _, kept in batches if name in kept]:
-                    found[name] = self._applied(name, how, values)
+                values = [kept[name] for _, _, kept in batches if name in kept]
+                try:
+                    whole = tree_map(lambda *parts: torch.cat(parts), *values) if values else None
+                except (RuntimeError, ValueError) as error:
+                    source = method_of(self._trial, "evaluate", "evaluate_batch")
+                    raise TrainingError(
+                        f"{source}: the values of {name!r} cannot be joined over batches: {error}\n"
+                        "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
+                    ) from error
+                if values:
+                    found[name] = _applied(how, whole)
             return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
 
         return dict(as_chief(distributed, computed))
 
-    def _applied(self, name: str, how: Any, values: list[Any]) -> Any:
-        """What a function or an updated object makes of all predictions, given by name, in order, or one."""
-        try:
-            whole = tree_map(lambda *parts: torch.cat(parts), *values)
-        except (RuntimeError, ValueError) as error:
-            source = method_of(self._trial, "evaluate", "evaluate_batch")
-            raise TrainingError(
-                f"{source}: the values of {name!r} cannot be joined over batches: {error}\n"
-                "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
-            ) from error
-        apply = how
-        if _is_updated(how):
-            for metric in how.values() if isinstance(how, Mapping) else (how,):
-                if hasattr(metric, "sync_on_compute"):
-                    metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
-            if hasattr(how, "reset"):
-                how.reset()
-            apply = how.update
-        if isinstance(whole, Mapping):
-            result = apply(**whole)
-        else:
-            result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
-        return how.compute() if _is_updated(how) else result
+
+def _applied(how: Any, whole: Any) -> Any:
+    """What a function or an updated object makes of all predictions, given by name, in order, or one."""
+    apply = how
+    if _is_updated(how):
+        for metric in how.modules() if isinstance(how, torch.nn.Module) else (how,):
+            if hasattr(metric, "sync_on_compute"):
+                metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
+        if hasattr(how, "reset"):
+            how.reset()
+        apply = how.update
+    if isinstance(whole, Mapping):
+        result = apply(**whole)
+    else:
+        result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
+    return how.compute() if _is_updated(how) else result
 
 
 def _on_host(value: Any) -> torch.Tensor:
@@ -327,7 +324,8 @@ def _is_updated(how: Any) -> bool:
 def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
     """A name that is not reported is misspelled."""
     if unknown := [name for name in names if name not in metrics]:
-        did, fix = f"names {unknown[0]!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
+        did = f"names {unknown[0]!r}, which is not reported"
+        fix = f"use: {', '.join(metrics)}" if metrics else "return this metric from the validation"
         raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from determined.pytorch import DataLoader, samplers
+from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
 from determined_ds.errors import ConfigError, DataError
@@ -30,22 +30,12 @@ def steps(loader: Any, num: int, *, start: int = 0, as_it_is: bool = False) -> l
     return found
 
 
-def test_what_torchs_distributed_sampler_has_split_is_taken_whole() -> None:
-    """In the order that it would give; torch's loaders with other samplers are in ``test_samples``."""
-    split = torch_data.DistributedSampler(NUMBERS, num_replicas=2, rank=0)
-    whole = steps(torch_data.DataLoader(NUMBERS, batch_size=2, sampler=split), 9)
-    assert whole == steps(DataLoader(NUMBERS, batch_size=2, shuffle=True), 9)
-
-
 class OwnIteration(torch_data.DataLoader):
     def __iter__(self) -> Any:
         return iter([])
 
 
-class RankSampler(torch_data.SequentialSampler):
-    num_replicas = 2
-
-
+SPLIT_SAMPLER = torch_data.DistributedSampler(NUMBERS, num_replicas=2, rank=0)
 ITERABLE = torch_data.DataLoader(Sized(99), batch_size=2)
 SKIPPING = torch_data.DataLoader(
     NUMBERS,
@@ -61,8 +51,8 @@ SKIPPING = torch_data.DataLoader(
         (ITERABLE, "torch's DataLoader over Sized.*every replica would read the same.*self.training_loader"),
         (OwnIteration(NUMBERS), "OwnIteration over range"),
         (None, "returned NoneType, which is not a data loader"),
-        (torch_data.DataLoader(NUMBERS, 2, sampler=RankSampler(NUMBERS)), "RankSampler.*split over"),
         (SKIPPING, "SkipBatchSampler.*skips samples itself"),
+        (torch_data.DataLoader(NUMBERS, 2, sampler=SPLIT_SAMPLER), "DistributedSampler.*shuffle=True"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused(loader: Any, said: str) -> None:

@@ -220,4 +220,3 @@ def test_metrics_of_training_are_means_over_the_batches_and_ranks_that_have_them
     ]
     same = {"rank": 0.5, "hits": 0.5, "by_class": 1.75, "late": 8.5, "half": 0.5, "n": [1, 2]}
     assert found == [{**same, "step": 1.5}, {**same, "step": 3.5}]
-    assert "metric 'by_class' has shape (2,)" in two_ranks.said(0)

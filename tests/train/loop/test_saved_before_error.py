@@ -51,7 +51,7 @@ def train(run_dir: str, wrong: str, resume: str | None = None) -> str:
     [
         (
             "other metric",
-            ["ConfigError: searcher.metric = 'validation_loss': the trial reports the numbers: "] * 2,
+            ["ConfigError: searcher.metric = 'validation_loss': the trial reports no metric"] * 2,
         ),
         ("chief's report", ["OSError: [Errno 28]", "ChiefFailed: rank 0: OSError(28"]),
     ],
