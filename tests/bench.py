@@ -28,7 +28,7 @@ from determined.pytorch import Batch, DataLoader
 
 from determined_ds import DataParallelTrial, Trainer, open_context
 from tests.harness.command import DET_DS, ROOT
-from tests.harness.ranks import Ranks, compile_nothing
+from tests.harness.ranks import Ranks
 from tests.package import training_data
 from tests.session.test_ported_scripts import SCRIPTS, as_it_was
 
@@ -235,7 +235,7 @@ def main() -> None:
         folder = Path(name)
         show("check", checks())
         show("start to end of a script", starts(folder))
-        ranks = Ranks(2, folder / "logs", first=compile_nothing)
+        ranks = Ranks(2, folder / "logs")
         for number, (size, zero, accumulation) in enumerate(CASES):
             found = ranks.run(steps, size, zero, accumulation, str(folder / f"steps{number}"))[0]
             show(f"step of {size}, ZeRO {zero}, accumulation {accumulation}", found)

@@ -28,7 +28,7 @@ from tests import short_cases
 from tests.harness import forked, required
 from tests.harness.browser import CHROMIUM
 from tests.harness.machines import Machine, two_machines, why_no_machines
-from tests.harness.ranks import ROOT, Ranks, compile_nothing
+from tests.harness.ranks import ROOT, Ranks
 
 # `make test` tries the same examples each time, and can be relied on; `make test-all` explores: new ones each time, and
 # it says how to try one again. How long an example takes says nothing of whether it is right.
@@ -247,19 +247,19 @@ def _place(item: pytest.Item) -> int:
 @pytest.fixture(scope="session")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """A rank alone: a process of its own, since joining a process group changes the process that does."""
-    return Ranks(1, tmp_path_factory.mktemp("one_rank"), first=compile_nothing)
+    return Ranks(1, tmp_path_factory.mktemp("one_rank"))
 
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Two ranks."""
-    return Ranks(2, tmp_path_factory.mktemp("two_ranks"), first=compile_nothing)
+    return Ranks(2, tmp_path_factory.mktemp("two_ranks"))
 
 
 @pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Four ranks."""
-    return Ranks(4, tmp_path_factory.mktemp("four_ranks"), first=compile_nothing)
+    return Ranks(4, tmp_path_factory.mktemp("four_ranks"))
 
 
 @pytest.fixture

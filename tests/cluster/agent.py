@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.state import Allocation, Trial
-from tests.harness import forked
+from tests.harness.forked import marked
 from tests.harness.machines import HIDDEN, PYTHON, Machine
 from tests.harness.ranks import ROOT, free_port
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 CONTAINER = Path(__file__).with_name("container.sh")
-WORKER = ROOT / "tests/harness/worker.py"
 BIN = Path(sys.executable).parent
 SEEN = sorted(folder for folder in PYTHON if folder.startswith(HIDDEN))
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
@@ -39,15 +38,9 @@ GUARD = "import sys; from tests.cluster.agent import end_all; sys.stdin.read(); 
 
 
 class Agent:
-    """Starts containers on this machine.
+    """Starts containers, on this machine or one on each of some, which share the slots; each slot is a rank.
 
-    Args:
-        master: Which is told of their ends.
-        slots: CPU slots, a trial's ranks each taking one.
-        storage: The shared file system.
-        roots: An empty folder, for theirs.
-        environment: More environment variables for every container.
-        machines: A trial has a container on each of them, with its share of the slots; none: one, here.
+    ``storage`` is the shared file system, ``roots`` an empty folder, and every container more of an ``environment``.
     """
 
     def __init__(
@@ -58,7 +51,7 @@ class Agent:
         storage: Path,
         roots: Path,
         environment: dict[str, str],
-        machines: Sequence[Machine] = (),
+        machines: Sequence[Machine],
     ) -> None:
         self._master, self.slots, self._storage, self._roots = master, slots, storage, roots
         self._environment, self._machines = environment, machines
@@ -79,7 +72,7 @@ class Agent:
             root = self._roots / name
             root.mkdir()
             enter = self._machines[number].enter if self._machines else []
-            words = map(str, ("bash", CONTAINER, root, self._storage, BIN, WORKER, *SEEN))
+            words = map(str, ("bash", CONTAINER, root, self._storage, BIN, *SEEN))
             container = subprocess.Popen(
                 [*enter, *way_to_isolate(), *words],
                 env={
@@ -108,7 +101,6 @@ class Agent:
             "LANG": "C.UTF-8",
             "C10D_PORT": str(free_port()),
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
-            forked.ADDRESS: forked.address(),
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
             "DET_SLOT_IDS": json.dumps(list(range(allocation.slots // len(allocation.addresses)))),
@@ -163,7 +155,7 @@ class Agent:
         for thread in self._threads:
             thread.join(timeout=30)
         self._guard.communicate(timeout=60)
-        left = forked.marked(self._master.cluster_id, "DET_CLUSTER_ID")
+        left = marked(self._master.cluster_id, "DET_CLUSTER_ID")
         assert not left, f"left running: {left}"
 
 
@@ -176,7 +168,7 @@ def started(function: Callable[..., None], *args: object) -> threading.Thread:
 def end_all(name: str, value: str) -> None:
     """Kill the processes that have this in their environment, and those that they start meanwhile."""
     deadline = time.monotonic() + 20
-    while (found := forked.marked(value, name)) and time.monotonic() < deadline:
+    while (found := marked(value, name)) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

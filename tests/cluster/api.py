@@ -86,7 +86,20 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
         case "GET", "tasks", name, "context_directory":
             return {"b64Tgz": base64.b64encode(master.trial_of(name).experiment.context_tgz).decode()}
         case "GET", "tasks", name:
-            return task(master.trial_of(name))
+            trial = master.trial_of(name)
+            allocations = [  # the newest first, in UTC without saying so
+                {
+                    "taskId": trial.task_id,
+                    "allocationId": each.id,
+                    "state": "STATE_TERMINATED" if each.end_time else "STATE_RUNNING",
+                    "startTime": each.start_time.removesuffix("Z"),
+                    **({"endTime": each.end_time.removesuffix("Z")} if each.end_time else {}),
+                    "slots": 0,
+                }
+                for each in reversed(trial.allocations)
+            ]
+            kept = {"taskId": trial.task_id, "taskType": "TASK_TYPE_TRIAL", "startTime": trial.start_time}
+            return {"task": {**kept, "allocations": allocations}}
         case "POST", "task", "logs":
             for line in body["logs"]:
                 master.log(master.trial_of(line["task_id"]), line["log"].rstrip("\n"))
@@ -128,9 +141,25 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
         case "POST", "trials", number, "runner", "metadata":
             master.trials[int(number)].runner_state = body["state"]
         case "POST", "trials", number, "metrics":
-            return metrics(master, master.trials[int(number)], body["group"], body["metrics"])
+            trial, reported, group = master.trials[int(number)], body["metrics"], body["group"]
+            values = reported["metrics"]["avgMetrics"]
+            if int(reported["trialId"]) != trial.id:
+                raise Refused(400, "the path and the body name different trials")
+            if reported.get("stepsCompleted") is None:  # of the machine, not of the training
+                trial.profiled.setdefault(group, []).append(values)
+            else:
+                steps, run_id = int(reported["stepsCompleted"]), int(reported["trialRunId"])
+                master.report(trial, Report(group=group, steps=steps, metrics=values, run_id=run_id))
         case "POST", "trials", number, "progress":
-            progress(master, master.trials[int(number)], float(body["progress"]))
+            trial, value = master.trials[int(number)], float(body["progress"])
+            if not 0.0 <= value <= 1.0:
+                raise Refused(400, f"progress {value} is not between 0 and 1")
+            trial.progress, gate = value, trial.gate
+            # The metrics before it may come a moment later.
+            if gate is not None and master.wait(
+                lambda: any(report.steps >= gate for report in trial.of_group("training")), 0.3
+            ):
+                master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
         case "POST", "trials", number, "early_exit":
             if body["reason"] not in ("EXITED_REASON_INVALID_HP", "EXITED_REASON_INIT_INVALID_HP"):
                 raise Refused(400, f"unhandled early exit reason: {body['reason']}")
@@ -161,7 +190,19 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
                 master.experiments[number] = master.unmanaged[name] = new
             return shown(master.unmanaged[name])
         case "PUT", "trials":
-            return put_trial(master, f"trial {body['externalTrialId']}", body["createTrialRequest"])
+            external, asked = f"trial {body['externalTrialId']}", body["createTrialRequest"]
+            if external not in master.unmanaged:
+                number, experiment = len(master.trials) + 1, master.experiments[int(asked["experimentId"])]
+                trial = Trial(
+                    id=number,
+                    experiment=experiment,
+                    hparams=asked["hparams"],
+                    seed=0,
+                    task_id=f"unmanaged-{number}",
+                )
+                experiment.trials.append(trial)
+                master.trials[number] = master.unmanaged[external] = trial
+            return {"trial": master.unmanaged[external].view()}
         case "POST", "trials", number, "start":
             trial = master.trials[int(number)]
             if trial.run_id and not body.get("resume"):
@@ -262,79 +303,27 @@ def continue_(master: Master, body: Json) -> Json:
     return {**shown(experiment), "warnings": []}
 
 
-def put_trial(master: Master, external: str, asked: Json) -> Json:
-    if external not in master.unmanaged:
-        number, experiment = len(master.trials) + 1, master.experiments[int(asked["experimentId"])]
-        name = f"unmanaged-{number}"
-        new = Trial(id=number, experiment=experiment, hparams=asked["hparams"], seed=0, task_id=name)
-        experiment.trials.append(new)
-        master.trials[number] = master.unmanaged[external] = new
-    return {"trial": master.unmanaged[external].view()}
-
-
-def task(trial: Trial) -> Json:
-    """As a real master shows it: the newest allocation first, in UTC without saying so."""
-    allocations = [
-        {
-            "taskId": trial.task_id,
-            "allocationId": each.id,
-            "state": "STATE_TERMINATED" if each.end_time else "STATE_RUNNING",
-            "startTime": each.start_time.removesuffix("Z"),
-            **({"endTime": each.end_time.removesuffix("Z")} if each.end_time else {}),
-            "slots": 0,
-        }
-        for each in reversed(trial.allocations)
-    ]
-    kept = {"taskId": trial.task_id, "taskType": "TASK_TYPE_TRIAL", "startTime": trial.start_time}
-    return {"task": {**kept, "allocations": allocations}}
-
-
-def metrics(master: Master, trial: Trial, group: str, reported: Json) -> None:
-    values = reported["metrics"]["avgMetrics"]
-    if int(reported["trialId"]) != trial.id:
-        raise Refused(400, "the path and the body name different trials")
-    if reported.get("stepsCompleted") is None:  # of the machine, not of the training: they have a time alone
-        trial.profiled.setdefault(group, []).append(values)
-        return
-    steps, run_id = int(reported["stepsCompleted"]), int(reported["trialRunId"])
-    master.report(trial, Report(group=group, steps=steps, metrics=values, run_id=run_id))
-
-
-def progress(master: Master, trial: Trial, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise Refused(400, f"progress {value} is not between 0 and 1")
-    trial.progress = value
-    if (gate := trial.gate) is None:
-        return
-    # The metrics before it may come a moment later.
-    if master.wait(lambda: any(report.steps >= gate for report in trial.of_group("training")), 0.3):
-        master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
-
-
 def logs(master: Master, trial: Trial, call: Call) -> Iterator[Json]:
     """The lines, the last ones first if so asked; and those to come until the trial's end, where it is followed."""
     levels, limit = call.query.get("levels"), int(call.asked("limit", 0))
     order = -1 if call.asked("orderBy") == "ORDER_BY_DESC" else 1
-    lines = iter(list(enumerate(trial.logs))[::order][: limit or None])
-    for number, (at, line) in followed(master, trial) if call.asked("follow") == "true" else lines:
-        rank, level, text = taken_apart(line)
-        level = f"LOG_LEVEL_{level or 'INFO'}"
-        if levels is None or level in levels:
-            yield {
-                "id": str(number),
-                "timestamp": at,
-                "message": line + "\n",
-                "log": text,
-                "level": level,
-                "trialId": trial.id,
-                **({"rankId": int(rank)} if rank else {}),
-            }
-
-
-def followed(master: Master, trial: Trial) -> Iterator[tuple[int, tuple[str, str]]]:
-    sent, is_closed = 0, False
+    is_followed, is_closed, sent = call.asked("follow") == "true", False, 0
     while not is_closed:
-        master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
-        is_closed = trial.closed
-        yield from enumerate(new := trial.logs[sent:], start=sent)
+        if is_followed:
+            master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
+        is_closed = trial.closed or not is_followed
+        new = list(enumerate(trial.logs))[sent:]
         sent += len(new)
+        for number, (at, line) in new if is_followed else new[::order][: limit or None]:
+            rank, level, text = taken_apart(line)
+            level = f"LOG_LEVEL_{level or 'INFO'}"
+            if levels is None or level in levels:
+                yield {
+                    "id": str(number),
+                    "timestamp": at,
+                    "message": line + "\n",
+                    "log": text,
+                    "level": level,
+                    "trialId": trial.id,
+                    **({"rankId": int(rank)} if rank else {}),
+                }

@@ -122,15 +122,16 @@ class Cluster:
         for number in numbers:
             if self.state(number) == "PAUSED":
                 self.activate(number)
-        for trial in [self.trial(number) for number in numbers]:
-            self.poll(lambda trial=trial: self._has_reported(trial, batch))  # type: ignore[misc]
-        yield
 
-    def _has_reported(self, trial: Trial, batch: int) -> bool:
-        is_closed = bindings.get_GetTrial(self._session, trialId=trial.id).trial.state.name in ENDED
-        has = any(steps >= batch for steps, _ in self.reports(trial, "training"))
-        assert has or not is_closed, f"it ended first:\n{self.log(trial)[-6000:]}"
-        return has
+        def has_reported(number: int) -> bool:
+            trial = self.trial(number)
+            is_closed = trial.state.name in ENDED
+            has = any(steps >= batch for steps, _ in self.reports(trial, "training"))
+            assert has or not is_closed, f"it ended first:\n{self.log(trial)[-6000:]}"
+            return has
+
+        self.poll(lambda: all(map(has_reported, numbers)))
+        yield
 
     def activate(self, number: int) -> None:
         """``det experiment activate``."""
@@ -242,14 +243,9 @@ class Cluster:
 
 
 class FakeCluster(Cluster):
-    """A master of ours with one agent, or with one on each machine.
+    """A master of ours with an agent here, or one on each of some machines: two slots. It injects faults, too.
 
-    Beyond what every cluster can do, it injects faults and shows what the master was asked.
-
-    Args:
-        folder: An empty folder, for its storage and the client's home; one that all machines see.
-        environment: More environment variables for every container.
-        machines: Its agents', which share the two slots; none: one agent, here. The master is on the first of them.
+    ``folder`` is an empty one that all machines see, and every container has more of an ``environment``.
     """
 
     timeout_s, every_s = 900.0, 0.1
@@ -288,9 +284,7 @@ class FakeCluster(Cluster):
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["HOME"] = str(self._home)
         words = ["--master", self._address, *words]  # the environment was read where it was forked
-        return run_forked(
-            "tests.harness.forked:det", words, env=environment, cwd=ROOT, timeout_s=self.timeout_s
-        )
+        return run_forked("tests.harness.forked:det", words, env=environment)
 
     @contextmanager
     def reached(self, batch: int, *numbers: int) -> Iterator[None]:

@@ -3,11 +3,11 @@
 # /run and /tmp are empty and whose storage is where the harness looks for it, and starts the trial in it as
 # Determined's entrypoint does. Nothing of it is seen from outside.
 #
-#   container.sh ROOT STORAGE BIN WORKER [MORE ...]  start the trial
-#   container.sh --probe ROOT STORAGE [MORE ...]     only build the folder
+#   container.sh ROOT STORAGE BIN [MORE ...]      start the trial
+#   container.sh --probe ROOT STORAGE [MORE ...]  only build the folder
 #
-# ROOT: an empty folder. STORAGE: the shared file system. BIN: where python3 and deepspeed are. WORKER:
-# worker.py. MORE: folders below /run or /tmp that are to be seen all the same. The network is this machine's, as with network_mode: host.
+# ROOT: an empty folder. STORAGE: the shared file system. BIN: where python3 and deepspeed are. MORE:
+# folders below /run or /tmp that are to be seen all the same. The network is this machine's, as with network_mode: host.
 set -eu
 probe=
 if [ "$1" = --probe ]; then
@@ -19,8 +19,7 @@ storage=$2
 shift 2
 if [ -z "$probe" ]; then
     bin=$1
-    worker=$2
-    shift 2
+    shift
 fi
 
 mount -t tmpfs -o mode=755 none "$root"
@@ -61,13 +60,7 @@ done
 exit \$code
 SHIM
 
-# torchrun loads torch, and nothing of ours: a fork saves its memory.
-cat >"$root/run/determined/pythonuserbase/bin/python3" <<SHIM
-#!/usr/bin/env bash
-[ "\$2" = torch.distributed.run ] && [ -r "$worker" ] && exec "$bin/python3" "$worker" "\$@"
-exec "$bin/python3" "\$@"
-SHIM
-chmod +x "$root/run/determined/pythonuserbase/bin/"*
+chmod +x "$root/run/determined/pythonuserbase/bin/deepspeed"
 
 cat >"$root/run/determined/entrypoint.sh" <<'ENTRYPOINT'
 cd /run/determined/workdir

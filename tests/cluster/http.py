@@ -18,13 +18,6 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.harness.machines import Machine
 
 Json = Any
-# The codes of gRPC, from which a master makes its statuses.
-GRPC = {
-    400: (3, "InvalidArgument"),
-    401: (16, "Unauthenticated"),
-    404: (5, "NotFound"),
-    500: (13, "Internal"),
-}
 
 
 class Refused(Exception):
@@ -49,7 +42,6 @@ class Call:
     status: int | None = None  # None where no answer was given
 
     def asked(self, name: str, default: Any = "") -> str:
-        """A parameter of the query."""
         return str(self.query.get(name, [default])[-1])
 
 
@@ -84,17 +76,11 @@ class Fault:
 
 
 class Server:
-    """Answers HTTP at a port of loopback, in a thread for each call.
+    """Answers HTTP at a port of loopback, and in the network of a machine if there is one, in a thread for each call.
 
-    Args:
-        who: Token -> (user, allocation), of which one is None, or both.
-        answer: Obeys a call, and returns what is sent as JSON; an iterator is sent line by line.
-        machine: In whose network it answers, too, at its address.
-
-    Attributes:
-        here: Where it answers this process.
-        url: Where it answers a trial.
-        errors: What went wrong in ``answer`` other than a refusal.
+    ``who`` knows the user or the allocation of a token. ``answer`` obeys a call, and returns what is sent as JSON, an
+    iterator line by line; what it raises but :class:`Refused` is kept in ``errors``. ``here`` is the address for this
+    process, ``url`` that for a trial.
     """
 
     def __init__(
@@ -121,13 +107,11 @@ class Server:
             threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        """Stop answering."""
         for each in self._listening:
             each.shutdown()
             each.server_close()
 
     def inject(self, fault: Fault) -> Fault:
-        """Have the next calls of a kind meet a fault."""
         with self._lock:
             self._faults.append(fault)
         return fault
@@ -154,10 +138,8 @@ class Server:
             if not isinstance(error, Refused):
                 said = f"{type(error).__name__}: {error}"
                 self.errors.append(f"{call.method} {call.path}: {said}")
-            code, reason = GRPC[status]
-            return _response(
-                call, status, json.dumps({"error": {"code": code, "reason": reason, "error": said}})
-            )
+            told = {"code": status, "reason": "refused", "error": said}
+            return _response(call, status, json.dumps({"error": told}))
         if kind == "close after":
             raise ConnectionResetError
         if fault and kind == "answer after":

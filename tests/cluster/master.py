@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.cluster.api import answer, as_go
 from tests.cluster.http import Refused, Server
@@ -35,33 +35,26 @@ from tests.package import SearchMethod
 if TYPE_CHECKING:
     from tests.cluster.agent import Agent
 
+T = TypeVar("T")
 MANY_SLOTS = 64  # of a master without an agent, whose trials run as far as it knows
 
 
 class Known(dict[int, Any]):
     """What the master has of a kind, by its id; another id is a 404."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
     def __missing__(self, number: int) -> Any:
-        raise Refused(404, f"{self._kind} '{number}' not found")
+        raise Refused(404, f"'{number}' not found")
 
 
 class Master:
-    """The master, at a port of loopback.
-
-    Args:
-        storage: ``checkpoint_storage`` of the cluster.
-        machine: Where it runs, as far as the network can tell; None: here.
-    """
+    """The master, with its ``checkpoint_storage``, at a port of loopback and, if it runs on a machine, of that."""
 
     def __init__(self, *, storage: dict[str, Any], machine: Machine | None = None) -> None:
         self.storage = storage
         self.cluster_id = str(uuid.uuid4())
         self.changed = threading.Condition(threading.RLock())
-        self.experiments: dict[int, Experiment] = Known("experiment")
-        self.trials: dict[int, Trial] = Known("trial")
+        self.experiments: dict[int, Experiment] = Known()
+        self.trials: dict[int, Trial] = Known()
         self.unmanaged: dict[str, Any] = {}  # experiments and trials, by their external ids
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self.agent: Agent | None = None
@@ -88,25 +81,23 @@ class Master:
 
     def allocation(self, allocation_id: str) -> tuple[Trial, Allocation]:
         """A run of a trial, or 404."""
-        for trial in self.trials.values():
-            for allocation in trial.allocations:
-                if allocation.id == allocation_id:
-                    return trial, allocation
-        raise Refused(404, f"allocation '{allocation_id}' not found")
+        runs = ((trial, run) for trial in self.trials.values() for run in trial.allocations)
+        return self._found((found for found in runs if found[1].id == allocation_id), allocation_id)
 
     def trial_of(self, task: str) -> Trial:
         """The trial of a task, or 404."""
-        for trial in self.trials.values():
-            if trial.task_id == task:
-                return trial
-        raise Refused(404, f"task '{task}' not found")
+        return self._found((trial for trial in self.trials.values() if trial.task_id == task), task)
 
     def checkpoint(self, uuid: str) -> tuple[Trial, Checkpoint]:
         """A checkpoint that a trial has reported, or 404."""
-        for trial in self.trials.values():
-            if uuid in trial.checkpoints:
-                return trial, trial.checkpoints[uuid]
-        raise Refused(404, f"checkpoint '{uuid}' not found")
+        owners = (trial for trial in self.trials.values() if uuid in trial.checkpoints)
+        return self._found(((trial, trial.checkpoints[uuid]) for trial in owners), uuid)
+
+    @staticmethod
+    def _found(matching: Iterator[T], name: str) -> T:
+        for found in matching:
+            return found
+        raise Refused(404, f"'{name}' not found")
 
     # --- Experiments ------------------------------------------------------------------------------------
 

@@ -132,8 +132,7 @@ class Trial:
     @property
     def running(self) -> Allocation | None:
         """Its run that has not ended, if any."""
-        last = self.allocations[-1] if self.allocations else None
-        return last if last is not None and last.exit_code is None else None
+        return next((last for last in self.allocations[-1:] if last.exit_code is None), None)
 
     @property
     def latest(self) -> Checkpoint | None:

@@ -207,7 +207,7 @@ CORPUS = [
 ]
 # What a cluster may have as its checkpoint_storage: complete, of each type.
 CLUSTERS: list[dict[str, Json]] = [
-    STORAGE,
+    {"type": "shared_fs", "host_path": "/"},
     {"type": "directory", "container_path": "/data"},
     {"type": "s3", "bucket": "b"},
     {"type": "gcs", "bucket": "b"},

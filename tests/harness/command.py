@@ -23,25 +23,15 @@ END_S = 10.0
 
 
 def det_ds(
-    *arguments: str | Path,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``det-ds`` on CPUs to its end, as a fork with more environment variables."""
     words = [*map(str, arguments), "--accelerator", "cpu"]
-    return run_forked(
-        "tests.harness.forked:det_ds", words, env=_environment(env), cwd=cwd, timeout_s=timeout_s
-    )
+    return run_forked("tests.harness.forked:det_ds", words, env=_environment(env), cwd=cwd)
 
 
 class Started(Forked):
-    """A ``det-ds`` under way on CPUs, as a fork; its output is read as a ``Popen``'s.
-
-    Args:
-        arguments: Of the command.
-        merged: Whether stderr goes to ``stdout``, too.
-    """
+    """A ``det-ds`` under way on CPUs, as a fork; its output, ``merged`` or not, is read as a ``Popen``'s."""
 
     def __init__(self, *arguments: str | Path, merged: bool = False) -> None:
         outputs = [os.pipe(), os.pipe()]
@@ -69,7 +59,7 @@ class Started(Forked):
 
 
 def run_forked(
-    function: str, words: list[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+    function: str, words: list[str], *, env: Mapping[str, str], cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of ``forked.py``, ``module:name``, to its end. No process that it has started may be left."""
     with (
@@ -81,7 +71,7 @@ def run_forked(
         mark = secrets.token_hex(16)
         process = Forked(function, words, env={**env, MARK: mark}, cwd=cwd, files=files)
         try:
-            code = process.wait(timeout_s)
+            code = process.wait(TIMEOUT_S)
         finally:
             process.close()
         nothing_left(mark)
@@ -106,7 +96,6 @@ def det_ds_program(
     *arguments: str | Path,
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
     accelerator: str = "cpu",
 ) -> subprocess.CompletedProcess[str]:
     """Run ``det-ds`` to its end as its users start it, with ranks that are programs: seconds, each of them."""
@@ -119,7 +108,7 @@ def det_ds_program(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=TIMEOUT_S,
     )
     nothing_left(environment[MARK])
     return done

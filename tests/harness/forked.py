@@ -15,7 +15,6 @@ import importlib
 import os
 import pickle
 import random
-import runpy
 import secrets
 import selectors
 import signal
@@ -62,14 +61,9 @@ NO_MARK = "0" * 32
 
 
 class Forked:
-    """A function running in a process of its own; used like a ``Popen``. Dropped or closed, it is killed.
+    """A function (``module:name``) in a process of its own, ended with what it returns; used like a ``Popen``.
 
-    Args:
-        function: ``module:name``; what it returns is the exit code (None: 0).
-        args: Its arguments, pickled.
-        env: The whole environment.
-        cwd: The working directory.
-        files: Descriptors to be its stdin, stdout, stderr and 3.
+    ``files`` are descriptors to be its stdin, stdout, stderr and 3. Dropped or closed, it is killed.
     """
 
     def __init__(
@@ -110,18 +104,12 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit code is under way
                 os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
     def close(self) -> None:
-        """Kill it, if it has not ended; the server then kills what is left of its process group."""
+        """Kill it and what is left of its process group, unless its end was waited for."""
         if self.returncode is None:
-            self.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self.wait()
 
 
@@ -178,7 +166,17 @@ def address(collected: Sequence[str] = ()) -> str:
 def serve(descriptor: int, collected: list[str]) -> None:
     """Fork whatever a connection asks for, and answer with its process id and its exit code."""
     gc.disable()
-    _load(collected)
+    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    importlib.import_module("tests.package").load_as_a_rank_does()
+    for name in LOADED:
+        importlib.import_module(name)
+    del sys.modules["mlflow"]
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
+    if collected:
+        pytest = importlib.import_module("pytest")
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
+        gc.disable()  # conftest.py has enabled it
     gc.collect()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
@@ -217,21 +215,6 @@ def serve(descriptor: int, collected: list[str]) -> None:
                         with contextlib.suppress(OSError):
                             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                         connection.close()
-
-
-def _load(collected: list[str]) -> None:
-    """All that forks would load, each of them for itself."""
-    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
-    sys.modules["mlflow"] = None  # type: ignore[assignment]
-    importlib.import_module("tests.package").load_as_a_rank_does()
-    for name in LOADED:
-        importlib.import_module(name)
-    del sys.modules["mlflow"]
-    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
-    if collected:
-        pytest = importlib.import_module("pytest")
-        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
-        gc.disable()  # conftest.py has enabled it
 
 
 def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
@@ -287,32 +270,10 @@ def worker() -> None:
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
 
 
-def _forget_tests() -> None:
-    """A program loads models from the folder where it is started, and knows no tests."""
-    for name in [*sys.modules]:
-        if name.partition(".")[0] in ("model_defs", "tests"):
-            del sys.modules[name]
-
-
-def module(words: list[str], cwd: str) -> None:
-    """``python3 -m WORDS`` in a container: the client's user and mount namespaces and its root; see ``worker.py``."""
-    for descriptor, name in ((3, "user"), (4, "mnt")):
-        if not os.path.samestat(os.fstat(descriptor), os.stat(f"/proc/self/ns/{name}")):
-            assert ctypes.CDLL(None).setns(descriptor, 0) == 0, f"the {name} namespace cannot be entered"
-    os.fchdir(5)
-    os.chroot(".")
-    os.chdir(cwd)
-    os.closerange(3, 6)
-    sys.path[0] = cwd
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-
-
 def det(words: list[str]) -> None:
     """Determined's command line."""
     from determined.cli import cli
 
-    _forget_tests()
     sys.argv = ["det", *words]
     cli.main(words)
 
@@ -323,7 +284,11 @@ def det_ds(words: list[str]) -> None:
     from tests.package import start_by_forks
 
     start_by_forks(fork_rank, fork_run)
-    _forget_tests()
+    for name in [
+        *sys.modules
+    ]:  # a program loads models from the folder where it is started, and knows no tests
+        if name.partition(".")[0] in ("model_defs", "tests"):
+            del sys.modules[name]
     sys.argv = ["det-ds", *words]
     sys.path[0] = str(Path(sys.executable).parent)
     main(words)
@@ -338,8 +303,8 @@ def fork_rank(
     keep_open: Sequence[int],
 ) -> Child:
     """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` or ``determined_ds.script`` does."""
-    module = {"determined_ds.train": "determined_ds.train.__main__"}.get(command[2], command[2])
-    main = importlib.import_module(module).main
+    name = {"determined_ds.train": "determined_ds.train.__main__"}.get(command[2], command[2])
+    main = importlib.import_module(name).main
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return Child(main, command, environment, cwd, output.fileno() if output else None)
 

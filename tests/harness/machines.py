@@ -1,11 +1,5 @@
 """Two machines on this one: network namespaces joined by a cable, as two servers are by a switch.
 
-::
-
-    def test_they_reach_each_other(machines):
-        first, second = machines
-        assert first.run(["ping", "-c1", second.address]).returncode == 0
-
 Each has its own network, loopback included, its own processes, host name, ``/etc/hosts``, ``/tmp``, ``/run`` and
 ``/dev/shm``; all other folders, and the ``shared`` one, are those of this machine. Its host name resolves to 127.0.1.1
 on itself, as on Debian, and to its address on the other. Nothing outside reaches them, and they reach nothing outside.
@@ -59,14 +53,7 @@ PYTHON = {os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix), sys.p
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One of them.
-
-    Args:
-        name: Its host name.
-        address: Its IP address; the cable is its interface ``eth0``.
-        shared: A folder that all machines see.
-        init: Process id of its first process.
-    """
+    """One of them; ``shared`` is the folder that all see, ``init`` the id of its first process, ``eth0`` its cable."""
 
     name: str
     address: str
@@ -114,12 +101,11 @@ class Machine:
         *,
         cwd: Path = ROOT,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on it to its end; ``stdout`` has its stderr, too."""
         process = self.start(command, cwd=cwd, env=env)
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            said, _ = process.communicate(timeout=TIMEOUT_S)
         finally:
             process.kill()
         return subprocess.CompletedProcess(list(map(str, command)), process.returncode, said)
@@ -153,11 +139,7 @@ def why_no_machines() -> str | None:
 
 @contextlib.contextmanager
 def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Start two machines, and end them with all that runs on them.
-
-    Args:
-        folder: An empty folder, for what is theirs.
-    """
+    """Start two machines, and end them with all that runs on them; the empty folder is for what is theirs."""
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(_machine(folder, number)) for number in (0, 1))
         # Seen from here, where the process ids of both are known.

@@ -52,17 +52,17 @@ def manager_of(config: dict[str, Any], temp_dir: Path) -> Any:
 def clients_of(config: dict[str, Any], folder: Path) -> Iterator[None]:
     """Have the client of GCS or Azure, where a ``checkpoint_storage`` takes one, keep its objects in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as replaced:
-        if config["type"] == "gcs":
-            import google.cloud.storage
+    if config["type"] == "gcs":
+        import google.cloud.storage
 
-            client = mock.patch.object(google.cloud.storage, "Client", return_value=FolderGCS(folder))
-            replaced.enter_context(client)
-        if config["type"] == "azure":
-            from azure.storage.blob import BlobServiceClient as Service
+        replaced = mock.patch.object(google.cloud.storage, "Client", return_value=FolderGCS(folder))
+    elif config["type"] == "azure":
+        from azure.storage.blob import BlobServiceClient as Service
 
-            client = mock.patch.object(Service, "from_connection_string", return_value=FolderAzure(folder))
-            replaced.enter_context(client)
+        replaced = mock.patch.object(Service, "from_connection_string", return_value=FolderAzure(folder))
+    else:
+        replaced = contextlib.nullcontext()
+    with replaced:
         yield
 
 

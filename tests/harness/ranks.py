@@ -18,12 +18,11 @@ import contextlib
 import multiprocessing
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,11 @@ class RanksFailed(AssertionError):
 
 
 class Ranks:
-    """As many processes as ranks for each call, on this machine, on CPUs.
+    """As many processes as ranks for each call, on CPUs of this machine; their output goes to ``log_dir``."""
 
-    Args:
-        size: Ranks.
-        log_dir: Where their output goes; its end is quoted where they fail.
-        first: What they do before every call.
-    """
-
-    def __init__(self, size: int, log_dir: Path, *, first: Callable[[], Any] | None = None) -> None:
+    def __init__(self, size: int, log_dir: Path) -> None:
         self.size = size
         self._log_dir = log_dir
-        self._first = first
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``function`` in every rank at once.
@@ -70,18 +62,6 @@ class Ranks:
         Raises:
             RanksFailed: it raised, ended its process, or did not end in time.
         """
-        with self._started() as pipes:
-            for pipe in pipes:
-                with contextlib.suppress(OSError):  # it is dead, and says so below
-                    pipe.send((self._first, function, args, kwargs))
-            replies = _replies(pipes)
-        if len(replies) == self.size and all(succeeded for succeeded, _ in replies.values()):
-            return [replies[rank][1] for rank in range(self.size)]
-        raise RanksFailed(self._account(function, replies))
-
-    @contextlib.contextmanager
-    def _started(self) -> Iterator[list[connection.Connection]]:
-        """A pipe to each of them; at the end they are killed, with what they have started."""
         self._log_dir.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
@@ -92,64 +72,45 @@ class Ranks:
             "DS_ACCELERATOR": "cpu",
             "OMP_NUM_THREADS": "1",
         }
-        with contextlib.ExitStack() as started:
-            pipes = []
+        replies: dict[int, tuple[bool, Any]] = {}
+        with contextlib.ExitStack() as started:  # at its end they are killed, with what they have started
+            pipes: dict[Any, int] = {}
             for rank in range(self.size):
                 ours, theirs = multiprocessing.Pipe()
-                pipes.append(started.enter_context(ours))
+                pipes[started.enter_context(ours)] = rank
                 with self._log(rank).open("a") as log, open(os.devnull) as nothing, theirs:
                     files = [nothing.fileno(), log.fileno(), log.fileno(), theirs.fileno()]
                     env = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                    started.callback(_end, Forked("tests.harness.ranks:serve", env=env, files=files))
-            yield pipes
-
-    def said(self, rank: int) -> str:
-        """What a rank has said so far, on stdout and stderr, in all calls."""
-        log = self._log(rank)
-        return log.read_text(errors="replace") if log.exists() else ""
-
-    def _log(self, rank: int) -> Path:
-        return self._log_dir / f"rank{rank}-of-{self.size}.log"
-
-    def _account(self, function: Callable[..., Any], replies: dict[int, tuple[bool, Any]]) -> str:
+                    started.callback(Forked("tests.harness.ranks:serve", env=env, files=files).close)
+            for pipe in pipes:
+                with contextlib.suppress(OSError):  # it is dead, and says so below
+                    pipe.send((function, args, kwargs))
+            deadline = time.monotonic() + TIMEOUT_S
+            while pipes and (ready := connection.wait(pipes, max(0.0, deadline - time.monotonic()))):
+                for pipe in ready:
+                    rank = pipes.pop(pipe)
+                    try:
+                        replies[rank] = pipe.recv()  # type: ignore[union-attr]
+                    except (EOFError, OSError):
+                        replies[rank] = False, "its process ended"
+                    if not replies[rank][0]:
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
+        if len(replies) == self.size and all(succeeded for succeeded, _ in replies.values()):
+            return [replies[rank][1] for rank in range(self.size)]
         lines = [f"{function.__module__}.{function.__qualname__} in {self.size} ranks:"]
         for rank in range(self.size):
             succeeded, said = replies.get(rank, (False, "has not ended"))
             lines.append(f"--- rank {rank}: {'returned' if succeeded else said}")
             if not succeeded and (output := self.said(rank)):
                 lines.append(f"its output ends:\n{output[-2000:].rstrip()}")
-        return "\n".join(lines)
+        raise RanksFailed("\n".join(lines))
 
+    def said(self, rank: int) -> str:
+        """What a rank has said so far, on stdout and stderr, in all calls."""
+        return self._log(rank).read_text(errors="replace") if self._log(rank).exists() else ""
 
-def _end(rank: Forked) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(rank.pid, signal.SIGKILL)
-    rank.close()
-
-
-def _replies(pipes: list[connection.Connection]) -> dict[int, tuple[bool, Any]]:
-    """Of each rank that replies in time: whether it succeeded, and what it returned or says."""
-    replies: dict[int, tuple[bool, Any]] = {}
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(replies) < len(pipes):
-        waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in replies}
-        ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
-        if not ready:
-            break
-        for pipe in ready:
-            assert isinstance(pipe, connection.Connection)
-            replies[waiting[pipe]] = _receive(pipe)
-        if not all(succeeded for succeeded, _ in replies.values()):
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-    return replies
-
-
-def _receive(pipe: connection.Connection) -> tuple[bool, Any]:
-    try:
-        succeeded, value = pipe.recv()
-    except (EOFError, OSError):
-        return False, "its process ended"
-    return succeeded, value
+    def _log(self, rank: int) -> Path:
+        return self._log_dir / f"rank{rank}-of-{self.size}.log"
 
 
 def free_port() -> int:
@@ -169,36 +130,21 @@ def free_port() -> int:
 
 def serve() -> None:
     """Make the call that comes through the pipe, which is descriptor 3."""
+    import deepspeed
+    import deepspeed.comm as dist
+
+    # Do without the all-reduce in shared memory that DeepSpeed would compile when it is used: in a minute or more.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     pipe: connection.Connection = connection.Connection(3)
     try:
-        # What was sent is unpickled here: this is where the test's module is imported.
-        first, function, args, kwargs = pipe.recv()
-        if first is not None:
-            first()
+        function, args, kwargs = pipe.recv()  # this is where the test's module is imported
         returned = function(*args, **kwargs)
-        _wait_for_the_others()
+        if (
+            dist.is_initialized()
+        ):  # rank 0 holds the store of the process group, which the others may still need
+            dist.barrier()
         sys.stdout.flush()
         pipe.send((True, returned))
     except BaseException:
         sys.stdout.flush()
         pipe.send((False, traceback.format_exc()))
-
-
-def compile_nothing() -> None:
-    """Have DeepSpeed do without the all-reduce in shared memory that it would compile when it is used.
-
-    That takes a minute or more on a machine which has not done it before, and would hold all ranks.
-    """
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _wait_for_the_others() -> None:
-    """Rank 0 holds the store of a process group: the others lose it when that ends, while they still need it."""
-    if "deepspeed" not in sys.modules:
-        return
-    import deepspeed.comm as dist
-
-    if dist.is_initialized():
-        dist.barrier()

@@ -209,10 +209,10 @@ def test_the_first_signal_finishes_the_batch_and_the_second_ends_it_at_once(tmp_
     process = Started(*written(tmp_path, "Held"), merged=True)
     logs = tmp_path / "run/logs"
     until(lambda: any("holding" in log.read_text() for log in logs.glob("rank*.log")) or process.poll())
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     until(lambda: "SIGTERM" in process.stdout.readline())
     assert process.poll() is None, "its batch never ends"
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     process.communicate(60)
     assert process.returncode == 128 + signal.SIGTERM
     assert not process.processes()
