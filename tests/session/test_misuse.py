@@ -115,6 +115,10 @@ MISTAKES: dict[str, Mistake] = {
     "never iterated": training_error(
         lambda s: (s.loader(data()), s.checkpoint(engine_of(s))), "nothing was trained", "was not iterated"
     ),
+    "a loss that is not finite": (
+        lambda s: train(s, lambda loss: {"loss": loss * float("nan")}),
+        *("NotFiniteError", ["not finite at batch 1"], HPARAMS),
+    ),
     "no length": config_error(
         lambda s: list((begun(s), s)[1].steps()), "nothing says how long", "s.steps(1000)", config=TO_LENGTH
     ),
@@ -159,7 +163,7 @@ def test_it_is_refused_and_the_run_is_reported_as_failed(name: str, made: Any) -
     if script is begun:  # no run was made
         return
     result = json.loads((folder / name / "result.json").read_text())
-    assert result["status"] == ("failed" if kind == "TrainingError" else "invalid")
+    assert result["status"] == ("invalid" if kind == "ConfigError" else "failed")
     assert list((folder / name / "checkpoints").glob("*")) == []
 
 
