@@ -19,7 +19,7 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.entrypoint import Entrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.rundir.handed_on import LAUNCHED_BY
-from determined_ds.rundir.links import relink
+from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import TRAINED
 from determined_ds.train.here import Measurement, ScriptRun, begin

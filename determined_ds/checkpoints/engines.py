@@ -40,7 +40,7 @@ from determined_ds.checkpoints.safe_load import REFUSED, another_model, read_dat
 from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of, some_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial

@@ -21,7 +21,7 @@ from determined_ds.checkpoints.files import (
 )
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.links import best_checkpoint
+from determined_ds.rundir.records import best_checkpoint
 from determined_ds.rundir.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 FIX = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"

@@ -19,7 +19,7 @@ from determined_ds.checkpoints.files import (
     write_manifest,
 )
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.local_core import AtomicStorage
 
 CODE = "code"

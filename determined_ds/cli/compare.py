@@ -49,8 +49,8 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, parts: 
 
     Writes results.json, results.csv and report.html.
     """
-    from determined_ds.launch.interrupts import Interrupts
     from determined_ds.report.results import MEASURED
+    from determined_ds.rundir.signals import Interrupts
     from determined_ds.tune.compare import measure_strategies
 
     chosen: dict[str, Any] = {"strategies": strategies, "slots": slots, "repeat": repeat, "parts": parts}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.launch.interrupts import Interrupts
     from determined_ds.report.results import Results
+    from determined_ds.rundir.signals import Interrupts
     from determined_ds.tune.measure import Request
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -37,7 +37,7 @@ from determined_ds.launch.ranks import environment_of_ranks
 from determined_ds.memory.units import format_bytes
 from determined_ds.report.table import terminal_width
 from determined_ds.rundir.handed_on import LAUNCHED_BY, count
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 
 CPU_SLOTS = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

@@ -46,8 +46,7 @@ from determined_ds.rundir.handed_on import (
 )
 from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.records import CRASH
-from determined_ds.rundir.run_dir import RunDir, short
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_dir import RunDir, RunLock, short
 from determined_ds.rundir.signals import STOP, die_with_parent, stop_on_signal, survived_by_parent
 
 # NFS caches attributes up to 60 s (acregmax, acdirmax); a name that was never looked up is seen at once.

@@ -29,9 +29,8 @@ from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
 from determined_ds.rundir.handed_on import BEST, LAST, count
-from determined_ds.rundir.links import best_checkpoint
-from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, slug
-from determined_ds.rundir.run_lock import check_run_dir
+from determined_ds.rundir.records import best_checkpoint
+from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_dir, slug
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
 

@@ -1,25 +1,29 @@
-"""The ranks of a run as processes of this machine: started together, ended together. Loads no torch."""
+"""The ranks of a run as processes of this machine: started together, ended together, and how. Loads no torch."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.checkpoints.files import VERIFIED, verified_here
+from determined_ds.checkpoints.files import VERIFIED, checkpoints_in, verified_here
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
-from determined_ds.launch.outcome import Failure, reason_of_code
+from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from determined_ds.rundir.handed_on import ERROR_FD, LAUNCHED_BY, PARENT, STORE, TERMINAL
-from determined_ds.rundir.records import CRASH, KILLED
+from determined_ds.rundir.records import CRASH, HANG, KILLED, status_of
 from determined_ds.rundir.run_dir import RunDir
+from determined_ds.rundir.signals import USUAL
 
 GRACE_S = 5.0  # that the other ranks have to end by themselves when one has failed
 POLL_S = 0.1
@@ -27,6 +31,56 @@ POLL_S = 0.1
 FOUND_LATE_S = 1.0
 # Of another launcher that started this one: not for our ranks.
 NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP", LAUNCHED_BY, TERMINAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How a rank failed."""
+
+    rank: int
+    code: int  # its process's exit code; minus the number of the signal that ended it
+    time: float  # when, in seconds since the epoch
+    message: str = ""  # what it reported; "" for nothing
+    exit_code: int | None = None  # what it wants the launcher to end with; None where it reported nothing
+    cause: str = CRASH  # of determined_ds.rundir.records
+    reason: str = ""  # in one sentence
+    ended_by_us: bool = False  # because of another rank or the user
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the ranks ended."""
+
+    failures: tuple[Failure, ...] = ()  # the first one first; none where all succeeded
+    signals: tuple[int, ...] = ()  # those that the user sent
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the user stopped it, and nothing else went wrong."""
+        by_signal = (-signal.SIGKILL, -signal.SIGTERM)
+        return bool(self.signals) and all(each.code in by_signal for each in self.failures)
+
+    @property
+    def exit_code(self) -> int:
+        """0, also when stopped by one signal; 2: it cannot run; 1: it failed; 128 + the number of a second signal."""
+        if self.stopped:
+            return 0 if len(self.signals) == 1 else 128 + self.signals[-1]
+        if not self.failures:
+            return 0
+        return EXIT_CONFIG if self.failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
+
+    @property
+    def status(self) -> str:
+        """As ``result.json`` has it, like the two below."""
+        return status_of(self.exit_code, stopped=self.stopped)
+
+    @property
+    def cause(self) -> str | None:
+        return None if self.stopped or not self.failures else self.failures[0].cause
+
+    @property
+    def reason(self) -> str | None:
+        return None if self.cause is None else self.failures[0].reason
 
 
 def environment_of_ranks(
@@ -205,13 +259,17 @@ class _Rank:
         words: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             words = json.loads(self._said)
+        how = f"exit code {self._code}"
+        if self._code < 0:
+            named = {each.value: each.name for each in signal.Signals}
+            how = f"killed by {named.get(-self._code, f'signal {-self._code}')}{USUAL.get(-self._code, '')}"
         return Failure(
             rank=self._number,
             code=self._code,
             message=str(words.get("message", "")),
             exit_code=words.get("exit_code"),
             cause=str(words.get("cause", KILLED if self._code == -signal.SIGKILL else CRASH)),
-            reason=str(words.get("reason", "")) or reason_of_code(self._code),
+            reason=str(words.get("reason", "")) or f"it ended without a message: {how}",
             time=float(words.get("time", self._ended_at - FOUND_LATE_S)),
             ended_by_us=self._ended_by_us and not words,
         )
@@ -237,3 +295,26 @@ def start_process(
             pass_fds=keep_open,
             start_new_session=True,
         )
+
+
+def show_outcome(outcome: Outcome, run_dir: RunDir) -> None:
+    """Print why a run failed on stderr, by its first failure, and where the rest is.
+
+    Nothing is printed for a run that is complete, or whose end the closing block describes.
+    """
+    if outcome.cause is None:
+        if outcome.signals and not checkpoints_in(run_dir.checkpoints):
+            print("stopped before the first checkpoint; nothing to resume", file=sys.stderr)
+        return
+    first = outcome.failures[0]
+    if outcome.cause == HANG:
+        print(f"\n{first.message.rstrip()}", file=sys.stderr)
+    elif first.exit_code == EXIT_CONFIG:
+        for problem in re.split(r"\n(?=\S)", first.message.rstrip()):
+            print(f"error: {problem}", file=sys.stderr)
+    else:
+        others = ""
+        if any(log.stat().st_size for log in run_dir.logs.glob("rank*.log")):
+            others = f" (the output of the other ranks is in {run_dir.logs})"
+        words = first.message.rstrip() or first.reason
+        print(f"\nrank {first.rank} failed first{others}:\n\n{words}", file=sys.stderr)

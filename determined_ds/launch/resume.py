@@ -23,10 +23,9 @@ from determined_ds.errors import EXIT_CRASHED, ConfigError, Problem
 from determined_ds.experiment.changes import Changes, changes_since, settings_before
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.launch.outcome import Outcome
+from determined_ds.launch.ranks import Outcome
 from determined_ds.rundir.handed_on import LAST
-from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
-from determined_ds.rundir.run_lock import check_run_dir
+from determined_ds.rundir.run_dir import RunDir, check_run_dir, run_dir_problem, short
 
 SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
 SOURCE_TRIAL: KeyPath = ("searcher", "source_trial_id")

@@ -21,17 +21,14 @@ from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
-from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.outcome import Failure, Outcome, show_outcome
 from determined_ds.launch.placement import Placement
-from determined_ds.launch.ranks import Ranks, environment_of_ranks
+from determined_ds.launch.ranks import Failure, Outcome, Ranks, environment_of_ranks, show_outcome
 from determined_ds.launch.resume import Start, completed
 from determined_ds.report.closing import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.rundir.header import decided, undecided
 from determined_ds.rundir.limits import allow_open_files, exhausted
-from determined_ds.rundir.links import relink
 from determined_ds.rundir.metrics_file import kept_until
 from determined_ds.rundir.records import (
     COMPLETED,
@@ -44,10 +41,11 @@ from determined_ds.rundir.records import (
     read_launches,
     read_result,
     read_run,
+    relink,
     write_result,
 )
-from determined_ds.rundir.run_dir import RunDir, short, unwritable
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_dir import RunDir, RunLock, short, unwritable
+from determined_ds.rundir.signals import Interrupts
 
 
 @dataclass(frozen=True, kw_only=True)

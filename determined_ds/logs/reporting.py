@@ -40,9 +40,9 @@ from determined_ds.logs.clients import (
     client_kind,
 )
 from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
-from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.records import FORK, RESTART, START, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
+from determined_ds.rundir.signals import HEART
 
 logger = logging.getLogger("determined_ds")
 

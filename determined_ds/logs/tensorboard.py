@@ -13,7 +13,7 @@ from determined.tensorboard.build import get_sync_path
 
 from determined_ds.checkpoints.files import as_number
 from determined_ds.profile.record import rank_of_trace
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 
 logger = logging.getLogger("determined_ds")
 # Source: determined 0.38.1, ``TensorboardManager.sync`` passes over an upload within a second of the one before.

@@ -2,23 +2,37 @@
 
 The way of a number: ``measured.json`` of a run directory -> :class:`Repetition` -> :class:`Row`, a variant over its
 repetitions -> :class:`Results` -> ``results.json``, the table, the pictures, the page. A number that a file holds is
-a field; one that follows from others is a property, and is nowhere written down.
+a field; one that follows from others is a property, and is nowhere written down. The files are strict JSON, read by
+pydantic: every key is known, every type right and every number in its range; one that is not finite is a word.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import core_schema
 
+from determined_ds.documents.document import refusal
 from determined_ds.documents.files import write_files
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.recording import RecordedStep
-from determined_ds.rundir.strict_json import Integer, Real, from_json, json_text, one_of
+from determined_ds.rundir.metrics_file import NOT_FINITE
 
 FORMAT = 3  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
@@ -40,7 +54,25 @@ PARTS = {
 }
 PROFILE_DIR, PROFILE_JSON = "profile", "profile.json"  # in a run directory; what was read from the traces
 
+MAX_PROBLEMS = 10  # a damaged list has one at every number
+AGAIN = "it was cut off, damaged or changed since it was written: measure again"
+_NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")  # a list of them; JSON's strings hold no line feed
+_Loaded = TypeVar("_Loaded")
+
+
+def one_of(choices: tuple[str, ...]) -> GetPydanticSchema:
+    """A mark for a string that is one of these; for code it stays a ``str``."""
+    return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(choices)))
+
+
 # What a file may hold.
+Integer = Annotated[int, Field(strict=True)]
+Real = Annotated[
+    float,
+    Field(strict=True),
+    BeforeValidator(lambda value: float(value) if value in NOT_FINITE else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else json.dumps(value), when_used="json"),
+]
 Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[Integer, Field(ge=0)]
 Seconds = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
@@ -276,7 +308,7 @@ def write_row(row: Row, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    write_files({path: json_text(row, kind=KIND_OF_ROW, version=FORMAT)}, overwrite=True)
+    write_files({path: _text(row, KIND_OF_ROW)}, overwrite=True)
 
 
 def read_row(path: Path) -> Row:
@@ -285,7 +317,7 @@ def read_row(path: Path) -> Row:
     Raises:
         ConfigError: the file cannot be read, is damaged, or is another program's.
     """
-    return from_json(Row, path, kind=KIND_OF_ROW, version=FORMAT)
+    return _read(Row, path, KIND_OF_ROW)
 
 
 def load_results(path: str | Path) -> Results:
@@ -295,12 +327,47 @@ def load_results(path: str | Path) -> Results:
         ConfigError: the file cannot be read, is damaged, is another program's or of another format; with the keys
             at fault.
     """
-    return from_json(Results, Path(path), kind=KIND, version=FORMAT)
+    return _read(Results, Path(path), KIND)
 
 
 def results_text(results: Results) -> str:
     """The text of ``results.json``: strict JSON, the same for the same results."""
-    return json_text(results, kind=KIND, version=FORMAT)
+    return _text(results, KIND)
+
+
+def _text(value: Row | Results, kind: str) -> str:
+    data = {"kind": kind, "format": FORMAT, **TypeAdapter(type(value)).dump_python(value, mode="json")}
+    text = json.dumps(data, indent=2, allow_nan=False)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def _read(cls: type[_Loaded], path: Path, kind: str) -> _Loaded:
+    name = str(path)
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise refusal(name, f"cannot be read: {error.strerror}", "give the path of a results.json") from None
+    except (ValueError, RecursionError) as error:  # a ValueError: of a path with a null byte in it, too
+        raise refusal(name, f"is not JSON: {error}", AGAIN) from None
+    if not isinstance(data, dict) or data.pop("kind", None) != kind:
+        raise refusal(name, f"is not a file of {kind}", "give a results.json as det-ds writes it")
+    if (found := data.pop("format", None)) != FORMAT:
+        message = f"this version reads format {FORMAT} only"
+        fix = "read it with the version that wrote it, or measure again"
+        raise ConfigError(
+            Problem(key="format", value=found, origin=name, message=message, fix=fix, code="results-format")
+        )
+    try:
+        return TypeAdapter(cls).validate_python(data)
+    except ValidationError as refused:
+        problems = []
+        for found in refused.errors(include_url=False)[:MAX_PROBLEMS]:
+            key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in found["loc"])[1:]
+            message, value = found["msg"].replace("Input should", "must"), found["input"]
+            problems.append(
+                Problem(key=key, value=value, origin=name, message=message, fix=AGAIN, code="results")
+            )
+        raise ConfigError(problems) from None
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -16,8 +16,7 @@ from determined_ds.report.runs import trained_on
 from determined_ds.report.state import STARTING, TRAINING, VALIDATION, RunState, report_line
 from determined_ds.rundir.metrics_file import MetricsReader, Record
 from determined_ds.rundir.records import read_run
-from determined_ds.rundir.run_dir import RunDir, short
-from determined_ds.rundir.run_lock import is_held
+from determined_ds.rundir.run_dir import RunDir, is_held, short
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -28,16 +28,23 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from determined_ds import __version__
-from determined_ds.checkpoints.files import Checkpoint, checkpoints_in, is_better, read_object
+from determined_ds.checkpoints.files import (
+    Checkpoint,
+    as_number,
+    best_of,
+    checkpoints_in,
+    is_better,
+    read_object,
+)
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.files import read_yaml, write_whole
 from determined_ds.errors import EXIT_CONFIG, ConfigError, DeterminedDSError
 from determined_ds.experiment.secrets import masked, masked_command
+from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.limits import num_cores
 from determined_ds.rundir.metrics_file import Record, append_record, jsonable, read_records
-from determined_ds.rundir.run_dir import RunDir, run_dir_problem, short
-from determined_ds.rundir.run_lock import is_held
+from determined_ds.rundir.run_dir import CHECKPOINTS, PARTIAL_FILE, RunDir, is_held, run_dir_problem, short
 
 T = TypeVar("T")
 
@@ -71,9 +78,8 @@ class Launch:
     """One start of the ranks of a run."""
 
     time: float  # seconds since the epoch
-    kind: str = (
-        START  # or a resume by the user, a restart after a crash, a fork from another run's checkpoint
-    )
+    # A start, or a resume by the user, a restart after a crash, a fork from another run's checkpoint.
+    kind: str = START
     reason: str = ""  # of a restart: why
     steps_completed: int = 0  # batches trained before it
     checkpoint: str = ""  # uuid of the checkpoint that it loads
@@ -92,9 +98,8 @@ class Launch:
     trial_seed: int = 0  # what the generators start from
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # the point that is trained
     ds_config: Mapping[str, Any] = field(default_factory=dict)  # what DeepSpeed is given
-    origins: Mapping[str, str] = field(
-        default_factory=dict
-    )  # dotted key of ds_config -> where its value came from
+    # Dotted key of ds_config -> where its value came from.
+    origins: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()  # about the configuration
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages
     machine: Mapping[str, Any] = field(default_factory=dict)  # facts of the machine that the chief is on
@@ -208,9 +213,8 @@ class RunResult:
     reason: str | None = None  # the same in one sentence for people
     steps_completed: int = 0  # batches trained
     trial_seed: int | None = None  # of the trial's generators; None where it was never decided
-    best: dict[str, Any] | None = (
-        None  # validation: metric, value, steps_completed, checkpoint (a uuid or None)
-    )
+    # The best validation: metric, value, steps_completed, checkpoint (a uuid or None).
+    best: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None  # the newest one: uuid and steps_completed
     resume: str | None = None  # the command that resumes it; None where it is complete or has no checkpoint
     continued_by: str | None = None  # the command that continues it from there, where it is complete too
@@ -290,9 +294,8 @@ def command_here(command: str | None, run_dir: RunDir) -> str | None:
         was = words[words.index("--run-dir") + 1]
         of_run = {was: here, f"{was}/{run_dir.experiment.name}": short(run_dir.experiment)}
         return shlex.join(of_run.get(word, word) for word in words)
-    name, is_variable, _ = (
-        words[0].partition("=") if words else ("", "", "")
-    )  # of a session: in the environment
+    # Of a session: in the environment.
+    name, is_variable, _ = words[0].partition("=") if words else ("", "", "")
     return f"{name}={shlex.quote(here)} {shlex.join(words[1:])}" if is_variable else command
 
 
@@ -421,3 +424,37 @@ def read_run(path: Path) -> RecordedRun:
         result=read_result(there),
         is_running=is_held(path),
     )
+
+
+# ------------------------------------------------------------------------------------------- the links best and last
+
+
+def best_checkpoint(run: RunDir) -> Checkpoint | None:
+    """The checkpoint with the best validation of ``searcher.metric`` among those that a run has; None if unknown."""
+    searcher: Any = None
+    with contextlib.suppress(ConfigError):
+        searcher = read_yaml(run.experiment).data.get("searcher")
+    searcher = searcher if isinstance(searcher, dict) else {}
+    metric = str(searcher.get("metric") or "")
+    records = read_records(run.metrics, "validation") if metric else []
+    values = {record["steps_completed"]: as_number(record["metrics"].get(metric)) for record in records}
+    kept = checkpoints_in(run.checkpoints)
+    return best_of(kept, values, smaller_is_better=searcher.get("smaller_is_better") is not False)
+
+
+def relink(run: RunDir) -> None:
+    """Have the links of a run name what is best and newest now; each is replaced in one call of the system."""
+    kept = checkpoints_in(run.checkpoints)
+    try:
+        for name, found in ((BEST, best_checkpoint(run)), (LAST, kept[0] if kept else None)):
+            link, aside = run.path / name, run.path / f".{name}{PARTIAL_FILE}"
+            if link.exists() and not link.is_symlink():  # the user's own
+                continue
+            if found is None:
+                link.unlink(missing_ok=True)
+            elif not link.is_symlink() or os.readlink(link) != f"{CHECKPOINTS}/{found.uuid}":
+                aside.unlink(missing_ok=True)
+                aside.symlink_to(f"{CHECKPOINTS}/{found.uuid}", target_is_directory=True)
+                aside.replace(link)
+    except OSError as error:
+        print(f"no links best and last in {short(run.path)}: {error.strerror or error}")

@@ -1,9 +1,11 @@
-"""How the processes of a run learn that it ends, and outlive those who read them. Loads nothing, so that a rank
-listens from its first moment.
+"""How the processes of a run learn that it ends, outlive those who read them, and show that they get on.
+
+Loads nothing, so that a rank listens from its first moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import io
@@ -11,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TextIO
 
 from determined_ds.rundir.handed_on import LAUNCHED_BY
@@ -132,3 +135,96 @@ def _outliving(stream: TextIO) -> TextIO:
     raw = _Outliving(descriptor, "w", closefd=False)
     by_line = bool(getattr(stream, "line_buffering", True) or getattr(stream, "write_through", False))
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=by_line)
+
+
+class Heartbeat:
+    """The signs of progress of this process.
+
+    Attributes:
+        steps: Batches trained; 0 before this process has trained one.
+        beats: Signs of progress; only changes matter. 0 before this rank has joined the others.
+        patient: Above 0 where it may take any time.
+        rests: Whether training is over.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.beats = self.patient = 0
+        self.rests = False
+
+    def begin(self) -> None:
+        """The ranks have joined: from now on, one that shows no progress hangs."""
+        self.beats += 1
+
+    def step(self, batches_trained: int) -> None:
+        """A batch was trained; so many have been since the start of training, this one included."""
+        self.steps = batches_trained
+        self.beats += 1
+
+    def beat(self) -> None:
+        """There is progress between two steps: a micro-batch, a batch of a validation, a part of a checkpoint."""
+        if self.beats:
+            self.beats += 1
+
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """The user's code runs in here, or a master is asked: it may take any time."""
+        self.patient += 1
+        try:
+            yield
+        finally:
+            self.patient -= 1
+            self.beat()
+
+    def rest(self) -> None:
+        """Training is over: whatever follows may take any time."""
+        self.patient += 1
+        self.rests = True
+
+
+HEART = Heartbeat()
+
+
+class Interrupts:
+    """Counts the signals while it is entered.
+
+    Args:
+        message: What the first one begins; printed as it arrives.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._before: dict[int, Any] = {}
+        self.signals: list[int] = []
+
+    @property
+    def requested(self) -> bool:
+        """Whether to end in order."""
+        return bool(self.signals)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether to end without waiting."""
+        return len(self.signals) > 1
+
+    @property
+    def exit_code(self) -> int:
+        """0 after the first; 128 + its number after the second."""
+        return 128 + self.signals[-1] if self.at_once else 0
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # signals are that thread's
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # nohup: a terminal that closes ends nothing.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if not self.at_once:
+            name = signal.Signals(number).name
+            print(f"\n{name}: {self._message}; again ends at once", file=sys.stderr)

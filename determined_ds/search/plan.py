@@ -29,8 +29,16 @@ from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.space import HALVING
 from determined_ds.launch.resume import SOURCE, fork_of
 from determined_ds.launch.run import as_constants
-from determined_ds.rundir.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
-from determined_ds.rundir.run_lock import check_run_dir
+from determined_ds.rundir.run_dir import (
+    EXPERIMENT,
+    RUNS,
+    RunDir,
+    check_run_dir,
+    new_run_dir,
+    run_dir_problem,
+    short,
+    slug,
+)
 from determined_ds.search.events import EVENTS
 from determined_ds.search.methods import Create, brackets_of, with_defaults
 

@@ -25,15 +25,14 @@ from determined_ds.documents.files import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING
-from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.report.run_page import save_page
 from determined_ds.report.runs import find_runs
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
 from determined_ds.rundir.records import INVALID
-from determined_ds.rundir.run_dir import RunDir, short
-from determined_ds.rundir.run_lock import RunLock, check_run_dir, is_held
+from determined_ds.rundir.run_dir import RunDir, RunLock, check_run_dir, is_held, short
+from determined_ds.rundir.signals import Interrupts
 from determined_ds.search.events import (
     COMPLETED,
     DROPPED,

@@ -12,7 +12,7 @@ from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.errors import DataError, Problem
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
 from determined_ds.train.data.shares import Share
 from determined_ds.train.loop.validation import evaluating

@@ -29,8 +29,7 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.resume import SLOTS, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
-from determined_ds.rundir.run_dir import RUNS, RunDir, new_run_dir, short, slug
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_dir import RUNS, RunDir, RunLock, new_run_dir, short, slug
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.ending import cause_of, exit_code_of, reason_of
 from determined_ds.train.group.process_group import as_chief, join_process_group

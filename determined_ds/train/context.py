@@ -33,7 +33,7 @@ from determined_ds.errors import CheckpointError, ConfigError, Problem, Training
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.pipe.partition import NAME as PARTITION
-from determined_ds.rundir.links import relink
+from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.data.moving import Mover
 from determined_ds.train.here import cluster_info

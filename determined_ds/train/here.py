@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.config.params import ProfiledSteps, stated_seed
 from determined_ds.experiment.decide import Task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.links import relink
+from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir
-from determined_ds.rundir.signals import TRAINED
+from determined_ds.rundir.signals import HEART, TRAINED
 
 if TYPE_CHECKING:
     import determined as det

@@ -37,11 +37,10 @@ from determined_ds.checkpoints.files import (
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.tensorboard import write_scalars
 from determined_ds.rundir.handed_on import REPORT
-from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.links import relink
 from determined_ds.rundir.metrics_file import append_record, jsonable, read_records
+from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
-from determined_ds.rundir.signals import STOP
+from determined_ds.rundir.signals import HEART, STOP
 from determined_ds.train.here import ScriptRun
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.records import KeptWarning, append_warning, kind_of
+from determined_ds.rundir.signals import HEART
 
 MOST_KINDS = 200  # a message with a new name in it at every batch would fill a disk
 

@@ -22,7 +22,7 @@ from determined_ds.checkpoints.files import finite, is_better
 from determined_ds.config.params import FitOptions, Hyperparameters, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.here import Here, script_run
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes

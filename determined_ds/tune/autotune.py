@@ -27,13 +27,12 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import SLOTS
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.fitting import usable_bytes
 from determined_ds.memory.rank import memory_per_rank
 from determined_ds.pipe.orders import DUALPIPEV, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from determined_ds.report.results import MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
-from determined_ds.rundir.run_dir import short
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_dir import RunLock, short
+from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.measure import (
     Measurement,
     Request,

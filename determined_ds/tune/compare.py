@@ -9,10 +9,10 @@ from pathlib import Path
 from determined_ds.config.strategy import FORMS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
-from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory.rank import model_states
 from determined_ds.report.results import CANNOT_RUN, MEASURED, Results
-from determined_ds.rundir.run_lock import RunLock
+from determined_ds.rundir.run_dir import RunLock
+from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.measure import (
     Measurement,
     Request,

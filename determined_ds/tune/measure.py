@@ -25,7 +25,6 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.profile.record import traces_in
 from determined_ds.report.comparison import write_report
@@ -41,8 +40,8 @@ from determined_ds.report.results import (
     write_row,
 )
 from determined_ds.rundir.records import INVALID
-from determined_ds.rundir.run_dir import RUNS, STEP_GROUP, RunDir, new_run_dir, short, slug
-from determined_ds.rundir.run_lock import check_run_dir
+from determined_ds.rundir.run_dir import RUNS, STEP_GROUP, RunDir, check_run_dir, new_run_dir, short, slug
+from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.variants import Base, Variant, read_base
 
 POLL_S = 0.25

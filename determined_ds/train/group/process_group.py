@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.ending import exit_code_of
 from determined_ds.train.group.watch import watch_joined
 from determined_ds.train.upstream import load_deepspeed

@@ -39,8 +39,8 @@ from determined_ds.rundir.handed_on import (
     report_failure,
     since,
 )
-from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.records import HANG, LOST_MACHINE
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.ending import on_cluster
 
 INTERVAL_S = 1.0  # between two signs of life

@@ -10,7 +10,7 @@ import torch
 
 from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.pipe.timeline import counted_bubble
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes

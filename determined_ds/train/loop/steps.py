@@ -9,7 +9,7 @@ import torch
 
 from determined_ds.callbacks import Callback
 from determined_ds.errors import TrainingError
-from determined_ds.rundir.heartbeat import HEART
+from determined_ds.rundir.signals import HEART
 from determined_ds.trial import returned
 from determined_ds.trial.author import failed
 

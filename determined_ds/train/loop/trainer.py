@@ -30,8 +30,7 @@ from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
-from determined_ds.rundir.heartbeat import HEART
-from determined_ds.rundir.signals import TRAINED
+from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state

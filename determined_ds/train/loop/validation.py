@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from determined_ds.callbacks import Callback
 from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, TrialError
-from determined_ds.rundir.heartbeat import HEART
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import PARTIAL_FILE
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.shares import Calls, Share
 from determined_ds.train.data.streams import check_first_rows
