@@ -15,7 +15,9 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError,
 # A method that is defined in one of these packages is not the author's.
 LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
 MAX_NAMES = 8
-Names = str | tuple[str, ...]  # of a method, or as in :func:`method_of`
+# A method, or several, the outermost first: ``train_batch``, which calls ``loss`` unless an author replaced it. The
+# first one that is not a library's is named.
+Names = str | tuple[str, ...]
 
 
 def refused(key: str, message: str, fix: str, code: str, *, value: Any = NOT_GIVEN) -> ConfigError:
@@ -40,41 +42,26 @@ def place_of(function: Any) -> str:
     return f"{file}:{line}"
 
 
-def _found(owner: Any, names: tuple[str, ...]) -> tuple[str, str]:
-    """Of these methods the first one that is the author's, or the first of all, and the place of an author's."""
+def _found(owner: Any, names: Names) -> tuple[str, str]:
+    names = (names,) if isinstance(names, str) else names
     own = [name for name in names if not is_of_library(getattr(owner, name, None))]
     name = (own or names)[0]
     return f"{type(owner).__name__}.{name}", place_of(getattr(owner, name)) if own else ""
 
 
 def method_of(owner: Any, *names: str) -> str:
-    """``MyTrial.loss (model_defs/mine/trial.py:17)``.
-
-    Args:
-        owner: A trial, a callback or a reducer.
-        names: Methods, the outermost first: ``train_batch``, which calls ``loss`` unless an author replaced it. The
-            first one that is not a library's is named.
-    """
+    """``MyTrial.loss (model_defs/mine/trial.py:17)``, of a trial, a callback or a reducer."""
     name, place = _found(owner, names)
     return f"{name} ({place})" if place else name
 
 
 def wrong(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> Problem:
-    """The problem of a value that a method returned.
-
-    Args:
-        owner: The author's object.
-        names: Of its method, as in :func:`method_of`.
-        value: What it returned.
-        expected: What it should have returned.
-        fix: What to write instead.
-        did: What it did wrong, instead of ``returned`` and the value.
-    """
+    """The problem of a value that a method of ``owner`` returned; ``did`` is said instead of "returned ..."."""
     if value is None and not did:
         fix = f"add the missing return statement: {fix}"
     elif isinstance(value, type) and not did:
         fix = f"call it: return {value.__name__}(...)"
-    key, origin = _found(owner, (names,) if isinstance(names, str) else names)
+    key, origin = _found(owner, names)
     message = f"{did or f'returned {described(value)}'}; expected {expected}"
     return Problem(key=key, origin=origin, message=message, fix=fix, code="returned")
 
@@ -90,16 +77,14 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}" + f" of {value.dtype}" * (
-            not value.is_floating_point()
-        )
+        kind = "" if value.is_floating_point() else f" of {value.dtype}"
+        return f"a tensor of shape {tuple(value.shape)}{kind}"
     if isinstance(value, (int, float, str, type)):
         return f"the {name} {shown(value)}"
     kind = f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
-    more = ", ..." if isinstance(value, (Mapping, list, tuple)) and len(value) > MAX_NAMES else ""
-    if isinstance(value, Mapping):
-        return f"{kind} of {', '.join(map(shown, list(value)[:MAX_NAMES])) or 'nothing'}{more}"
-    if isinstance(value, (list, tuple)):
-        kinds = ", ".join(type(item).__name__ for item in value[:MAX_NAMES])
-        return f"{kind} of {len(value)} ({kinds}{more})"
-    return kind
+    if not isinstance(value, (Mapping, list, tuple)):
+        return kind
+    is_named = isinstance(value, Mapping)
+    found = [shown(each) if is_named else type(each).__name__ for each in list(value)[:MAX_NAMES]]
+    inside = ", ".join([*found, "..."] if len(value) > MAX_NAMES else found)
+    return f"{kind} of {inside or 'nothing'}" if is_named else f"{kind} of {len(value)} ({inside})"

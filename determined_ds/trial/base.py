@@ -224,10 +224,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             The engine, registered with the context.
         """
-        optimizer, parameters = returned.optimizer(self, self.build_optimizer(model)), None
-        if optimizer is None:
-            parameters = returned.parameters(self, self.build_parameters(model))
-        returned.groups(self, model, optimizer, parameters)
+        optimizer, parameters = returned.trained(self, model)
         check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
         if self._by_ddp:

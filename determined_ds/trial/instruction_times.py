@@ -46,25 +46,6 @@ def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
     return next((vars(engine)[_ATTRIBUTE] for engine in engines if _ATTRIBUTE in vars(engine)), None)
 
 
-def bubble(
-    busy_s: Sequence[float], span_s: Sequence[float], pipelines: Sequence[Sequence[int]]
-) -> float | None:
-    """The share of the time that the stages of a pipeline wait, the mean over replicas; None where none was trained.
-
-    Args:
-        busy_s: Of each rank, what :meth:`InstructionTimes.take` returned first.
-        span_s: Of each rank, what it returned second.
-        pipelines: The ranks of each replica.
-    """
-    shares = []
-    for ranks in pipelines:
-        longest = max(span_s[rank] for rank in ranks)
-        if not longest:
-            return None
-        shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
-    return sum(shares) / len(shares)
-
-
 class _Batch(NamedTuple):
     start: Any
     work: list[tuple[str, int, Any, Any]]  # kind, part, start, end
@@ -78,10 +59,18 @@ class InstructionTimes:
 
     Args:
         engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
+
+    Attributes:
+        stage: Which of the pipeline's ranks this is.
+        pipelines: The ranks of each replica.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        self.stage = int(engine.stage_id)
+        topology = engine.grid.topology()
+        replicas = range(topology.get_dim("data"))
+        self.pipelines: list[list[int]] = [topology.get_axis_list("data", index) for index in replicas]
         self._on_gpu = engine.device.type == "cuda"
         self._zero: tuple[Any, float] = 0.0, 0.0  # a mark, and the machine's clock then
         self._now_runs: _Batch | None = None
@@ -99,6 +88,21 @@ class InstructionTimes:
         self._busy_s = self._span_s = 0.0
         return taken
 
+    def bubble(self, busy_s: Sequence[float], span_s: Sequence[float]) -> float | None:
+        """The share of the time that stages wait, the mean over replicas; None where none was trained.
+
+        Args:
+            busy_s: Of each rank, what :meth:`take` returned first.
+            span_s: Of each rank, what it returned second.
+        """
+        shares = []
+        for ranks in self.pipelines:
+            longest = max(span_s[rank] for rank in ranks)
+            if not longest:
+                return None
+            shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
+        return sum(shares) / len(shares)
+
     def record(self) -> None:
         """Keep the passes of the batches from now on."""
         self._read(wait=True)
@@ -114,24 +118,12 @@ class InstructionTimes:
         return found
 
     @property
-    def stage(self) -> int:
-        """Which of the pipeline's ranks this is."""
-        return int(self._engine.stage_id)
-
-    @property
     def pipeline(self) -> Pipeline:
         """What the ranks compute in which order."""
-        micro_batches = self._engine.gradient_accumulation_steps()
+        own = Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=1)
         known = getattr(self._engine.module, "pipe", None)
-        if isinstance(known, Pipeline):
-            return replace(known, micro_batches=micro_batches)
-        return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
-
-    @property
-    def pipelines(self) -> list[list[int]]:
-        """The ranks of each replica."""
-        topology = self._engine.grid.topology()
-        return [topology.get_axis_list("data", index) for index in range(topology.get_dim("data"))]
+        found = known if isinstance(known, Pipeline) else own
+        return replace(found, micro_batches=self._engine.gradient_accumulation_steps())
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         run = type(self._engine)._exec_schedule
@@ -148,21 +140,22 @@ class InstructionTimes:
             self._now_runs = None
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
-        def at_work(engine: Any, **kwargs: Any) -> None:
-            batch = self._now_runs
-            start = None if batch is None else self._mark()
+        is_after = issubclass(kind, AFTER_MICRO_BATCHES)
+        if kind not in WORK and not is_after:
+            return instruction
+
+        def run(engine: Any, **kwargs: Any) -> None:
+            if (batch := self._now_runs) is None:
+                instruction(engine, **kwargs)
+                return
+            start = self._mark()
+            if is_after:
+                batch.end.append(start)
             instruction(engine, **kwargs)
-            if batch is not None:
+            if not is_after:
                 batch.work.append((WORK[kind], kwargs.get("part", engine.stage_id), start, self._mark()))
 
-        def afterwards(engine: Any, **kwargs: Any) -> None:
-            if self._now_runs is not None:
-                self._now_runs.end.append(self._mark())
-            instruction(engine, **kwargs)
-
-        if kind in WORK:
-            return at_work
-        return afterwards if issubclass(kind, AFTER_MICRO_BATCHES) else instruction
+        return run
 
     def _read(self, wait: bool = False) -> None:
         """Add up the batches that the device has finished, so that few are kept; all of them, after a ``wait``."""

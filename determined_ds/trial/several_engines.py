@@ -14,9 +14,9 @@ from determined_ds.config.params import PARALLEL_SIZES
 from determined_ds.config.resolve import ResolvedConfig, Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, Problem, TrialError
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
-from determined_ds.trial.author import refused, wrong
+from determined_ds.trial.author import refused
 from determined_ds.trial.base import ReconciledTrial
 
 CODE = "several-engines"
@@ -59,9 +59,13 @@ class SeveralEnginesTrial(ReconciledTrial):
 
     def _build(self) -> None:
         models, context, name = self.build_models(), self.context, "build_models"
-        if not isinstance(models, dict) or not models:
-            fix = 'return {"generator": ..., "discriminator": ...}'
-            raise TrialError(wrong(self, name, models, "a dict of engines' names and their models", fix))
+        is_right, expected = (
+            isinstance(models, dict) and bool(models),
+            "a dict of engines' names and their models",
+        )
+        returned.check(
+            is_right, self, name, models, expected, 'return {"generator": ..., "discriminator": ...}'
+        )
         stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
         if not isinstance(stated, Document):
             stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")

@@ -18,10 +18,6 @@ from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
 
-# Operations that DeepSpeed logs, and has no bandwidth of.
-WITHOUT_BANDWIDTH = frozenset({"all_gather_object", "monitored_barrier"})
-SHORTEST_MS = 1e-6  # a bandwidth is divided by it
-
 
 class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
     """Timers that may be started while they run, and stopped while they do not."""
@@ -64,8 +60,8 @@ def correct_comms_logger() -> None:
     append = comm.comms_logger.append
 
     def append_call(raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
-        if raw_name not in WITHOUT_BANDWIDTH:
-            append(raw_name, record_name, max(latency, SHORTEST_MS), msg_size)
+        if raw_name not in ("all_gather_object", "monitored_barrier"):  # whose bandwidth it does not know
+            append(raw_name, record_name, max(latency, 1e-6), msg_size)  # it divides by the time
 
     comm.comms_logger.append = append_call
 

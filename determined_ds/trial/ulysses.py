@@ -148,18 +148,12 @@ class SequenceGroup:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers import AttentionInterface
 
-        @functools.cache
-        def exchanging(samples: int, heads: int, kv_heads: int, width: int) -> Any:
-            return UlyssesSPAttentionHF(
-                attn=AttentionInterface()[kernel],
-                batch_size=samples,
-                attn_head_count=heads,
-                attn_head_size=width,
-                kv_head_count=kv_heads,
-                num_hidden_layers=1,
-                process_group=self.process_group,
-                seq_length_is_variable=True,
-            )
+        sdpa, group = AttentionInterface()[kernel], self.process_group
+
+        @functools.cache  # by the shape of a batch
+        def exchanging(**sizes: int) -> Any:
+            more = {"num_hidden_layers": 1, "seq_length_is_variable": True, **sizes}
+            return UlyssesSPAttentionHF(attn=sdpa, process_group=group, **more)
 
         def attend(
             module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
@@ -170,7 +164,9 @@ class SequenceGroup:
                 raise windowed(window, tokens * self.size)
             # It gathers positions for kernels that read them. Not all models hand theirs on.
             kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
-            exchanged = exchanging(samples, heads, key.shape[1], width)
+            exchanged = exchanging(
+                batch_size=samples, attn_head_count=heads, attn_head_size=width, kv_head_count=key.shape[1]
+            )
             output, weights = exchanged(module, query, key, value, None, *args, **kwargs)
             return output.view(samples, tokens, heads, width), weights
 

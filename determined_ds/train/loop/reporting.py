@@ -14,7 +14,7 @@ from determined_ds.rundir.signals import HEART
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes
-from determined_ds.trial.instruction_times import bubble, pipeline_times
+from determined_ds.trial.instruction_times import pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
 
@@ -76,10 +76,8 @@ class Reporter:
             if self._tokens_per_sample:
                 metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
         metrics.update(memory_metrics(self.memory_by_rank))
-        if times is not None:
-            busy_s, span_s = columns
-            if (measured := bubble(busy_s, span_s, times.pipelines)) is not None:
-                metrics |= {"bubble": measured, "bubble_ideal": counted_bubble(times.pipeline)}
+        if times is not None and (measured := times.bubble(*columns)) is not None:
+            metrics |= {"bubble": measured, "bubble_ideal": counted_bubble(times.pipeline)}
         self.latest = metrics
         return metrics, [row[len(own) :] for row in rows]
 

@@ -18,7 +18,11 @@ METHODS = ("train_batch", "loss")
 
 def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
     """What ``build_callbacks`` returns; those of this library's kind are introduced to the engines."""
-    returned.engines(trial, context.models)
+    fix = "call it on the engine"
+    if hasattr(trial, "build_model"):
+        fix = "call super().__init__(context) first"
+    called = "context.wrap_model_engine(engine)"
+    returned.check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")
     found = returned.callbacks(trial, trial.build_callbacks())
     for callback in found.values():
         if isinstance(callback, Callback):

@@ -137,7 +137,12 @@ class Validator:
         for callback in callbacks:
             callback.on_validation_epoch_start()
         trial, context, declared = self._trial, self._context, self._declared
-        stated = returned.evaluation_reducer(trial, trial.evaluation_reducer())
+        stated = trial.evaluation_reducer()
+        for one in stated.values() if isinstance(stated, Mapping) else [stated]:
+            expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
+            fix = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
+            is_one = isinstance(one, Reducer)
+            returned.check(is_one, trial, "evaluation_reducer", one, expected, fix)
         source = method_of(trial, *METHODS)
         sums = MetricSums(context.device, declared.begin(stated), source=source)
         outputs: list[Any] = []
