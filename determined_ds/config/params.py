@@ -347,9 +347,6 @@ class Hyperparameters:
         "Samples of a forward pass of one replica; overwrites train_micro_batch_size_per_gpu."
     )
     torch_compile: bool = option(False, "Compile the model by torch.compile.")
-    sdpa_kernel: Literal["flash", "efficient", "cudnn", "math"] | None = derived(
-        "The kernel of torch's scaled_dot_product_attention; by default torch chooses."
-    )
     pipe_schedule: str = derived(
         "The order in which a pipeline's ranks compute.", ONE_F_ONE_B, choices=SCHEDULES
     )

@@ -82,7 +82,6 @@ class ResolvedConfig:
         machines: Machines that the slots are spread over.
         torch_compile: Whether engines compile their models by ``torch.compile``.
         fit: Arguments of ``Trainer.fit``.
-        sdpa_kernel: The attention kernel; None: torch chooses.
         warnings: What is possible, but probably not intended.
         stated: The DeepSpeed JSON with what hyperparameters overwrite, before anything was filled.
         folder: Where DeepSpeed's monitors write; "" where that is not known yet.
@@ -96,7 +95,6 @@ class ResolvedConfig:
     machines: int = 1
     torch_compile: bool = False
     fit: FitOptions
-    sdpa_kernel: str | None
     warnings: tuple[Problem, ...]
     stated: Document
     folder: str = ""
@@ -224,7 +222,6 @@ def reconcile(
         machines=machines,
         torch_compile=hp.torch_compile,
         fit=hp.fit,
-        sdpa_kernel=hp.sdpa_kernel,
         warnings=(),
         stated=stated,
     )

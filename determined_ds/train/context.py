@@ -47,7 +47,7 @@ from determined_ds.trial.tensor_parallel import degree_of, is_copy, unit_of
 
 logger = logging.getLogger("determined_ds")
 # Hyperparameters of the library that no engine knows; all others it has settled already.
-KEPT = ("torch_compile", "sdpa_kernel", "fit", "trial_seed")
+KEPT = ("torch_compile", "fit", "trial_seed")
 MADE = "the engine that the trial wraps"
 
 

@@ -74,7 +74,6 @@ ONE_STEP = {
 # Hyperparameters of this library that transformers' Trainer cannot carry out.
 NOT_READ: tuple[KeyPath, ...] = (
     *((name,) for name in PARALLEL_SIZES),
-    ("sdpa_kernel",),
     ("fit", "asynchronous_checkpoints"),
     ("fit", "profile"),
 )

@@ -15,9 +15,9 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.trial import expert_parallel, returned, tensor_parallel
 from determined_ds.trial.author import refused
-from determined_ds.trial.ddp import DDP, initialize_ddp
+from determined_ds.trial.ddp import DDP, DDPEngine
 from determined_ds.trial.engine import fix_engine
-from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
+from determined_ds.trial.kernels import compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import initialize
@@ -59,7 +59,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         check_upstream()
         self._check_abilities()
         self.sequence = sequence_group_of(self)
-        choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
         self._build()
 
@@ -228,7 +227,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
         if self._by_ddp:
-            engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
+            engine: Any = DDPEngine(model, optimizer, parameters, ds_config, self.context.device)
         else:
             parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
             with (

@@ -26,59 +26,49 @@ DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_co
 OPTIMIZERS = {"adam": "AdamW", "adamw": "AdamW", "adagrad": "Adagrad"}
 
 
-def initialize_ddp(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    model_parameters: Any,
-    ds_config: Mapping[str, Any],
-    device: torch.device,
-) -> DDPEngine:
-    """As ``deepspeed.initialize``, without DeepSpeed. A collective where there is more than one rank.
-
-    Raises:
-        ConfigError: torch has no such optimizer or schedule, or the JSON asks for what DeepSpeed alone computes.
-    """
-    for name in ("fp16", "torch_autocast"):
-        if (ds_config.get(name) or {}).get("enabled"):
-            raise _refused(f"{name}.enabled", True, "computes in fp32 or bf16")
-    if (sent := ds_config.get("communication_data_type")) is not None:
-        raise _refused("communication_data_type", sent, "sends gradients in fp32")
-    model.to(device)
-    if optimizer is None:
-        optimizer = _optimizer(model_parameters, ds_config)
-    # Source: _scheduler_from_config in deepspeed 0.19.8's runtime/engine.py
-    section, scheduler = ds_config.get("scheduler") or {}, None
-    if (kind := section.get("type")) is not None:
-        found: Any = getattr(lr_schedules, kind, None) or getattr(torch.optim.lr_scheduler, kind, None)
-        scheduler = found(optimizer, **(section.get("params") or {}))
-    return DDPEngine(model, optimizer, scheduler, ds_config, device)
-
-
 def engine_name(engine: Any) -> str:
     """The kind of an engine, as a context's ``engine`` names it: ``ddp`` or ``deepspeed``."""
     return DDP if isinstance(engine, DDPEngine) else "deepspeed"
 
 
 class DDPEngine(torch.nn.Module):
-    """A model, its replicas kept in step by torch; on one rank, the bare model."""
+    """A model, its replicas kept in step by torch; on one rank, the bare model. Making one is a collective.
+
+    Args:
+        module: The model.
+        optimizer: The author's; None: that of the JSON, over ``parameters``.
+        parameters: That the JSON's optimizer trains.
+        ds_config: The mapping for DeepSpeed.
+        device: The rank's.
+
+    Raises:
+        ConfigError: torch has no such optimizer, or the JSON asks for what DeepSpeed alone computes.
+    """
 
     module: torch.nn.Module
 
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        lr_scheduler: Any,
+        optimizer: torch.optim.Optimizer | None,
+        parameters: Any,
         ds_config: Mapping[str, Any],
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.module = module
-        self.optimizer: Any = optimizer
-        self.lr_scheduler = lr_scheduler
-        self.device = device
+        for name in ("fp16", "torch_autocast"):
+            if (ds_config.get(name) or {}).get("enabled"):
+                raise _refused(f"{name}.enabled", True, "computes in fp32 or bf16")
+        if (sent := ds_config.get("communication_data_type")) is not None:
+            raise _refused("communication_data_type", sent, "sends gradients in fp32")
+        self.module, self.device, self._ds_config = module.to(device), device, ds_config
+        self.optimizer: Any = _optimizer(parameters, ds_config) if optimizer is None else optimizer
+        # Source: _scheduler_from_config in deepspeed 0.19.8's runtime/engine.py
+        section, self.lr_scheduler = ds_config.get("scheduler") or {}, None
+        if (kind := section.get("type")) is not None:
+            found: Any = getattr(lr_schedules, kind, None) or getattr(torch.optim.lr_scheduler, kind, None)
+            self.lr_scheduler = found(self.optimizer, **(section.get("params") or {}))
         self.global_steps = self.micro_steps = self.skipped_steps = 0
-        self._ds_config = ds_config
         self._grad_norm: torch.Tensor | None = None
         self._replica: torch.nn.parallel.DistributedDataParallel | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:

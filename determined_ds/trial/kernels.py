@@ -1,4 +1,4 @@
-"""How a model is computed: kernels of attention (``sdpa_kernel``), torch's compiler, activations computed again."""
+"""How a model is computed: torch's compiler, activations computed again."""
 
 from __future__ import annotations
 
@@ -20,26 +20,6 @@ CHECKPOINTING = {
     "synchronize_checkpoint_boundary": "synchronize",
     "profile": "profile",
 }
-
-
-def choose_sdpa_kernel(kernel: str | None) -> None:
-    """Have torch compute attention by one kernel, and by ``math`` where that one cannot; None: as torch chooses.
-
-    It holds for the whole process, also for code that is compiled in it. In half precision on a CPU torch chooses its
-    fused kernel, whose backward pass is slower there than plain matrix products: ``math`` in bf16 made a step of GPT-2
-    twice as fast (torch 2.13). It adds up in half precision, so compare the loss before using it.
-
-    Source: ``torch.backends.cuda``, whose switches hold on CPUs too (``sdp_utils_cpp.cpp`` in torch 2.13).
-    """
-    cuda, config = torch.backends.cuda, torch.compiler.config
-    if kernel is None and not str(config.cache_key_tag).startswith("sdpa "):
-        return  # none was chosen before: whatever the author's code has switched on stays
-    cuda.enable_flash_sdp(kernel in (None, "flash"))
-    cuda.enable_mem_efficient_sdp(kernel in (None, "efficient"))
-    cuda.enable_cudnn_sdp(kernel in (None, "cudnn"))
-    cuda.allow_fp16_bf16_reduction_math_sdp(kernel == "math")
-    # Otherwise torch's cache returns for one kernel what was compiled with another.
-    config.cache_key_tag = f"sdpa {kernel}"
 
 
 def compile_engine(engine: Any) -> None:

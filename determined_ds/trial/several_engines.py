@@ -11,7 +11,7 @@ import torch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.params import PARALLEL_SIZES
-from determined_ds.config.resolve import ResolvedConfig, Where, resolve
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
@@ -23,7 +23,7 @@ CODE = "several-engines"
 # One data loader feeds all engines, one loop counts their steps, and either all compile or none.
 SHARED = (
     *("global_batch_size", "data_parallel_world_size", "micro_batch_size", *PARALLEL_SIZES, "trial_seed"),
-    *("torch_compile", "sdpa_kernel", "pipe_schedule", "pipe_chunks", "partition_method", "fit"),
+    *("torch_compile", "pipe_schedule", "pipe_chunks", "partition_method", "fit"),
 )
 
 
@@ -66,10 +66,7 @@ class SeveralEnginesTrial(ReconciledTrial):
         returned.check(
             is_right, self, name, models, expected, 'return {"generator": ..., "discriminator": ...}'
         )
-        stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
-        if not isinstance(stated, Document):
-            stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-        self.ds_configs = engine_configs(stated, self.resolved, tuple(models))
+        self.ds_configs = self._reconciled(tuple(models))
         shared = context.get_hparams().get("deepspeed_config")
         if isinstance(shared, str) and hasattr(context, "resolved") and context.distributed.rank == 0:
             for engine, ds_config in self.ds_configs.items():  # beside what all engines share
@@ -80,6 +77,46 @@ class SeveralEnginesTrial(ReconciledTrial):
             checked = returned.model(self, model, name)
             self.engines[self.building] = self.initialize(checked, self.ds_configs[self.building])
         self.engine = next(iter(self.engines.values()))
+
+    def _reconciled(self, engines: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Of each engine its DeepSpeed configuration."""
+        context, resolved, layout = self.context, self.resolved, self.resolved.topology
+        if (stages := layout.pipe_parallel_size) > 1:
+            key, message = "hyperparameters.pipe_parallel_size", "several engines do not run as pipelines"
+            raise refused(key, message, "pipe_parallel_size: 1", CODE, value=stages)
+        stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
+        if not isinstance(stated, Document):
+            stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+        kind, machines = resolved.accelerator, resolved.machines
+        where = Where(context_dir=Path.cwd(), accelerator=kind, slots=layout.slots, machines=machines)
+        configs: dict[str, dict[str, Any]] = {}
+        problems: list[Problem] = []
+        for engine in engines:
+            prefix, changes = f"{engine}_", []
+            for key, value in stated.data.items():
+                name = str(key).removeprefix(prefix)
+                if name in SHARED and name != key:
+                    message, fix = "must be the same for all engines", f"set {name}, without {prefix}"
+                    problems.append(stated.problem((key,), message, fix, CODE))
+                elif name != key:  # <engine>_<name> overrides <name>
+                    origin = stated.origin((key,))
+                    changes.append(((name,), value, origin.reworded(f"{key}, {origin}")))
+            if problems:
+                continue
+            try:
+                found = resolve(stated.overwritten(*changes), where).writing_in(resolved.folder)
+            except ConfigError as error:
+                problems.extend(error.problems)
+                continue
+            if found.batch != resolved.batch:
+                message = f"makes other micro-batches for the {engine} than the data loader's"
+                fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
+                key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
+                problems.append(Problem(key=key, message=message, fix=fix, code=CODE))
+            configs[engine] = found.ds_config
+        if problems:
+            raise ConfigError(problems)
+        return configs
 
     @abc.abstractmethod
     def build_models(self) -> dict[str, torch.nn.Module]:
@@ -92,46 +129,3 @@ class SeveralEnginesTrial(ReconciledTrial):
     def build_model(self) -> torch.nn.Module:
         """The first model of :meth:`build_models`, which a checkpoint is loaded into."""
         return next(iter(self.build_models().values()))
-
-
-def engine_configs(
-    hyperparameters: Document, resolved: ResolvedConfig, engines: tuple[str, ...]
-) -> dict[str, dict[str, Any]]:
-    """Reconcile the DeepSpeed configuration of each engine with ``resolved``, which all share; name -> mapping."""
-    if (stages := resolved.topology.pipe_parallel_size) > 1:
-        key, message = "hyperparameters.pipe_parallel_size", "several engines do not run as pipelines"
-        raise refused(key, message, "pipe_parallel_size: 1", CODE, value=stages)
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=resolved.accelerator,
-        slots=resolved.topology.slots,
-        machines=resolved.machines,
-    )
-    configs: dict[str, dict[str, Any]] = {}
-    problems: list[Problem] = []
-    for engine in engines:
-        prefix, changes = f"{engine}_", []
-        for key, value in hyperparameters.data.items():
-            name = str(key).removeprefix(prefix)
-            if name in SHARED and name != key:
-                message, fix = "must be the same for all engines", f"set {name}, without {prefix}"
-                problems.append(hyperparameters.problem((key,), message, fix, CODE))
-            elif name != key:  # <engine>_<name> overrides <name>
-                origin = hyperparameters.origin((key,))
-                changes.append(((name,), value, origin.reworded(f"{key}, {origin}")))
-        if problems:
-            continue
-        try:
-            found = resolve(hyperparameters.overwritten(*changes), where).writing_in(resolved.folder)
-        except ConfigError as error:
-            problems.extend(error.problems)
-            continue
-        if found.batch != resolved.batch:
-            message = f"makes other micro-batches for the {engine} than the data loader's"
-            fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
-            key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
-            problems.append(Problem(key=key, message=message, fix=fix, code=CODE))
-        configs[engine] = found.ds_config
-    if problems:
-        raise ConfigError(problems)
-    return configs

@@ -30,8 +30,9 @@ class StreamLoader:
         collate_fn: List of samples -> micro-batch; torch's ``default_collate`` if None.
         num_workers: Processes that load; each reads the whole stream and makes every ``num_workers``-th micro-batch.
             ``get_worker_info()`` is None in the dataset, so one that splits by workers yields everything.
-        pin_memory: As for torch's ``DataLoader``, and so are ``timeout`` (seconds), ``worker_init_fn``,
-            ``multiprocessing_context``, ``prefetch_factor`` and ``persistent_workers``.
+        worker_init_fn: As for torch's ``DataLoader``.
+        workers: More of its options: ``pin_memory``, ``timeout`` (seconds), ``multiprocessing_context``,
+            ``prefetch_factor`` and ``persistent_workers``.
 
     Raises:
         ConfigError: an iterator, which can be read only once.
@@ -45,26 +46,15 @@ class StreamLoader:
         sharded: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
-        pin_memory: bool = False,
-        timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
+        **workers: Any,
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.sharded = sharded
         self.collate_fn = collate_fn or torch_data.default_collate
         self.num_workers = num_workers
-        self.workers = {
-            "num_workers": num_workers,
-            "pin_memory": pin_memory,
-            "timeout": timeout,
-            "multiprocessing_context": multiprocessing_context,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-        }
+        self.workers = {"num_workers": num_workers, **workers}
         self.worker_init_fn = worker_init_fn
         if hasattr(dataset, "__next__") and not hasattr(dataset, "load_state_dict"):
             message = (

@@ -108,8 +108,11 @@ class SequenceGroup:
         """
         if self.size == 1:
             return total / count
-        mean: Tensor = _GroupMean.apply(total, count, self.process_group)
-        return mean
+        own = total.detach()
+        sums = torch.stack([own.double(), torch.as_tensor(count, device=own.device).double()])
+        dist.all_reduce(sums, group=self.process_group)
+        mean, part = (each.to(own.dtype) for each in (sums[0] / sums[1], total.double() / sums[1]))
+        return mean + (part - part.detach())  # zero, with a gradient
 
     def check_heads(self, num_heads: int, num_kv_heads: int | None = None) -> None:
         """Check that each rank of a group can take as many attention heads as the others.
@@ -187,22 +190,6 @@ def windowed(window: int, num_tokens: int) -> ConfigError:
     message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence to all"
     fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
     return refused(KEY, message, fix, "sequence-window")
-
-
-class _GroupMean(torch.autograd.Function):
-    """Forward the mean of a group, backward the gradient of this rank's part of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, count: Tensor | int, group: Any) -> Tensor:
-        sums = torch.stack([total.double(), torch.as_tensor(count, device=total.device).double()])
-        dist.all_reduce(sums, group=group)
-        ctx.count = sums[1]
-        return (sums[0] / sums[1]).to(total.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        return (gradient.double() / ctx.count).to(gradient.dtype), None, None
 
 
 def add_up_slices(engine: Any) -> None:

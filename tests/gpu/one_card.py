@@ -43,10 +43,6 @@ PRECISION = {
         f"{OVERWRITE}.fp16.initial_scale_power=12",
     ],
     "compiled": ["hyperparameters.torch_compile=true"],
-    **{
-        kernel: [f"hyperparameters.sdpa_kernel={kernel}"]
-        for kernel in ("flash", "efficient", "cudnn", "math")
-    },
 }
 
 
