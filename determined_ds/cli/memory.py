@@ -69,7 +69,7 @@ def show_memory(
     """
     from determined_ds.memory.fitting import Fit, alternatives, schedule_fits
     from determined_ds.memory.units import parse_bytes
-    from determined_ds.report.table import terminal_width, wrapped
+    from determined_ds.report.numbers import terminal_width, wrapped
 
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
@@ -173,8 +173,7 @@ def memory_table(
         chosen: The micro-batch is the strategy's own, not the largest that fits.
     """
     from determined_ds.memory.fitting import usable_bytes
-    from determined_ds.report.numbers import byte_unit
-    from determined_ds.report.table import Head, Table
+    from determined_ds.report.numbers import Head, Table, byte_unit
 
     unit, size = byte_unit(row.memory.total_bytes for row in rows)
     heads = [Head(text=f"{unit} a rank")]
@@ -210,7 +209,7 @@ def _schedules_table(found: Sequence[Fit], own: Strategy) -> list[str]:
     """The schedules that a pipeline could have, its own marked; of many ranks, the first and the last."""
     from determined_ds.memory.units import format_bytes
     from determined_ds.pipe.timeline import most_held
-    from determined_ds.report.table import Head, Table
+    from determined_ds.report.numbers import Head, Table
 
     heads = [Head(text="schedule"), *(Head(text=text, align="right") for text in ("chunks", "bubble"))]
     heads += [Head(text=text, folds=True) for text in ("held by rank", "bytes by rank")]
@@ -286,7 +285,7 @@ def _drawn(strategy: Strategy, path: Path) -> list[str]:
     if pipe.ranks < 2:
         fix = "--set hyperparameters.pipe_parallel_size=2"
         raise _refusal("draws a pipeline, and CONFIG has none", fix, str(path), "--schedules")
-    from determined_ds.report.gantt import planned_picture
+    from determined_ds.report.charts import planned_picture
     from determined_ds.report.style import png_of
 
     try:

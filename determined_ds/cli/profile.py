@@ -46,9 +46,8 @@ def profile(config: Path, as_json: bool, **options: Any) -> None:
     from rich.console import Console
 
     from determined_ds.documents.files import write_whole
-    from determined_ds.profile.findings import analyse
+    from determined_ds.profile.findings import analyse, profile_text
     from determined_ds.profile.record import traces_in
-    from determined_ds.profile.text import profile_text
     from determined_ds.report.results import PROFILE_JSON
     from determined_ds.rundir.run_dir import short
 
@@ -112,8 +111,7 @@ def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
 
     if not can_draw():
         return []
-    from determined_ds.report.charts import profile_picture
-    from determined_ds.report.gantt import step_picture
+    from determined_ds.report.charts import profile_picture, step_picture
 
     written = []
     if (figure := profile_picture(content)) is not None:

@@ -21,7 +21,7 @@ def watch(folder: Path) -> None:
     Elsewhere: a line a report. Ctrl-C ends the watching, not the run.
     """
     from determined_ds.report.panel import OpenConsole
-    from determined_ds.report.watch import follow
+    from determined_ds.report.terminal import follow
 
     try:
         follow(folder, OpenConsole(highlight=False))

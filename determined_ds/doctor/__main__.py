@@ -63,7 +63,7 @@ def doctor(
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
     from determined_ds.doctor.examine import STATES, examine
-    from determined_ds.report.table import terminal_width, wrapped
+    from determined_ds.report.numbers import terminal_width, wrapped
 
     findings = examine(config, context_dir.absolute(), run_dir, accelerator)
     counts = Counter(finding.state for finding in findings)

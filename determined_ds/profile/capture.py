@@ -1,7 +1,11 @@
 """Some steps of a training, recorded by torch's profiler: one trace a rank.
 
-Until the warm-up begins nothing but a count is kept, and after the last step nothing at all. Between them the ranges of
-:mod:`~determined_ds.profile.marks` say what a step is at, and the loop's own clock how long it took.
+Until the warm-up begins nothing but a count is kept, and after the last step nothing at all. Between them ranges of
+ours say what the host is at, put around methods of DeepSpeed's engines and of torch; the loop's own clock says how long
+a step took.
+
+Source: ``DeepSpeedEngine`` in deepspeed 0.19.8's ``runtime/engine.py``, ``PipelineEngine._INSTRUCTION_MAP`` in
+``runtime/pipe/engine.py``; ``Tensor.backward`` in torch 2.13's ``_tensor.py``, which calls ``torch.autograd.backward``.
 """
 
 from __future__ import annotations
@@ -14,22 +18,80 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe import schedule as pipe
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from determined_ds.config.params import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import MIB
-from determined_ds.profile.marks import marked
 from determined_ds.profile.mfu import FlopCount, peak_flops
 from determined_ds.profile.record import META, RANGE, STEP, CapturedStep, CaptureRecord, trace_name
 from determined_ds.rundir.run_dir import PARTIAL_FILE, short
+from determined_ds.trial.ddp import DDPEngine
+from determined_ds.trial.pipeline_engine import AwaitMessage, InputPass, WeightPass
 
 logger = logging.getLogger("determined_ds")
+METHODS = {"forward": "forward", "backward": "backward", "step": "optimizer"}
+INSTRUCTIONS = {
+    pipe.LoadMicroBatch: "data",
+    pipe.ForwardPass: "forward",
+    pipe.BackwardPass: "backward",
+    pipe.OptimizerStep: "optimizer",
+    pipe.ReduceGrads: "communication",
+    pipe.ReduceTiedGrads: "communication",
+    pipe.SendActivation: "pipeline",
+    pipe.RecvActivation: "pipeline",
+    pipe.SendGrad: "pipeline",
+    pipe.RecvGrad: "pipeline",
+    InputPass: "backward",
+    WeightPass: "backward",
+    AwaitMessage: "pipeline",
+}
+
+
+@contextlib.contextmanager
+def marked(engines: Sequence[Any], *, mover: Any) -> Iterator[None]:
+    """Put the ranges of :mod:`~determined_ds.profile.record` around what is called in this block.
+
+    Args:
+        engines: Those that train; pipelines' instructions are marked.
+        mover: What moves batches to the device, by its ``move``.
+    """
+
+    def within(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def ranged(*args: Any, **kwargs: Any) -> Any:
+            with record_function(RANGE + phase):
+                return function(*args, **kwargs)
+
+        return ranged
+
+    replaced = [
+        (kind, name, phase) for kind in (DeepSpeedEngine, DDPEngine) for name, phase in METHODS.items()
+    ]
+    replaced += [(torch.autograd, "backward", "backward"), (mover, "move", "data")]
+    with contextlib.ExitStack() as stack:
+        for engine in engines:
+            if not isinstance(engine, PipelineEngine):
+                continue
+            if engine.num_stages > 1:  # the loss of a batch is known once the last stage is done
+                replaced.append((engine, "_aggregate_total_loss", "pipeline"))
+            carried_out = {
+                kind: within(run, INSTRUCTIONS[kind]) if kind in INSTRUCTIONS else run
+                for kind, run in engine._INSTRUCTION_MAP.items()
+            }
+            stack.enter_context(mock.patch.object(engine, "_INSTRUCTION_MAP", carried_out))
+        for owner, name, phase in replaced:
+            stack.enter_context(mock.patch.object(owner, name, within(getattr(owner, name), phase)))
+        yield
 
 
 class Capture:

@@ -1,20 +1,24 @@
-"""The traces of the ranks of a run -> one :class:`Profile`: where a step's time goes, and what could be faster."""
+"""The traces of the ranks of a run -> one :class:`Profile`: where a step's time goes, what could be faster."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import Pipeline
 from determined_ds.pipe.timeline import counted_bubble
 from determined_ds.profile.record import CaptureRecord, read_trace
 from determined_ds.profile.steps import StepParts, steps_of
-from determined_ds.report.numbers import percent
+from determined_ds.report.numbers import count, percent, printable
 from determined_ds.report.numbers import seconds_text as s
 from determined_ds.report.results import PARTS
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
 
 VERSION = 3  # of profile.json: raised where a key changes its meaning
 # What of a rank's record profile.json says of each rank; the rest is said of the run.
@@ -24,6 +28,9 @@ LEAST_SHARE = 0.03  # of a step: below it, a step varies by more than a change w
 WORK = ("data", "forward", "backward", "optimizer", "idle", "other")
 # A noisy machine delays now this rank, now that one. A slow one works longest in this share of at least so many steps.
 LEAST_STEPS, SLOWEST_IN = 3, 0.8
+# Columns of the text; shares of a step from which a note is worth its line.
+WIDTH, BAR_WIDTH = 80, 22
+HIDDEN, UNNAMED = 0.01, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,3 +278,70 @@ def _slow_rank(profile: Profile) -> tuple[int, str, float, float] | None:
         worst = max(parts, key=lambda part: parts[part])
         found.append((alike[index].record.rank, worst, parts[worst], more(_work_s)))
     return max(found, key=lambda each: each[3], default=None)
+
+
+# ------------------------------------------------------------------------------------------- for a terminal
+
+
+def profile_text(profile: Profile) -> Group:
+    """The step taken apart, with the ranks that spend least and most in each part, and the findings below."""
+    from rich.bar import Bar
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from determined_ds.report.style import PART_COLOURS
+
+    def ms(seconds: float) -> str:
+        return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1}f}"
+
+    ranks, run, whole = profile.ranks, profile.record, profile.step_s or 1.0
+    words = [f"{count(len(ranks), 'rank')} on {run.device_name or run.device}"]
+    words += [] if run.zero_stage is None else [f"ZeRO {run.zero_stage}"]
+    words += [f"{run.pipe_parallel_size} pipeline stages"] if run.pipe_parallel_size > 1 else []
+    num_steps = max(len(rank.steps) for rank in ranks)
+    times = [sum(step.seconds.values()) for rank in ranks for step in rank.steps]
+    head = f"A step taken apart: {', '.join(words)}; mean of {count(num_steps, 'step')}"
+    if num_steps > 1:
+        head += f", which take {s(min(times))} to {s(max(times))}"
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("part of a step", "ms", "share", "", *(["least – most (rank)"] if len(ranks) > 1 else [])):
+        table.add_column(name, justify="right" if name in ("ms", "share") else "left", no_wrap=True)
+    at = 0.0
+    for part, seconds in profile.seconds.items():
+        if seconds:
+            ends = sorted((rank.seconds[part], rank.record.rank) for rank in ranks)
+            least, most = (f"{ms(each)} ({rank})" for each, rank in (ends[0], ends[-1]))
+            bar = Bar(whole, at, at + seconds, width=BAR_WIDTH, color=PART_COLOURS[part])
+            row: list[RenderableType] = [part, ms(seconds), percent(seconds / whole), bar]
+            table.add_row(*[*row, f"{least} – {most}"][: len(table.columns)])
+            at += seconds
+    clocks = [rank.clock_s for rank in ranks if rank.clock_s is not None]
+    by_clock = f"{ms(sum(clocks) / len(clocks))} by the clock" if clocks else ""
+    table.add_row("step", ms(whole), "", Text(by_clock), style="bold")
+
+    notes = []
+    if profile.mfu is not None:
+        done = f"{profile.tflops_per_rank:.3g} TFLOP/s a rank"
+        notes.append(Text(f"{done}: {percent(profile.mfu)} of its measured peak (MFU)."))
+    if (hidden := profile.overlapped_s) > HIDDEN * whole:
+        share = percent(hidden / (hidden + profile.seconds["communication"]))
+        text = f"Communication: {ms(hidden)} ms more are hidden behind computation ({share} of all)."
+        notes.append(Text(text))
+    for part in ("other", "idle"):
+        if profile.seconds[part] > UNNAMED * whole:
+            notes.append(Text(f"{part}: {PARTS[part]}."))
+    notes += [Text(f"warning: {warning}", style="yellow") for warning in profile.warnings]
+
+    found = ["Nothing was found that costs more than 3 % of a step."]
+    if profile.findings:
+        found = ["What could be faster, by the time of a step that it could save at most:"]
+    for number, finding in enumerate(profile.findings, 1):
+        saved = f"{s(finding.saves_s)}, {percent(finding.share)} of a step"
+        found.append(f"\n  {number}. {finding.code}: {saved}")
+        for text, first in ((finding.seen, " " * 5), (finding.fix, "     try: ")):
+            indent = " " * len(first)
+            found += textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=indent)
+    title = [Text(line, style="bold") for line in textwrap.wrap(head, WIDTH)]
+    return Group(*title, "", table, "", *notes, *([Text()] if notes else []), "\n".join(found))

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from determined_ds.report.numbers import (
     UNKNOWN,
+    Head,
+    Table,
     byte_unit,
     count,
     difference,
@@ -22,7 +24,6 @@ from determined_ds.report.numbers import (
     span,
 )
 from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, PARTS, STOPPED, Results, Row
-from determined_ds.report.table import Head, Table
 
 LEAST_SHARE = 0.005  # of a step that a part of it is shown from
 LONGEST_NAME, LONGEST_REASON = 80, 600

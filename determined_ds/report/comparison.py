@@ -124,7 +124,6 @@ def _page(results: Results) -> str:
     text.
     """
     from determined_ds.report.charts import CHARTS
-    from determined_ds.report.gantt import CAPTION, schedules
     from determined_ds.report.style import PALETTE, address_of, self_contained, strategy_colours
 
     columns = [each for each in COLUMNS.values() if each.below is not None and each.is_known(results)]
@@ -171,8 +170,7 @@ def _page(results: Results) -> str:
         }
         for column in (COLUMNS["name"], COLUMNS["slots"], *columns)
     ]
-    charts = {**CHARTS, "schedules": (schedules, CAPTION)}
-    drawn = [(name, draw(results), caption) for name, (draw, caption) in charts.items()]
+    drawn = [(name, draw(results), caption) for name, (draw, caption) in CHARTS.items()]
     note = memory_note(results)
     return self_contained(
         "comparison.html.jinja",

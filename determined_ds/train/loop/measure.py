@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -12,8 +13,7 @@ import torch
 from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
-from determined_ds.pipe.recording import RecordedStep
-from determined_ds.profile.median_step import median_step, record_passes
+from determined_ds.pipe.recording import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
@@ -24,6 +24,7 @@ from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
+from determined_ds.trial.instruction_times import pipeline_times
 
 
 def measure_throughput(
@@ -103,8 +104,8 @@ class Measuring:
         if self._is_done:
             self._take_reported()  # before the profiler takes memory
             return
-        if steps == length.warmup:
-            record_passes(self._context.models)
+        if steps == length.warmup and (times := pipeline_times(self._context.models)) is not None:
+            times.record()
         if steps == 0:
             self._start_seconds = time.time() - psutil.Process().create_time()
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
@@ -143,7 +144,7 @@ class Measuring:
             if self.training.is_chief and isinstance(train, LocalTrainContext):
                 train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
             if self._is_done:
-                self._pipeline_step = median_step(self._context.models, self._context.distributed)
+                self._pipeline_step = _median_step(self._context.models, self._context.distributed)
         sums.clear()
 
     def _take_reported(self) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -237,3 +238,26 @@ def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> 
     run.is_measured = True
     if is_chief:
         write_row(row, run.there.measured)
+
+
+def _median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | None:
+    """The recorded step of a pipeline that has the median length, of the first replica; a collective.
+
+    The same on every rank; None without a pipeline, where no step was recorded, or where the pipeline lies on several
+    machines, whose clocks differ.
+    """
+    if (times := pipeline_times(engines)) is None:
+        return None
+    steps = [step for step in times.recorded() if step]
+    lengths = [step[-1].end - step[0].start for step in steps]
+    gathered = distributed.allgather((times.stage, socket.gethostname(), lengths))
+    rank_of: dict[int, int] = {}  # of each stage; slices of a stage run alike
+    for rank in times.pipelines[0]:
+        rank_of.setdefault(gathered[rank][0], rank)
+    ranks = [rank_of[stage] for stage in sorted(rank_of)]
+    longest = [max(each) for each in zip(*(gathered[rank][2] for rank in ranks), strict=False)]
+    if not longest or len({gathered[rank][1] for rank in ranks}) > 1:
+        return None
+    chosen = sorted(range(len(longest)), key=longest.__getitem__)[(len(longest) - 1) // 2]
+    spans = distributed.allgather(steps[chosen] if distributed.rank in ranks else [])
+    return recorded_step(times.pipeline, [spans[rank] for rank in ranks])
