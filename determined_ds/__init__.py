@@ -37,9 +37,9 @@ _HOMES = {
     "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
     "load_experiment": "determined_ds.experiment.experiment",
-    "load_model_from_checkpoint_path": "determined_ds.train.load_model",
+    "load_model_from_checkpoint_path": "determined_ds.train.bare_trial",
     "load_results": "determined_ds.report.results",
-    "load_state_dict_from_checkpoint_path": "determined_ds.train.load_model",
+    "load_state_dict_from_checkpoint_path": "determined_ds.train.bare_trial",
     "measure_throughput": "determined_ds.train.loop.measure",
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results
     from determined_ds.sessions.session import Session, session
-    from determined_ds.train.context import DeepSpeedTrialContext
-    from determined_ds.train.here import report_to_tools
-    from determined_ds.train.load_model import (
+    from determined_ds.train.bare_trial import (
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
+    from determined_ds.train.context import DeepSpeedTrialContext
+    from determined_ds.train.here import report_to_tools
     from determined_ds.train.loop.measure import measure_throughput
     from determined_ds.train.loop.trainer import Trainer
     from determined_ds.train.memory import get_gpu_memory_stats

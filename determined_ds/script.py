@@ -63,14 +63,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(script: Entrypoint, run: ScriptRun) -> None:
+    from determined import common
+
     from determined_ds.devices import detect_accelerator
     from determined_ds.train.as_on_cluster import surrounded
     from determined_ds.train.group.watch import leave_watch
-    from determined_ds.train.upstream import debugging
 
     begin(run)
     accelerator = detect_accelerator(run.accelerator)
-    with debugging(bool(run.experiment.config.get("debug"))), surrounded(run, accelerator):
+    if run.experiment.config.get("debug"):
+        common.set_logger(True)
+    with surrounded(run, accelerator):
         try:
             _execute(script)
         except SystemExit as error:

@@ -52,7 +52,7 @@ from determined_ds.checkpoints.settings import some_of
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES, Streamed, write_shard
 from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.run_dir import existing
-from determined_ds.train.load_model import trial_of
+from determined_ds.train.bare_trial import trial_of
 from determined_ds.train.upstream import only_errors
 from determined_ds.trial.author import method_of
 

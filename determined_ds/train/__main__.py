@@ -41,10 +41,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
+    from determined import common
 
     from determined_ds.config.params import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
-    from determined_ds.train.upstream import debugging, log_in_task
+    from determined_ds.train.upstream import log_in_task
 
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":
@@ -59,7 +60,9 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
         config = experiment.config
     rank.debug = bool(config.get("debug"))
-    if info is not None and not rank.debug:
+    if rank.debug:
+        common.set_logger(True)
+    elif info is not None:
         log_in_task(options.accelerator)
 
     from determined_ds.train.bare_trial import trial_class
@@ -68,16 +71,13 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
     resumed = options.resume if options.resume_from is None else str(options.resume_from)
     evaluates = options.evaluate is not None or options.predict is not None
-    with (
-        debugging(rank.debug),
-        open_context(
-            experiment=experiment,
-            run_dir=options.run_dir,
-            accelerator=options.accelerator,
-            engine=options.engine,
-            trains=options.measure is None and not evaluates,
-        ) as context,
-    ):
+    with open_context(
+        experiment=experiment,
+        run_dir=options.run_dir,
+        accelerator=options.accelerator,
+        engine=options.engine,
+        trains=options.measure is None and not evaluates,
+    ) as context:
         context.resets_optimizer = options.reset_optimizer
         context.resumed_from = context.resumed_from or resumed
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1

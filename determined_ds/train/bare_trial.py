@@ -1,12 +1,11 @@
-"""A trial without an engine: its model is built, and nothing is trained.
-
-For code that needs the model alone: its sizes, or the weights of a checkpoint.
-"""
+"""A trial without an engine, for its model alone: the sizes of the model, or the trained weights of a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -17,9 +16,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
-from determined_ds.experiment.experiment import Experiment
+from determined_ds.checkpoints.files import LOAD_DATA
+from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
+from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
+from determined_ds.config.resolve import ResolvedConfig, reconcile
+from determined_ds.documents.document import Document
+from determined_ds.errors import CheckpointError, ConfigError, EntrypointError, Problem, TrialError
+from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.secrets import restored
 
 SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
 
@@ -27,9 +31,7 @@ SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
 def trial_class(spec: str, origin: str = "") -> Any:
     """Import the class ``MODULE:CLASS``; the current folder is its context directory.
 
-    Args:
-        spec: It.
-        origin: Where it is written.
+    ``origin`` says where it is written.
 
     Raises:
         EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
@@ -37,10 +39,7 @@ def trial_class(spec: str, origin: str = "") -> Any:
     """
     from determined.pytorch import deepspeed as det_ds
 
-    def refusal(message: str, fix: str) -> EntrypointError:
-        about = {"key": "entrypoint", "value": spec, "origin": origin, "code": "entrypoint"}
-        return EntrypointError(Problem(message=message, fix=fix, **about))
-
+    about = {"key": "entrypoint", "value": spec, "origin": origin, "code": "entrypoint"}
     module_name, _, class_name = spec.partition(":")
     package, here = module_name.split(".")[0], Path.cwd().resolve()
     file = getattr(sys.modules.get(package), "__file__", None)
@@ -56,18 +55,19 @@ def trial_class(spec: str, origin: str = "") -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # a module that the trial imports is missing: its traceback says where
         fix = "check the path in the entrypoint, and give the CONTEXT_DIR that holds it"
-        raise refusal(f"there is no module {error.name}", fix) from None
+        raise EntrypointError(Problem(message=f"there is no module {error.name}", fix=fix, **about)) from None
 
     def is_trial(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, det_ds.DeepSpeedTrial)
 
     trial = getattr(module, class_name, None)
     if not is_trial(trial):
-        own = [name for name, value in vars(module).items() if is_trial(value)]
-        own = [name for name in own if vars(module)[name].__module__ == module.__name__]
+        here_made = (each for each in vars(module).values() if is_trial(each))
+        own = [each.__name__ for each in here_made if each.__module__ == module.__name__]
         fix = f"use one of its trials: {', '.join(own)}" if own else "subclass DataParallelTrial in it"
         message = f"{class_name} must be a subclass of DeepSpeedTrial"
-        raise refusal(message if trial is not None else f"module {module_name} has no {class_name}", fix)
+        message = message if trial is not None else f"module {module_name} has no {class_name}"
+        raise EntrypointError(Problem(message=message, fix=fix, **about))
     if missing := sorted(getattr(trial, "__abstractmethods__", ())):
         message = f"does not define {', '.join(missing)}"
         fix = "define it in the class, or in one that it derives from"
@@ -165,3 +165,131 @@ def chain_of(specs: list[Any]) -> torch.nn.Sequential:
             tied[key] = inner
         layers.append(Layer(spec, inner))
     return torch.nn.Sequential(*layers)
+
+
+# ------------------------------------------------------------------------------------------- of a checkpoint
+
+
+def load_state_dict_from_checkpoint_path(
+    path: str | Path, *, engine: int = 0, verify: bool = True, average: str | None = None
+) -> dict[str, torch.Tensor]:
+    """The whole weights of a checkpoint, whatever ZeRO stage and however many slots wrote it.
+
+    Args:
+        path: A checkpoint's folder: of ``det checkpoint download``, or ``checkpoints/<uuid>`` of a run directory.
+        engine: Which engine's, where a trial has several, counted from 0.
+        verify: Whether to compare every file with the checkpoint's manifest first.
+        average: The name of an ``EMA`` in ``build_callbacks``, to have its average of the trained parameters.
+
+    Returns:
+        Name of a parameter -> float32 tensor on the CPU. Of a pipeline, names begin with the index of the layer:
+        ``3.weight``. Weights that were trained in 16 bits come from the optimizer's fp32 copy where ZeRO split it.
+
+    Raises:
+        CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
+    """
+    from determined_ds.checkpoints.reader import open_engine, weights_of
+
+    path = Path(path)
+    stored = open_engine(path, engine, verify=verify)
+    weights = weights_of(path, stored, dtype=torch.float32, average=average)
+    found = {name: each.whole().float() for name, each in weights.items()}
+    return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
+
+
+def load_model_from_checkpoint_path(
+    path: str | Path,
+    *,
+    context_dir: str | Path = ".",
+    trial: Any = None,
+    average: str | None = None,
+) -> torch.nn.Module:
+    """The model of a checkpoint, built by its trial, with the trained weights.
+
+    This runs the checkpoint's code, as Determined's ``load_trial_from_checkpoint_path`` (0.38.1, for trials of the
+    class PyTorchTrial only) does: it imports whatever class the checkpoint names, and calls it. Load only what you
+    trust.
+
+    Args:
+        path: A checkpoint's folder, see :func:`load_state_dict_from_checkpoint_path`.
+        context_dir: The folder with the trial's code; ``code`` in a checkpoint from a cluster is a copy of it.
+        trial: The trial's class; the one that the checkpoint names, if None. If given, nothing is imported.
+        average: See :func:`load_state_dict_from_checkpoint_path`.
+
+    Returns:
+        The model on the CPU in float32, in evaluation mode; of a pipeline, its layers one after the other.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: its trial cannot be imported, or builds its model together with an engine.
+    """
+    from determined_ds.trial import returned
+    from determined_ds.trial.pipeline import PipelineTrial
+
+    path = Path(path).resolve()
+    weights = load_state_dict_from_checkpoint_path(path, average=average)
+    with trial_of(path, Path(context_dir), kind=trial) as built:
+        name = type(built).__name__
+        if isinstance(built, PipelineTrial):
+            model: torch.nn.Module = chain_of(returned.layers(built, built.build_layers(), 1))
+            weights = {each.replace(".", ".inner.", 1): tensor for each, tensor in weights.items()}
+        else:
+            model = returned.model(built, built.build_model())
+    named = dict(model.named_parameters(remove_duplicate=False))
+    filled = {id(named[each]) for each in weights if each in named}  # a tied weight is written once
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        lacking = [each for each in missing if id(named.get(each)) not in filled]
+        verb, names = ("lacks", lacking) if lacking else ("also has", unexpected)
+        reason = f"{verb} {', '.join(names)}" if names else ""
+    except RuntimeError as error:  # of another shape
+        reason = str(error)
+    if reason:
+        raise CheckpointError(f"checkpoint {path} is of another model than {name} builds: {reason}")
+    return model.eval()
+
+
+@contextlib.contextmanager
+def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any]:
+    """The trial that wrote a checkpoint, prepared and without an engine; inside, its code can be called.
+
+    Args:
+        path: The checkpoint's folder.
+        context_dir: With the trial's code.
+        kind: The trial's class; None: the one that the checkpoint names.
+
+    Raises:
+        CheckpointError: the checkpoint does not name a trial.
+        ConfigError: the trial cannot be imported or built.
+    """
+    try:
+        found = json.loads((path / LOAD_DATA).read_text())
+        spec, config = found["trial_cls_spec"], found["experiment_config"] or {}
+        seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
+        # As constants, so nothing in them is taken for a range to search.
+        point = {key: {"type": "const", "val": value} for key, value in {**seed, **found["hparams"]}.items()}
+        data = {key: config[key] for key in ("name", "data", "reproducibility") if key in config}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
+    if not spec:
+        raise CheckpointError(
+            f"checkpoint {path} was written by a script, which alone can build its model\n"
+            "  fix: build it, and model.load_state_dict(load_state_dict_from_checkpoint_path(path))"
+        )
+    data |= {"entrypoint": f"python3 -m determined_ds.train {spec}", "hyperparameters": point}
+    experiment = parse_experiment(restored(Document(name=str(path / LOAD_DATA), data=data), os.environ))
+    # The sizes that it was trained with: all else in a configuration concerns the engine alone.
+    stated = {key: value for key, value in experiment.hyperparameters.data.items() if isinstance(value, int)}
+    sizes = {key: stated[key] for key in SIZES if key in stated}
+    slots = math.prod(sizes.get(each, 1) for each in ("data_parallel_world_size", *PARALLEL_SIZES))
+    document = Document(name=LOAD_DATA, data=sizes, prefix="hyperparameters")
+    ds = Document(name=LOAD_DATA, data={key: stated[key] for key in BATCH_KEYS if key in stated})
+    resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
+    with inside(context_dir):
+        try:
+            kind = kind or trial_class(experiment.trial)
+        except ImportError as error:
+            raise CheckpointError(f"the trial of checkpoint {path} cannot be imported: {error}") from error
+        trial = bare_trial(kind, experiment, resolved, "cpu")
+        trial.prepare()
+        yield trial

@@ -1,8 +1,4 @@
-"""How a rank ends after an error: its exit code, and what it says in a cluster task's log. Loads no torch.
-
-The exit code says whether another start may get further. The task's log has the reason once, with its level, and a last
-line for the log policies where no restart helps, by the same rule as that of ``det-ds run``.
-"""
+"""How a rank ends after an error: its exit code, and what it says in a cluster task's log. Loads no torch."""
 
 from __future__ import annotations
 
@@ -51,13 +47,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(MEMORY.search(str(each)) for each in chain(error))
 
 
+def _is_a(error: BaseException, names: set[str]) -> bool:
+    return not names.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+
+
 def came_of_other_ranks(error: BaseException) -> bool:
     """Whether the cause of an error is that another rank, or the connection to it, was lost."""
-    return any(OF_OTHER_RANKS.search(str(each)) or "DistError" in _kinds(each) for each in chain(error))
-
-
-def _kinds(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
+    return any(OF_OTHER_RANKS.search(str(each)) or _is_a(each, {"DistError"}) for each in chain(error))
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -73,7 +69,7 @@ def exit_code_of(error: BaseException) -> int:
         return EXIT_TRAINING_FAILED
     from_outside = any(
         (isinstance(each, OSError) and each.errno in ERRNOS)
-        or (NOT_OURS & _kinds(each) and ASSERTED not in str(each))
+        or (_is_a(each, NOT_OURS) and ASSERTED not in str(each))
         for each in chain(error)
     )
     return EXIT_CRASHED if TRAINED.is_set() or of_others or from_outside else EXIT_TRAINING_FAILED
@@ -93,10 +89,10 @@ def cause_of(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """An error in one sentence; one that is not ours begins with its type."""
-    text = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, DeterminedDSError):
-        return text
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    text = str(error).strip().partition("\n")[0]
+    return (
+        text if isinstance(error, DeterminedDSError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    )
 
 
 # ------------------------------------------------------------------------------------------- last words
@@ -108,7 +104,7 @@ def on_cluster() -> bool:
 
 
 def say_in_task_log(message: str, exit_code: int, error: BaseException) -> None:
-    """Write to the task's log why this rank ends."""
+    """Write to the task's log why this rank ends, with a last line for the log policies where no restart helps."""
     foreseen = isinstance(error, DeterminedDSError | SystemExit)
     if isinstance(error, DeterminedDSError):
         lines = error_lines(error)

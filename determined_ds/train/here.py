@@ -25,19 +25,12 @@ PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """How many steps are measured.
+    """How many steps are measured."""
 
-    Args:
-        steps: Those whose time counts, >= 1.
-        warmup: Those before them, >= 0.
-        profiles: Whether torch's profiler records them.
-        parts: Further steps, whose time does not count, which torch's profiler records; >= 0.
-    """
-
-    steps: int
-    warmup: int
-    profiles: bool = False
-    parts: int = 0
+    steps: int  # whose time counts, >= 1
+    warmup: int  # before them, >= 0
+    profiles: bool = False  # by torch's profiler too
+    parts: int = 0  # further steps, whose time does not count, which torch's profiler records; >= 0
 
     @property
     def timed(self) -> int:
@@ -61,38 +54,21 @@ class Measurement:
 
 @dataclass(kw_only=True)
 class ScriptRun:
-    """A run of ``det-ds run`` whose ranks are a script.
-
-    Args:
-        run_dir: The run directory.
-        experiment: What runs: one point, overrides included.
-        accelerator: ``cpu`` or ``cuda``.
-        test: Whether one batch is trained, one validated, one checkpoint verified.
-        resume: Uuid of the checkpoint to resume from.
-        resume_from: Its folder, where it is another run's.
-        resets_optimizer: Whether the state of the optimizer in it is left out.
-        fork: Folder of a checkpoint of another run, to start from.
-        watched: Whether the user states how long nothing may move, so that its reports are signs of life.
-        measurement: What is measured of it instead of training to its end, or None.
-        listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
-        report: Rank 0's reports to a master; None: it reports to none.
-        trained: Whether a loop of this library has trained, and so has done what ``test`` requests.
-        is_measured: Whether ``measurement`` is done.
-    """
+    """A run of ``det-ds run`` whose ranks are a script."""
 
     run_dir: Path
-    experiment: Experiment
-    accelerator: str | None = None
-    test: bool = False
-    resume: str | None = None
-    resume_from: Path | None = None
-    resets_optimizer: bool = False
-    fork: Path | None = None
-    watched: bool = False
-    measurement: Measurement | None = None
-    listens: bool = False
-    report: Any = None
-    trained: bool = False
+    experiment: Experiment  # one point, overrides included
+    accelerator: str | None = None  # cpu or cuda
+    test: bool = False  # one batch is trained, one validated, one checkpoint verified
+    resume: str | None = None  # uuid of the checkpoint to resume from
+    resume_from: Path | None = None  # its folder, where it is another run's
+    resets_optimizer: bool = False  # the state of the optimizer in it is left out
+    fork: Path | None = None  # of a checkpoint of another run, to start from
+    watched: bool = False  # the user states how long nothing may move, so that its reports are signs of life
+    measurement: Measurement | None = None  # instead of training to its end
+    listens: bool = False  # it has a context, which hears of a stop; one without is ended by the first signal
+    report: Any = None  # rank 0's, to a master
+    trained: bool = False  # a loop of this library has trained, and so has done what ``test`` requests
     is_measured: bool = False
 
     @property
@@ -144,17 +120,11 @@ def cluster_info() -> det.ClusterInfo | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """The trial that this process trains.
-
-    Args:
-        task: What is to be trained.
-        latest_checkpoint: The one to resume from: a uuid, or the folder of another run's; None to start anew.
-        run: The run that it is a rank of; None on a cluster.
-    """
+    """The trial that this process trains."""
 
     task: Task
-    latest_checkpoint: str | None
-    run: ScriptRun | None
+    latest_checkpoint: str | None  # to resume from: a uuid, or the folder of another run's
+    run: ScriptRun | None  # None on a cluster
 
 
 def here() -> Here | None:
@@ -181,9 +151,8 @@ def here() -> Here | None:
 
 def task_of(experiment: Experiment) -> Task:
     """What a run of an experiment trains, off a cluster."""
-    return Task(
-        hyperparameters=experiment.hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed
-    )
+    hyperparameters, seed = experiment.hyperparameters, experiment.trial_seed
+    return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=seed)
 
 
 @contextlib.contextmanager

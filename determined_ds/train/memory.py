@@ -6,7 +6,7 @@ import contextlib
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,7 @@ def get_gpu_memory_stats() -> list[GpuMemoryStats]:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that this rank has held: in tensors on its GPU; on a CPU, resident memory of its process.
-
-    Args:
-        device: What it computes on.
-    """
+    """The most that this rank has held: in tensors on its GPU; on a CPU, resident memory of its process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -99,53 +95,29 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def memory_metrics(peaks: Sequence[int]) -> dict[str, float]:
-    """The metrics, of the ranks with most and least: numbers and no lists, which the web UI does not draw.
-
-    Args:
-        peaks: Of each rank, in bytes; at least one.
-    """
+    """The metrics, of the ranks with most and least bytes: numbers and no lists, which the web UI does not draw."""
     return {"peak_memory_gib": max(peaks) / GIB, "peak_memory_gib_min": min(peaks) / GIB}
 
 
 # ------------------------------------------------------------------------------------------- model states
 
 
-def walk(engine: Any) -> dict[str, int]:
-    """Bytes of this rank by kind: ``parameters``, ``gradients`` and ``optimizer_states``.
-
-    Every storage counts once: a parameter does not count as an optimizer state. Gradients exist only between a backward
-    pass and the optimizer's step, see :func:`watch`.
-
-    Args:
-        engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
-    """
-    found = dict.fromkeys(KINDS, 0)
-    seen: set[int] = set()
-    for kind, tensors in KINDS.items():
-        for tensor in tensors(engine):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen and storage.nbytes():
-                seen.add(storage.data_ptr())
-                found[kind] += int(storage.nbytes())
-    return found
-
-
 def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
-    """Walk an engine as each optimizer step begins, when parameters, gradients and states all exist.
+    """Measure an engine's model states as each optimizer step begins, when parameters, gradients and states all exist.
 
-    ZeRO 1 has whole gradients only until then, so below stage 2 the engine is also walked as each backward pass ends.
+    ZeRO 1 has whole gradients only until then, so below stage 2 they are also measured as each backward pass ends.
     From stage 2 on, those are in the communication bucket, which is not a model state.
 
     Args:
-        engine: As for :func:`walk`.
-        found: Called with the result of each walk.
+        engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
+        found: Called with the bytes of this rank by kind: ``parameters``, ``gradients`` and ``optimizer_states``.
 
     Returns:
         Call it to stop watching.
     """
 
     def look(*_: Any) -> None:
-        found(walk(engine))
+        found(_state_bytes(engine))
 
     handles = [base_optimizer(engine).register_step_pre_hook(look)]
     # The backward pass comes to the first layer last.
@@ -165,31 +137,28 @@ def base_optimizer(engine: Any) -> Any:
     return getattr(engine.optimizer, "optimizer", None) or engine.optimizer
 
 
-def _parameters(engine: Any) -> Iterator[Any]:
-    for parameter in engine.module.parameters():
-        yield getattr(parameter, "ds_tensor", parameter.data)
-
-
-def _gradients(engine: Any) -> Iterator[Any]:
-    zero = engine.optimizer
-    for parameter in engine.module.parameters():
-        yield from (g for g in (parameter.grad, getattr(parameter, "grad_accum", None)) if g is not None)
+def _state_bytes(engine: Any) -> dict[str, int]:
+    """Every storage counts once: a parameter does not count as an optimizer state."""
+    zero, base = engine.optimizer, base_optimizer(engine)
+    parameters = list(engine.module.parameters())
+    gradients = [getattr(each, name, None) for each in parameters for name in ("grad", "grad_accum")]
     for name in ("averaged_gradients", "all_grad_tensors"):
         for group in getattr(zero, name, {}).values():
-            yield from group or ()
-    yield from getattr(zero, "fp32_groups_gradients_flat", ())
-    flat = getattr(zero, "grad_partitions_flat_buffer", None)
-    yield from () if flat is None else (flat,)
-
-
-def _optimizer_states(engine: Any) -> Iterator[Any]:
-    base = base_optimizer(engine)
-    for group in base.param_groups:
-        yield from group["params"]
-    # ZeRO 3 hides them between steps.
-    yield from getattr(engine.optimizer, "fp32_partitioned_groups_flat", ())
-    for state in base.state.values():
-        yield from (value for value in state.values() if hasattr(value, "untyped_storage") and value.ndim)
-
-
-KINDS = {"parameters": _parameters, "gradients": _gradients, "optimizer_states": _optimizer_states}
+            gradients += group or ()
+    gradients += getattr(zero, "fp32_groups_gradients_flat", ())
+    gradients.append(getattr(zero, "grad_partitions_flat_buffer", None))
+    states = [each for group in base.param_groups for each in group["params"]]
+    states += getattr(zero, "fp32_partitioned_groups_flat", ())  # ZeRO 3 hides them between steps
+    states += (each for state in base.state.values() for each in state.values() if getattr(each, "ndim", 0))
+    kinds = {
+        "parameters": [getattr(each, "ds_tensor", each.data) for each in parameters],
+        "gradients": [each for each in gradients if each is not None],
+        "optimizer_states": [each for each in states if hasattr(each, "untyped_storage")],
+    }
+    found, seen = dict.fromkeys(kinds, 0), set[int]()
+    for kind, tensors in kinds.items():
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage.data_ptr() not in seen and storage.nbytes():
+                seen.add(storage.data_ptr())
+                found[kind] += int(storage.nbytes())
+    return found

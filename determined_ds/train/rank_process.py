@@ -43,6 +43,7 @@ from determined_ds.train.warning_keeper import KEEPER
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
+NOT_ENDED = f"training had not ended\n  fix: {FIX}"
 
 
 def rank_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -118,9 +119,8 @@ class RankProcess:
             used_up = None if self._run_dir is None else exhausted(error, self._run_dir.path)
             if used_up:  # first: it may look like an error of the trial
                 return self._report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up, error)
-            if isinstance(error, DeterminedDSError):
-                message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
-            else:
+            message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
+            if not isinstance(error, DeterminedDSError):
                 message = self._traceback(error)
             return self._report(message, exit_code_of(error), cause_of(error), reason_of(error), error)
         leave_watch()
@@ -132,7 +132,7 @@ class RankProcess:
             if self._is_authors(frame.filename):
                 path = (self._context_dir / frame.filename).resolve().relative_to(self._context_dir)
                 at = f"{path}:{frame.lineno}, in {frame.name}"
-                return f"the trial called exit({error.code!r}) at {at}: training had not ended\n  fix: {FIX}"
+                return f"the trial called exit({error.code!r}) at {at}: {NOT_ENDED}"
         return None
 
     @contextlib.contextmanager
@@ -143,7 +143,7 @@ class RankProcess:
         def os_exit(status: int) -> NoReturn:
             frames = traceback.extract_stack() if os.getpid() == process else []  # not forked from it
             if any(self._is_authors(frame.filename) for frame in frames):
-                message = f"the trial called os._exit({status!r}): training had not ended\n  fix: {FIX}"
+                message = f"the trial called os._exit({status!r}): {NOT_ENDED}"
                 status = self._report(message, EXIT_TRAINING_FAILED, ERROR, message, SystemExit(status))
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -177,12 +177,12 @@ class RankProcess:
         trimmed = "".join(whole.format())
         if self.debug or not any_of_author or trimmed == text:
             return text
-        if self._run_dir is not None:
-            keep = self._run_dir.traceback(self._rank)
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._run_dir is not None:
+                keep = self._run_dir.traceback(self._rank)
                 keep.parent.mkdir(parents=True, exist_ok=True)
                 keep.write_text(text)
-                return f"{trimmed}\nfull traceback: {keep}\n"
+                trimmed += f"\nfull traceback: {keep}\n"
         return trimmed
 
     def _report(self, message: str, code: int, cause: str, reason: str, error: BaseException) -> int:
@@ -210,9 +210,9 @@ def end_process(code: int) -> NoReturn:
 
 def show_own_errors() -> None:
     """From now on an error of this library that ends the script is printed without a traceback."""
-    outer = sys.excepthook
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return  # the interpreter stays
+    outer = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if not isinstance(error, DeterminedDSError):

@@ -57,10 +57,10 @@ def shape_of_experiment(
 
     Args:
         experiment: Names the trial.
-        resolved: Gives the pipeline stages and the precision.
+        resolved: Gives the pipeline stages.
         context_dir: The folder with the code.
-        hyperparameters: The resolved point of the search space; that of the experiment, if None.
-        precision: What activations are measured in; as resolved, if None.
+        hyperparameters: The resolved point of the search space; None: that of the experiment.
+        precision: What activations are measured in; None: as resolved.
 
     Raises:
         ConfigError: the trial cannot be built so, or it is a script, which is not run.
@@ -94,9 +94,8 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         is_piped = isinstance(trial, PipelineTrial)
         with torch.device("meta"):
             if is_piped:
-                layers = returned.layers(trial, trial.build_layers(), resolved.strategy.pipeline.parts)
-                model: Any = chain_of(layers)
-                known["partition_method"] = trial.chosen_partition
+                parts = resolved.strategy.pipeline.parts
+                model: Any = chain_of(returned.layers(trial, trial.build_layers(), parts))
             else:
                 model = returned.model(trial, trial.build_model())
     except DeterminedDSError:
@@ -110,11 +109,11 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         """A micro-batch of so many samples of the trial's training data."""
         make = micro_batches_of(trial.build_training_data_loader(), samples)
         dtype = next(model.parameters()).dtype
-
-        def moved(tensor: Any) -> Any:
-            return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
-
-        return tree_map_only(torch.Tensor, moved, make())
+        return tree_map_only(
+            torch.Tensor,
+            lambda each: each.to("meta", dtype if each.is_floating_point() else each.dtype),
+            make(),
+        )
 
     def loss_of(samples: int) -> Any:
         batch = batch_of(samples)
@@ -127,18 +126,25 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
 
     config = getattr(model, "config", None) or getattr(trial, "config", None)
     measured, assumptions = _measured_activations(model, loss_of, precision)
-    interval = 0
+    interval = trial.activation_checkpoint_interval if is_piped else 0
     if is_piped:
-        found, more = _measured_layers(list(model), batch_of, trial.loss, precision)
-        known |= {"layers": found, "layer_element_bytes": ELEMENT_BYTES[precision]}
+        layers, more = _measured_layers(list(model), batch_of, trial.loss, precision)
         unmeasured = (UNMEASURED,) if trial.chosen_partition == MEASURED else ()
         assumptions = (*assumptions, *more, *unmeasured)
-        interval = trial.activation_checkpoint_interval
+        known = {"layers": layers, "layer_element_bytes": ELEMENT_BYTES[precision]}
+        known["partition_method"] = trial.chosen_partition
     # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
     if measured is not None and not interval:
         measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
-    known |= {"checkpoint_interval": interval, "activations": measured, "assumptions": assumptions}
-    return _shape_of_built(model, config, sequence_length=trial.tokens_per_sample() or 0, **known)
+    return _shape_of_built(
+        model,
+        config,
+        sequence_length=trial.tokens_per_sample() or 0,
+        checkpoint_interval=interval,
+        activations=measured,
+        assumptions=assumptions,
+        **known,
+    )
 
 
 def _shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: Any) -> ModelShape:
@@ -184,44 +190,39 @@ def shape_of_huggingface(
         ConfigError: the file is missing or not a configuration, or transformers does not know the model.
     """
 
-    def refuse(message: str, fix: str) -> ConfigError:
+    def refusal(message: str, fix: str) -> ConfigError:
         problem = Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
         return ConfigError(problem)
 
     file = source / "config.json" if source.is_dir() else source
     if not file.is_file():
         message = "has no config.json in it" if file != source else "no such file or folder"
-        raise refuse(message, "give a config.json, or the folder that save_pretrained wrote")
+        raise refusal(message, "give a config.json, or the folder that save_pretrained wrote")
     try:
         import transformers
     except ImportError:
-        raise refuse("needs the package transformers", "pip install 'determined-ds[models]'") from None
+        raise refusal("needs the package transformers", "pip install 'determined-ds[models]'") from None
     transformers.logging.set_verbosity_error()
     try:
         config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
     except Exception as error:  # transformers checks a configuration with errors of huggingface_hub, too
         by_hub = type(error).__module__.startswith("huggingface_hub") and error.__cause__
         fix = "give a config.json of a model_type that the installed transformers has"
-        raise refuse(_first_sentence(by_hub or error), fix) from None
-    assumptions: tuple[str, ...] = ()
-    length = sequence_length
+        raise refusal(_first_sentence(by_hub or error), fix) from None
+    text, length, assumptions = config.get_text_config(), sequence_length, tuple[str, ...]()
     if length is None:
-        room = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_ASSUMED
-        length = min(room, LONGEST_ASSUMED)
+        length = min(getattr(text, "max_position_embeddings", None) or LONGEST_ASSUMED, LONGEST_ASSUMED)
         assumptions = (f"samples of {length:,} tokens (--sequence-length)",)
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModel
     with warnings.catch_warnings(record=True):  # of initial values that a meta tensor does not take
         try:
             with torch.device("meta"):
-                names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
-                if names:
-                    model = getattr(transformers, names[0])._from_config(config)
-                elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
-                    model = transformers.AutoModelForCausalLM.from_config(config)
-                else:
-                    model = transformers.AutoModel.from_config(config)
+                model = next((each._from_config for each in named if each), auto.from_config)(config)
         except Exception as error:
             message = f"cannot be built: {_first_sentence(error)}"
-            raise refuse(message, "say its size with --parameters") from error
+            raise refusal(message, "say its size with --parameters") from error
         # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every
         # model takes one.
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device="meta")
@@ -234,8 +235,8 @@ def shape_of_huggingface(
             measured, more = _measured_activations(model, loss, precision)
             if measured is not None:
                 break
-    known = {"activations": measured, "assumptions": (*assumptions, *more)}
-    return _shape_of_built(model, config.get_text_config(), sequence_length=length, **known)
+    assumptions += more
+    return _shape_of_built(model, text, sequence_length=length, activations=measured, assumptions=assumptions)
 
 
 def _first_sentence(error: BaseException) -> str:
@@ -290,20 +291,16 @@ def _measured_activations(
     except Exception as error:
         reason = f"the model does not run on the meta device: {_first_sentence(error)}"
         return None, (f"activations by the sizes of a transformer ({reason})",)
-    activations = MeasuredActivations(
-        bytes_per_sample=max(1, more["peak"]),
-        fixed_bytes=fixed["peak"],
-        element_bytes=ELEMENT_BYTES[precision],
-    )
-    return activations, ()
+    per_sample, element_bytes = max(1, more["peak"]), ELEMENT_BYTES[precision]
+    return MeasuredActivations(
+        bytes_per_sample=per_sample, fixed_bytes=fixed["peak"], element_bytes=element_bytes
+    ), ()
 
 
 def _run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
     """``torch.autograd.backward`` without suspending function modes, which recomputation in the pass needs."""
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(
-        tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    run, given = torch.autograd.Variable._execution_engine.run_backward, (tuple(outputs), tuple(gradients))
+    run(*given, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -343,8 +340,7 @@ class _FusedAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             rest = ((kwargs or {}).get(name) for name in ("query", "key", "value")[len(args) :])
-            query, key, value = (*args, *rest)[:3]
-            return _Fused.apply(query, key, value)
+            return _Fused.apply(*(*args, *rest)[:3])
         return func(*args, **(kwargs or {}))
 
 
@@ -375,14 +371,10 @@ def _measured_layers(
         held = _tensors((inputs, targets))  # to the end, so that no other storage gets their addresses
         found = []
         for index, layer in enumerate(layers):
-            has_gradient, is_last = index > 0, index == len(layers) - 1
-
-            def cut_off(tensor: torch.Tensor, has_gradient: bool = has_gradient) -> torch.Tensor:
-                """As another part's output, whose gradient is sent there."""
-                return tensor.detach().requires_grad_(has_gradient and tensor.is_floating_point())
-
-            inputs = tree_map_only(torch.Tensor, cut_off, inputs)
-            after = (lambda outputs: loss(outputs, targets)) if is_last else None
+            if index:  # as another part's output, whose gradient is sent there
+                for each in _tensors(inputs):
+                    each.requires_grad_(each.is_floating_point())
+            after = (lambda outputs: loss(outputs, targets)) if layer is layers[-1] else None
             own, inputs = _measure_layer(layer, inputs, after, live)
             found.append(own)
         del held
@@ -394,19 +386,17 @@ def _measured_layers(
     except Exception as error:
         held = [({}, {}) for _ in layers]
         reason = (f"stages of even activations (a layer does not run alone: {_first_sentence(error)})",)
-    shapes = []
-    for layer, (fixed, more) in zip(layers, held, strict=True):
-        own = list(layer.parameters())
-        shapes.append(
-            LayerShape(
-                name=layer.name,
-                num_parameters=_count(own),
-                num_trainable_parameters=_count(p for p in own if p.requires_grad),
-                tied_key=layer.tied_key,
-                fixed=PartBytes(**fixed),
-                per_sample=PartBytes(**more),
-            )
+    shapes = (
+        LayerShape(
+            name=layer.name,
+            num_parameters=_count(layer.parameters()),
+            num_trainable_parameters=_count(p for p in layer.parameters() if p.requires_grad),
+            tied_key=layer.tied_key,
+            fixed=PartBytes(**fixed),
+            per_sample=PartBytes(**more),
         )
+        for layer, (fixed, more) in zip(layers, held, strict=True)
+    )
     return tuple(shapes), reason
 
 

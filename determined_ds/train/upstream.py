@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import logging
 import os
@@ -13,14 +12,16 @@ from typing import Any
 
 import determined as det
 import torch
-from determined import common
 
 from determined_ds.cluster.log import lines_of
 from determined_ds.devices import detect_accelerator
 
-STACKS_EVERY_S = 30
 # A pipeline's engine and a schedule log this before their first step, in every run.
 AT_EVERY_START = "Attempting to get learning rate from scheduler before it has started"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(AT_EVERY_START)
 
 
 def load_deepspeed(name: str) -> None:
@@ -55,18 +56,13 @@ def load_deepspeed(name: str) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(AT_EVERY_START)
-
-
 def load_muon(name: str) -> None:
     """Load Muon without torch's code generator, which takes three seconds; again, this changes nothing.
 
     For any optimizer, ZeRO of deepspeed 0.19.8 loads ``runtime/zero/muon/original_muon.py``, whose functions are
     decorated with ``torch.compile``. On a CPU they are left as they are: to compile them takes a minute and g++. On a
-    GPU they are compiled at the first call, with sizes as constants. Else torch compiles the first shape as it is, and
-    with the second one a function of any sizes, which it calls for the first shape too from then on. That rounds
-    otherwise, so that a run would not resume bit for bit.
+    GPU they are compiled at the first call, with sizes as constants: a function of any sizes, which torch makes at the
+    second shape, rounds otherwise for the first one too, so that a run would not resume bit for bit.
     """
     from deepspeed.runtime import compiler
 
@@ -103,11 +99,8 @@ def only_errors(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class WithLevel(logging.Formatter):
+class _WithLevel(logging.Formatter):
     """Determined's format; each line of this library's begins with the level, and a problem is one line."""
-
-    def __init__(self) -> None:
-        super().__init__(det.LOG_FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
         if record.name.partition(".")[0] != "determined_ds":
@@ -121,22 +114,6 @@ def log_in_task(accelerator: str | None) -> None:
     DeepSpeed warns on each rank where it finds no GPU, unless ``DS_ACCELERATOR`` is set.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(WithLevel())
+    handler.setFormatter(_WithLevel(det.LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     os.environ["DS_ACCELERATOR"] = detect_accelerator(accelerator).name
-
-
-@contextlib.contextmanager
-def debugging(enabled: bool) -> Iterator[None]:
-    """``debug: true``: log at level DEBUG, and dump every thread's stack to stderr now and then.
-
-    Source: ``maybe_periodic_stacktraces`` and ``set_logger`` in determined 0.38.1's ``exec/harness.py``.
-    """
-    if enabled:
-        common.set_logger(True)
-        faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
-    try:
-        yield
-    finally:
-        if enabled:
-            faulthandler.cancel_dump_traceback_later()

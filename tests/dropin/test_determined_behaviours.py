@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from determined_ds import ConfigError
 from tests.harness.ranks import Ranks
 
 BATCHES = 6
@@ -186,15 +185,3 @@ def test_a_checkpoint_of_other_engines_is_refused(ranks: Ranks, tmp_path: Path) 
     assert "it holds 1 engine, and this trial has 2" in error(
         ranks, "TwoEngines", tmp_path, latest_checkpoint=uuid
     )
-
-
-# ------------------------------------------------------------------------------------------------ process group
-
-
-def test_a_process_group_that_is_left_to_the_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``test_manual_init_distributed``: here the ranks join before, and the variable would change nothing."""
-    from determined_ds import deepspeed as det_ds
-
-    monkeypatch.setenv("DET_MANUAL_INIT_DISTRIBUTED", "1")
-    with pytest.raises(ConfigError, match="the ranks join before the trial is built"), det_ds.init():
-        pass

@@ -15,7 +15,7 @@ from determined import core
 from torch.distributed import distributed_c10d
 
 from determined_ds.config.layout import Accelerator
-from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Problem
+from determined_ds.errors import ChiefFailed, DeterminedDSError
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.ending import exit_code_of
@@ -26,7 +26,6 @@ T = TypeVar("T")
 # How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
 PATIENCE = timedelta(hours=6)
 FOR_EVER = timedelta(days=7)
-MANUAL = "DET_MANUAL_INIT_DISTRIBUTED"  # Determined's: the trial initializes the process group itself
 
 
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
@@ -35,18 +34,9 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     Reads torchrun's variables (``RANK``, ``LOCAL_WORLD_SIZE`` ...) and the DeepSpeed launcher's (``LOCAL_SIZE``,
     ``CROSS_RANK``, ``CROSS_SIZE``). The ranks of ``det-ds run`` meet by a file, and a single rank needs no meeting:
     neither opens a port to other machines. Under another launcher they meet as that one says; on a cluster, at the
-    allocation's own port. From then on they are watched: a rank that hangs ends the run.
-
-    Args:
-        accelerator: Gloo for cpu, NCCL for cuda.
-
-    Raises:
-        ConfigError: the environment leaves the process group to the trial.
+    allocation's own port. From then on they are watched: a rank that hangs ends the run. A trial that initializes the
+    process group itself finds it there (``DET_MANUAL_INIT_DISTRIBUTED`` changes nothing).
     """
-    if os.environ.get(MANUAL) and not dist.is_initialized():
-        message = "the ranks join before the trial is built"
-        fix = "unset it; deepspeed.init_distributed() in the trial then changes nothing"
-        raise ConfigError(Problem(key=MANUAL, value=os.environ[MANUAL], message=message, fix=fix))
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -101,10 +91,6 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     return distributed
 
 
-def _env(*names: str, default: int) -> int:
-    return next((int(os.environ[name]) for name in names if name in os.environ), default)
-
-
 class TorchDistributedContext(core.DistributedContext):
     """Determined's ``DistributedContext`` over torch's process group instead of separate sockets.
 
@@ -115,15 +101,18 @@ class TorchDistributedContext(core.DistributedContext):
     """
 
     def __init__(self) -> None:
+        def env(*names: str, default: int) -> int:
+            return next((int(os.environ[name]) for name in names if name in os.environ), default)
+
         size = dist.get_world_size()
-        local_size = _env("LOCAL_SIZE", "LOCAL_WORLD_SIZE", default=size)
+        local_size = env("LOCAL_SIZE", "LOCAL_WORLD_SIZE", default=size)
         super().__init__(
             rank=dist.get_rank(),
             size=size,
-            local_rank=_env("LOCAL_RANK", default=0),
+            local_rank=env("LOCAL_RANK", default=0),
             local_size=local_size,
-            cross_rank=_env("CROSS_RANK", "GROUP_RANK", default=0),
-            cross_size=_env("CROSS_SIZE", "GROUP_WORLD_SIZE", default=max(1, size // local_size)),
+            cross_rank=env("CROSS_RANK", "GROUP_RANK", default=0),
+            cross_size=env("CROSS_SIZE", "GROUP_WORLD_SIZE", default=max(1, size // local_size)),
             chief_ip=os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
         )
 
