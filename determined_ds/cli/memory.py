@@ -307,7 +307,7 @@ def _as_json(
 ) -> dict[str, Any]:
     from determined_ds.memory.fitting import usable_bytes
     from determined_ds.memory.parts import stage_parameters
-    from determined_ds.memory.rank import checkpoint_copies_bytes
+    from determined_ds.memory.rank import checkpoint_copy_bytes
     from determined_ds.pipe.timeline import most_held
 
     first = rows[0].strategy
@@ -324,7 +324,7 @@ def _as_json(
                 "name": row.strategy.name,
                 "is_configured": strategy_label(row.strategy) == label,
                 **asdict(row.strategy),
-                "checkpoint_copies_bytes": checkpoint_copies_bytes(shape, row.strategy),
+                "checkpoint_copy_bytes": checkpoint_copy_bytes(shape, row.strategy),
                 **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
                 "fits": row.fits,
                 "largest_micro_batch": row.largest_micro_batch,
