@@ -74,8 +74,6 @@ def pytest_collection_finish() -> None:
 
 # ------------------------------------------------------------------------------------------- long tests
 
-_left_out: collections.Counter[str] = collections.Counter()
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -111,33 +109,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long-tenth", type=int, default=None, help="run a tenth of the long tests, 0 to 9")
 
 
-def pytest_sessionstart() -> None:
-    """What the server of forks has counted (see ``forked.py``) is not of this session."""
-    _left_out.clear()
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Count what ``-m 'not long'`` leaves out."""
-    _left_out.update(
-        item.path.relative_to(ROOT).parts[1] for item in items if item.get_closest_marker("long")
-    )
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker reports its count to the controller. Every worker collects all tests, so one count is enough."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(_left_out)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """In the controller, keep a worker's count."""
-    _left_out.clear()
-    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not tested: for want of something, with what to install, and because it takes long."""
+    """Say what was not tested for want of something, with what to install."""
     missing: collections.Counter[str] = collections.Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -145,9 +118,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing[name] += name in required.INSTALL
     for name, count in (+missing).most_common():
         terminalreporter.write_line(f"{count} tests not run for want of {name}: {required.INSTALL[name]}")
-    if (total := sum(_left_out.values())) and terminalreporter.config.getoption("--long-tenth") is None:
-        rooms = ", ".join(f"{room} {count}" for room, count in _left_out.most_common())
-        terminalreporter.write_line(f"{total} long tests left out, run them with make test-all: {rooms}")
 
 
 # ------------------------------------------------------------------------------------------- apart

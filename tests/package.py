@@ -129,13 +129,8 @@ def points(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], **how: Any) -> dict[str, tuple[Any, ...]]:
     """What it means to a training that goes on with ``now`` from a checkpoint that ``before`` wrote.
 
-    Args:
-        before: The experiment then.
-        now: The experiment from here on.
-        how: ``warm_start``, ``refusal`` and ``resets_optimizer``: what is taken of the checkpoint, and how.
-
-    Returns:
-        Lines of what is ``effective``, another ``strategy`` or ``idle``, and the ``problems`` of what must stay.
+    ``how`` says what is taken of the checkpoint: ``warm_start``, ``refusal`` and ``resets_optimizer``. Returned are
+    lines of what is ``effective``, another ``strategy`` or ``idle``, and the ``problems`` of what must stay.
     """
     was, experiment_now = experiment(before), experiment(now, "one.yaml")
     wrote = settings_of(was, resolved_of(was, CPU).ds_config)
@@ -232,9 +227,7 @@ def cut_by_times(seconds: Sequence[tuple[float, float]], *schedule: Any) -> list
 def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """A recorded step of a pipeline: its spans from 0, and the planned ones; {} where there is none.
 
-    Args:
-        schedule: Arguments of ``order``.
-        spans: Of each rank: a pass as in ``order``, its start and its end.
+    ``schedule`` is arguments of ``order``; the spans of a rank are a pass as there, its start and its end.
     """
     from determined_ds.pipe.orders import Op, Pipeline
     from determined_ds.pipe.recording import recorded_step
@@ -363,18 +356,10 @@ def training_data(
 ) -> Any:
     """What a replica trains on where ``build_training_data_loader`` returns this loader.
 
-    Args:
-        loader: What is returned.
-        split: Replicas, accumulation, samples in a micro-batch.
-        replica: Its number.
-        seed: Of the trial.
-        start: Optimizer steps before, of a run that is resumed.
-        position: What its checkpoint holds of the position in the data.
-        note: Shows a line to the user.
-        as_it_is: Whether the trial has called ``disable_dataset_reproducibility_checks``.
-
-    Returns:
-        ``batches``, endless micro-batches; ``batches_per_epoch``; ``state_dict()``, the position.
+    ``split`` is replicas, accumulation and samples in a micro-batch; ``start`` the optimizer steps before, of a run
+    that is resumed; ``position`` what its checkpoint holds of the data; ``as_it_is`` whether the trial has called
+    ``disable_dataset_reproducibility_checks``. Returned are ``batches``, endless micro-batches; ``batches_per_epoch``;
+    ``state_dict()``, the position.
     """
     from types import SimpleNamespace
 

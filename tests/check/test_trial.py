@@ -114,11 +114,7 @@ OURS_FIRST = f"from determined_ds import deepspeed as d\nexcept ImportError:\n  
         ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail; did you mean MyTrial?"),
         ("trail:T", "class T: ...", "the context directory has no module trail; did you mean trial?"),
         ("trail.py", "", "the context directory has no file trail.py; did you mean trial.py?"),
-        (
-            "trial:T",
-            "import torch\nclass T(object)",
-            "trial.py:2 is not Python",
-        ),
+        ("trial:T", "import torch\nclass T(object)", "trial.py:2 is not Python"),
         # It may well be there.
         ("trial:T", "from elsewhere import *\n", ""),
         ("trial:T", "def __getattr__(name):\n    return object", ""),

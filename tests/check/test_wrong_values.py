@@ -1,4 +1,7 @@
-"""Any value under any key that is known: ``det-ds check`` accepts it or refuses it, and never ends in a traceback."""
+"""Any value under any key that is known: ``det-ds check`` accepts it or refuses it, and never ends in a traceback.
+
+What is found has a message, its place and a fix.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,11 @@ def judge(folder: Path, whose: str, path: Path_, value: Any, turn: int, way: int
         text = text.replace("NaN", ".nan").replace("Infinity", ".inf")
     file.write_text(text)
     (folder / "trial.py").write_text(TRIAL)
-    reports(file, folder)  # which ends with exit status 0 or 2
+    for each in (each for report in reports(file, folder) for each in report["findings"]):
+        assert each.message, each
+        assert each.fix, each
+        assert 1 <= each.line <= Path(each.file).read_text().count("\n") + 1, each
+        assert each.column >= 1
 
 
 @pytest.mark.parametrize("whose", KEYS)

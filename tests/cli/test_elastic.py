@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -23,10 +22,6 @@ DIES = """
             status = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
             os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
 """
-
-
-def result(run_dir: Path) -> Any:
-    return json.loads((run_dir / "result.json").read_text())
 
 
 def test_an_optimizer_of_another_kind_begins_anew(copied: Path) -> None:
@@ -66,18 +61,21 @@ def test_under_torchrun_the_machine_that_is_left_continues(
     """Two of its agents with a rank each, of which one is killed with its rank in the fourth batch."""
     edit(own_model / "trial.py", LOSS, DIES + LOSS)
     words = ["torch.distributed.run", "--nnodes", "1:2", "--nproc_per_node", "1", "--max_restarts", "3"]
-    store = TCPStore(
-        "127.0.0.1", free_port(), is_master=True, wait_for_workers=False
-    )  # outlives either of them
+    # Outlives either of them.
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{store.port}"]
+    words += ["--rdzv_conf", "last_call_timeout=5,is_host=0,keep_alive_interval=1"]
     words += [
-        "--rdzv_conf",
-        "last_call_timeout=5,is_host=0,keep_alive_interval=1",
         "--local_addr",
         "127.0.0.1",
+        "-m",
+        "determined_ds.cli",
+        "run",
+        str(own_model / "experiment.yaml"),
+        str(own_model),
+        "--accelerator",
+        "cpu",
     ]
-    words += ["-m", "determined_ds.cli"]
-    words += ["run", str(own_model / "experiment.yaml"), str(own_model), "--accelerator", "cpu"]
     command = [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run"), "--resume"]
     agents = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -87,4 +85,4 @@ def test_under_torchrun_the_machine_that_is_left_continues(
     assert sorted(agent.returncode for agent in agents) == [-9, 0], said
     assert any("resources.slots_per_trial: 2 -> 1" in each for each in said)
     assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-6)
-    assert result(tmp_path / "run")["slots"] == 1
+    assert json.loads((tmp_path / "run/result.json").read_text())["slots"] == 1

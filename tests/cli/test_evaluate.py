@@ -163,10 +163,7 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
         (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
         (("--predict", "nowhere/p.jsonl", "--run-dir", "run"), "in a folder that exists"),
         (("--checkpoint", "best"), "is for --predict"),
-        (
-            ("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"),
-            "runs trials",
-        ),
+        (("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"), "runs trials"),
         (
             ("--predict", "p.jsonl", "--run-dir", "run", "--set", "hyperparameters.pipe_parallel_size=2"),
             "pipeline",

@@ -9,18 +9,7 @@ from pathlib import Path
 import pytest
 
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import (
-    LENGTH,
-    LOSS,
-    at,
-    contents,
-    edit,
-    invoke,
-    run,
-    same_weights,
-    steps,
-    steps_of,
-)
+from tests.cli.own_runs import LENGTH, LOSS, at, contents, edit, invoke, run, same_weights, steps, steps_of
 from tests.harness.command import det_ds
 from tests.package import checkpoints, reseal
 
@@ -150,11 +139,7 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(copied: 
 
 @pytest.mark.parametrize(
     ("words", "resumes"),
-    [
-        ("--resume CONFIG CONTEXT", 6),
-        ("CONFIG --resume best CONTEXT", 2),
-        ("CONFIG --resume RUN CONTEXT", 6),
-    ],
+    [("--resume CONFIG CONTEXT", 6), ("CONFIG --resume best CONTEXT", 2), ("CONFIG --resume RUN CONTEXT", 6)],
 )
 def test_alone_or_with_a_word_wherever_it_stands(copied: Path, words: str, resumes: int) -> None:
     be_best(copied / "run", 2)

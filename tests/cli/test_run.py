@@ -159,19 +159,36 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
         "            raise ArithmeticError('only rank 1 breaks')\n"
     )
     edit(own_model / "trial.py", LOSS, fails + LOSS)
-    done = det_ds("run", "experiment.yaml", ".", "--run-dir", "my run", cwd=own_model)
+    words = ("run", "experiment.yaml", ".", "--run-dir", "my run")
+    done = det_ds(*words, cwd=own_model)
     assert done.returncode == 1
     first, last = done.stderr.index("rank 1 failed first"), done.stderr.index("only rank 1 breaks")
     assert first < last
     assert "Traceback" not in done.stderr[:first]
     assert done.stderr.count("Traceback") == 1, "the other rank's is a consequence"
-    assert "trial.py" in done.stderr
-    assert "my run/logs" in done.stderr
+    first_frame, line, *_ = done.stderr.partition("Traceback (most recent call last):\n")[2].splitlines()
+    assert "trial.py" in first_frame
+    assert line.strip() == "raise ArithmeticError('only rank 1 breaks')"
+    kept = own_model / "my run/logs/traceback-rank1.txt"
+    assert f"full traceback: {kept}" in done.stderr
+    assert "determined_ds/train/rank_process.py" in kept.read_text()
     command = "det-ds run 'my run/experiment.yaml' . --run-dir 'my run' --resume --accelerator cpu"
     assert command in done.stdout + done.stderr
     found = result(own_model / "my run")
     assert (found["status"], found["cause"]) == ("failed", "crash")
     assert found["reason"] == "ArithmeticError: only rank 1 breaks"
+    done = det_ds(*words[:3], "--run-dir", "debugged", "--set", "debug=true", cwd=own_model)
+    assert "determined_ds/train/rank_process.py" in done.stderr
+    assert "full traceback" not in done.stderr
+
+
+def test_a_trial_that_exits_has_not_completed(own_model: Path) -> None:
+    edit(own_model / "trial.py", LOSS, f"{LOSS}        import sys; sys.exit(0)\n")
+    done = run(own_model, own_model.parent / "run", "--slots", "1")
+    assert done.returncode == 1
+    assert "the trial called exit(0) at trial.py:" in done.stderr
+    assert ", in loss: training had not ended" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_help_fits_a_screen_and_shows_its_options_in_groups() -> None:

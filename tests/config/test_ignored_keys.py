@@ -74,10 +74,12 @@ def said(command: str, text: str, folder: Path) -> str:
 def test_every_key_that_a_command_ignores_is_named_and_no_other(command: str, tmp_path: Path) -> None:
     output = said(command, experiment(0), tmp_path)
     assert "error: hyperparameters.global_batch_size = 7" in output
-    fixes = dict(re.findall(r"warning: ([\w.]+)\b.* is ignored.*((?:\n +fix: .*)?)", output))
+    named = re.findall(r"warning: ([\w.]+)\b.* is ignored.*((?:\n +fix: .*)?)", output)
     of_clusters = "".join(re.findall("warning: applies only.*", output))
-    fixes |= dict.fromkeys(re.findall(r"([\w.]+) \(\S+mine.yaml:\d+\)", of_clusters), "")
-    assert fixes.keys() == {key for key, row in KEYS.items() if command in row[2]}
+    named += [(key, "") for key in re.findall(r"([\w.]+) \(\S+mine.yaml:\d+\)", of_clusters)]
+    fixes = dict(named)
+    assert sorted(key for key, _ in named) == sorted(key for key, row in KEYS.items() if command in row[2])
+    assert command == "check" or output.rindex("warning: ") < output.index("error: "), "which one reads last"
     assert [key for key, fix in fixes.items() if KEYS[key][3] not in fix] == []
     assert "warning: " not in said(command, experiment(1), tmp_path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,21 +88,3 @@ def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(data: st.DataObj
     assert int(theirs.zero_optimization_stage) == resolved.zero_stage
     assert theirs.gradient_clipping == given["gradient_clipping"]
     assert theirs.bfloat16_config.enabled == given.get("bf16", {}).get("enabled", False)
-
-
-@pytest.mark.parametrize(
-    ("ds", "says"),
-    [
-        ({"gradient_allreduce_op": "sum", **zero(3)}, "gradient_allreduce_op='sum'"),
-        (zero(3, compute_grad_norm=False), "compute_grad_norm=false"),
-        (zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), "Partial offload"),
-        ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "Bf16_master_weights_and_grads"),
-        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states"),
-        ({"fp16": {"enabled": True, "loss_scale_window": 0}}, "fp16.loss_scale_window must be > 0"),
-    ],
-)
-def test_what_is_left_to_deepspeed_it_refuses_in_words_that_name_the_key(ds: Json, says: str) -> None:
-    """There is no rule of ours for it."""
-    decide("global_batch_size: 2", ds, accelerator=CUDA)
-    with pytest.raises((AssertionError, ValueError), match=says):
-        read_by_deepspeed({"train_batch_size": 2, **ds}, 2)

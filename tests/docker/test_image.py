@@ -111,15 +111,15 @@ def test_its_install_runs_with_what_it_copies_and_takes_determineds_harness(tmp_
     )
 
     wheel = tmp_path / "harness-1.0-py3-none-any.whl"
+    files = {
+        "harness.py": "",
+        "harness-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: harness\nVersion: 1.0\n",
+        "harness-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "harness-1.0.dist-info/RECORD": "harness.py,,\nharness-1.0.dist-info/METADATA,,\n",
+    }
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("harness.py", "")
-        file.writestr(
-            "harness-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: harness\nVersion: 1.0\n"
-        )
-        file.writestr(
-            "harness-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr("harness-1.0.dist-info/RECORD", "harness.py,,\nharness-1.0.dist-info/METADATA,,\n")
+        for name, content in files.items():
+            file.writestr(name, content)
     done = run(
         f"python3 -m pip install -q --user {wheel} && python3 -c 'import harness; print(harness.__file__)'",
         PYTHONUSERBASE=str(tmp_path / "userbase"),

@@ -51,10 +51,7 @@ LEARNS = (
 )
 VARIABLES = "environment.environment_variables: not given -> ['OTHER', 'TOKEN']"
 STAGE, ALL, WEIGHTS = "deepspeed.zero_optimization.stage", {"warm_start": "all"}, {"warm_start": "weights"}
-SCHEDULE = (
-    "hyperparameters.pipe_chunks: 1 -> 2",
-    'hyperparameters.pipe_schedule: "1f1b" -> "interleaved"',
-)
+SCHEDULE = ("hyperparameters.pipe_chunks: 1 -> 2", 'hyperparameters.pipe_schedule: "1f1b" -> "interleaved"')
 STAGES = ("hyperparameters.pipe_parallel_size",)
 PIPED = ("entrypoint: ['trial:One'] -> ['trial:Two']", f"{STAGES[0]}: 1 -> 2")
 WIDER = ("resources.slots_per_trial: 2 -> 4", "deepspeed.zero_optimization.stage: 1 -> 3", ...)

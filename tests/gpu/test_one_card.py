@@ -1,37 +1,56 @@
-"""What one GPU proves, in about ten minutes: models, strategies, precision, kernels, offload, kills, memory, speed.
+"""What one GPU proves, in about ten minutes: models, strategies, precision, offload, kills, memory, speed.
 
 Everything is run as a user runs it, by ``det-ds run`` on a template. Where there is no GPU, all of it is skipped.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.gpu.one_card import (
-    FIT,
-    GIB,
-    OVERWRITE,
-    PRECISION,
-    STRATEGIES,
-    flops_per_token,
-    gpt2,
-    length,
-    losses,
-    losses_killed_and_not,
-    peak_beside_estimate,
-    peak_flops,
-    run,
-    to_nvme,
-    tokens_per_second,
-)
+from tests.harness.command import DET_DS, ROOT, TIMEOUT_S, det_ds_program
 from tests.harness.required import skip_or_fail
-from tests.package import records
+from tests.memory.estimates import estimate
+from tests.package import checkpoints, records
 
 GPU = "cuda"
+GIB = 2**30
+FIT = "hyperparameters.fit"
+OVERWRITE = "hyperparameters.overwrite_deepspeed_args"
+# Dense bf16 operations a second, by the name that CUDA gives a card; the first that is part of it counts.
+# Source: NVIDIA's data sheets, without sparsity.
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+}
+STRATEGIES = ("zero0", "zero1", "zero2", "zero3", "zero3_offload")
+PRECISION = {
+    "bf16": [f"{OVERWRITE}.bf16.enabled=true"],
+    "fp16": [
+        f"{OVERWRITE}.bf16.enabled=false",
+        f"{OVERWRITE}.fp16.enabled=true",
+        f"{OVERWRITE}.fp16.initial_scale_power=12",
+    ],
+    "compiled": ["hyperparameters.torch_compile=true"],
+}
 MODELS = (
     "bert/const",
     "causal_lm/const",
@@ -48,6 +67,115 @@ MEMORY = 0.2  # of the estimate: what torch's allocator and cuBLAS hold besides,
 MFU = 0.45
 
 
+def gpt2(size: str, stage: int, micro_batch: int, **more: Any) -> list[str]:
+    """Overrides of ``gpt2/zero3_xl`` for GPT-2 of full size on one card, over sequences of 1024."""
+    hyperparameters = {
+        "model_size": size,
+        "vocab_size": 50304,  # a multiple of 64, as kernels like it
+        "dropout": 0.0,
+        "activation_checkpoint_interval": 0,
+        "deepspeed_config": f"experiments/deepspeed/zero{stage}.json",
+        "global_batch_size": 4 * micro_batch,
+        **more,
+    }
+    sets = [f"hyperparameters.{name}={value}" for name, value in hyperparameters.items()]
+    return [*sets, f"{OVERWRITE}.train_micro_batch_size_per_gpu={micro_batch}"]
+
+
+def to_nvme(folder: Path) -> list[str]:
+    """Overrides of ``gpt2/zero3_offload`` for a disk instead of host memory."""
+    return [
+        f"{OVERWRITE}.zero_optimization.{section}.{key}={value}"
+        for section in ("offload_optimizer", "offload_param")
+        for key, value in {"device": "nvme", "nvme_path": str(folder)}.items()
+    ]
+
+
+def length(batches: int, reporting: int = 1, validation: int | None = None) -> list[str]:
+    """Overrides for a run of so many batches, with a checkpoint at each validation; at the end alone, if None."""
+    period = validation or batches
+    return [
+        f"{FIT}.max_length.batches={batches}",
+        f"{FIT}.validation_period.batches={period}",
+        f"{FIT}.checkpoint_period.batches={period}",
+        f"{FIT}.reporting_period.batches={reporting}",
+    ]
+
+
+def words_of(template: str, run_dir: Path, sets: list[str], *options: str) -> list[str]:
+    """The command line of a template on one slot."""
+    changes = [word for override in sets for word in ("--set", override)]
+    config = str(ROOT / "experiments" / f"{template}.yaml")
+    return ["run", config, str(ROOT), "--run-dir", str(run_dir), "--slots", "1", *changes, *options]
+
+
+def run(template: str, run_dir: Path, sets: list[str], *options: str) -> str:
+    """Run a template on one slot, to its end; what it printed."""
+    done = det_ds_program(*words_of(template, run_dir, sets, *options), accelerator=GPU)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def reports(run_dir: Path) -> list[dict[str, Any]]:
+    """What it reported of its training, in order."""
+    return [metrics for _, metrics in records(run_dir, "training")]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [float(report["loss"]) for report in reports(run_dir)]
+
+
+def losses_killed_and_not(template: str, folder: Path) -> tuple[list[float], list[float]]:
+    """The losses of a run that is killed after its first checkpoint and resumed, and of one that never stops."""
+    sets = length(12, validation=4)
+    whole, killed = folder / "whole", folder / "killed"
+    run(template, whole, sets)
+    process = subprocess.Popen(
+        [str(DET_DS), *words_of(template, killed, sets), "--accelerator", GPU],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + TIMEOUT_S
+    while not checkpoints(killed) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    if process.poll() is None:  # else it was quicker than this test, and goes on from its end
+        os.kill(process.pid, signal.SIGKILL)  # its ranks end with it
+    process.wait()
+    run(template, killed, sets, "--resume")
+    return losses(killed), losses(whole)
+
+
+def peak_beside_estimate(folder: Path, sets: list[str]) -> tuple[float, float]:
+    """GiB that GPT-2 took at most on one slot (on a GPU: in tensors), and that ``check --memory`` had estimated."""
+    run("gpt2/zero3_xl", folder / "run", [*length(4), *sets])
+    changes = [word for override in sets for word in ("--set", override)]
+    found = estimate(ROOT / "experiments/gpt2/zero3_xl.yaml", ROOT, "--slots", 1, *changes)
+    given = json.loads((folder / "run/deepspeed_config.json").read_text())
+    stage = given["zero_optimization"]["stage"]
+    [row] = [
+        row
+        for row in found["strategies"]
+        if row["zero_stage"] == stage and row["pipe_parallel_size"] == 1 and not row["offload_optimizer"]
+    ]
+    return reports(folder / "run")[-1]["peak_memory_gib"], row["total_bytes"] / GIB
+
+
+def tokens_per_second(run_dir: Path) -> float:
+    """Of a run: the median of its reports, the first two left out, in which kernels are compiled and chosen."""
+    rates = sorted(report["tokens_per_second"] for report in reports(run_dir)[2:])
+    return float(rates[len(rates) // 2])
+
+
+def flops_per_token(num_parameters: int, num_layers: int, hidden_size: int, sequence_length: int) -> float:
+    """Of a transformer's forward and backward pass, without what is computed again and the parameters of positions.
+
+    Source: PaLM, arXiv 2204.02311, appendix B.
+    """
+    return 6.0 * num_parameters + 12.0 * num_layers * hidden_size * sequence_length
+
+
 @pytest.fixture(scope="module", autouse=True)
 def gpu() -> None:
     """There is one here."""
@@ -57,14 +185,14 @@ def gpu() -> None:
 
 @pytest.mark.parametrize("template", MODELS)
 def test_every_model_trains_validates_saves_and_loads(template: str, tmp_path: Path) -> None:
-    assert "test passed" in run(template, tmp_path / "run", GPU, [], "--test")
+    assert "test passed" in run(template, tmp_path / "run", [], "--test")
 
 
 @pytest.fixture(scope="module")
 def in_fp32(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The first losses of GPT-2 in fp32 without ZeRO."""
     run_dir = tmp_path_factory.mktemp("fp32") / "run"
-    run("gpt2/zero0", run_dir, GPU, [*length(10), f"{OVERWRITE}.bf16.enabled=false"])
+    run("gpt2/zero0", run_dir, [*length(10), f"{OVERWRITE}.bf16.enabled=false"])
     return losses(run_dir)
 
 
@@ -72,15 +200,13 @@ def in_fp32(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_every_strategy_descends_the_same_loss(strategy: str, in_fp32: list[float], tmp_path: Path) -> None:
     if strategy.endswith("offload") and not shutil.which("g++"):
         pytest.skip(HOST_ADAM)
-    run(f"gpt2/{strategy}", tmp_path / "run", GPU, length(10))
+    run(f"gpt2/{strategy}", tmp_path / "run", length(10))
     assert losses(tmp_path / "run") == pytest.approx(in_fp32, rel=ALIKE)
 
 
 @pytest.mark.parametrize("change", PRECISION)
-def test_every_precision_and_kernel_descends_it_too(
-    change: str, in_fp32: list[float], tmp_path: Path
-) -> None:
-    run("gpt2/zero1", tmp_path / "run", GPU, [*length(10), *PRECISION[change]])
+def test_every_precision_descends_it_too(change: str, in_fp32: list[float], tmp_path: Path) -> None:
+    run("gpt2/zero1", tmp_path / "run", [*length(10), *PRECISION[change]])
     assert losses(tmp_path / "run") == pytest.approx(in_fp32, rel=ALIKE)
 
 
@@ -92,13 +218,13 @@ def test_offload_to_nvme_descends_it_too(in_fp32: list[float], tmp_path: Path) -
             "DeepSpeed's async_io cannot be built here: it takes g++ and libaio (apt install libaio-dev)"
         )
     (tmp_path / "nvme").mkdir()
-    run("gpt2/zero3_offload", tmp_path / "run", GPU, [*length(10), *to_nvme(tmp_path / "nvme")])
+    run("gpt2/zero3_offload", tmp_path / "run", [*length(10), *to_nvme(tmp_path / "nvme")])
     assert losses(tmp_path / "run") == pytest.approx(in_fp32, rel=ALIKE)
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_killed_and_resumed_it_goes_on(strategy: str, tmp_path: Path) -> None:
-    killed, whole = losses_killed_and_not(f"gpt2/{strategy}", tmp_path, GPU)
+    killed, whole = losses_killed_and_not(f"gpt2/{strategy}", tmp_path)
     assert killed == pytest.approx(whole, rel=SAME)
 
 
@@ -113,7 +239,7 @@ def card_with(needed_gib: int) -> str:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_memory_is_what_was_estimated(stage: int, tmp_path: Path) -> None:
     card_with(20)
-    peak, estimated = peak_beside_estimate(tmp_path, GPU, gpt2("small", stage, 8))
+    peak, estimated = peak_beside_estimate(tmp_path, gpt2("small", stage, 8))
     assert peak == pytest.approx(estimated, rel=MEMORY)
 
 
@@ -121,7 +247,7 @@ def test_a_recording_leaves_no_floor_under_the_peak_of_memory(tmp_path: Path) ->
     """MFU's peak is measured with matrices of hundreds of MiB, before engines are built."""
     peaks = []
     for name, profiled in (("plain", []), ("profiled", [f"{FIT}.profile.wait=2", f"{FIT}.profile.active=2"])):
-        run("gpt2/zero0", tmp_path / name, GPU, [*length(8), *profiled])
+        run("gpt2/zero0", tmp_path / name, [*length(8), *profiled])
         reports = records(tmp_path / name, "training")
         peaks.append(max(metrics["peak_memory_gib"] for _, metrics in reports))
     assert peaks[1] == pytest.approx(peaks[0], abs=0.05)
@@ -129,19 +255,17 @@ def test_a_recording_leaves_no_floor_under_the_peak_of_memory(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("size", "micro_batch", "needed_gib", "shape"),
-    [
-        ("small", 16, 30, (123_689_472, 12, 768)),
-        ("xl", 8, 70, (1_556_048_000, 48, 1600)),
-    ],
+    [("small", 16, 30, (123_689_472, 12, 768)), ("xl", 8, 70, (1_556_048_000, 48, 1600))],
 )
 def test_a_card_is_used(
     size: str, micro_batch: int, needed_gib: int, shape: tuple[int, int, int], tmp_path: Path
 ) -> None:
     """Model FLOPS utilization, on a machine that does nothing else."""
-    peak = peak_flops(card_with(needed_gib))
+    card = card_with(needed_gib)
+    peak = next((peak for name, peak in PEAK_FLOPS.items() if name in card), None)
     if peak is None:
         pytest.skip("the card's peak is not known here: add it to PEAK_FLOPS")
     sets = gpt2(size, 1, micro_batch, torch_compile="true")
-    run("gpt2/zero3_xl", tmp_path / "run", GPU, [*length(40, reporting=5), *sets])
+    run("gpt2/zero3_xl", tmp_path / "run", [*length(40, reporting=5), *sets])
     found = tokens_per_second(tmp_path / "run") * flops_per_token(*shape, 1024) / peak
     assert found >= MFU

@@ -34,16 +34,8 @@ def train(
 ) -> Any:
     """Train in this rank, with a report at each batch, and a validation and a checkpoint at the end.
 
-    Args:
-        run_dir: Of the run.
-        model: A key of ``TRIALS``.
-        hparams: Hyperparameters.
-        data: The section ``data`` of the experiment.
-        batches: At which it ends.
-        period: Batches between validations and between checkpoints, if not all.
-        latest_checkpoint: From which it goes on.
-        tensorboard: Whether TensorBoard's files are written.
-        then: What is asked of the trial at the end; None returned, if left out.
+    The trial is that of ``model`` in ``TRIALS``. ``period`` counts the batches between validations and between
+    checkpoints, if not all; ``then`` is what is asked of the trial at the end, and returned.
     """
     from determined.pytorch import Batch
 

@@ -9,33 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from model_defs.bert.reducers import MacroF1
 from tests.harness.ranks import Ranks
 from tests.model_defs.training import reported, train
-
-LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12)
-
-
-@given(ranks=st.lists(LABELS, min_size=1, max_size=3))
-def test_f1_of_any_number_of_ranks_is_that_of_scikit_learn(ranks: list[list[tuple[int, int]]]) -> None:
-    reducers = []
-    for pairs in ranks:
-        reducer = MacroF1(4)
-        for start in range(0, len(pairs), 5):
-            part = torch.tensor(pairs[start : start + 5])
-            reducer.update(part[:, 0], part[:, 1])
-        reducers.append(reducer)
-    pairs_of_all = [pair for pairs in ranks for pair in pairs]
-    found = reducers[0].cross_slot_reduce([reducer.per_slot_reduce() for reducer in reducers])
-    if not pairs_of_all:
-        assert found == 0.0
-        return
-    true, predicted = np.array(pairs_of_all).T
-    assert found == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
 
 
 def write_rows(path: Path, num_rows: int, seed: int) -> str:

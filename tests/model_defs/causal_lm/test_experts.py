@@ -62,14 +62,28 @@ def losses(run_dir: Path) -> list[float]:
     return reported(run_dir) + reported(run_dir, "validation_loss", group="validation")
 
 
-@pytest.mark.parametrize(
-    ("kind", "stage"), [("mixtral", 0), ("mixtral", 1), ("mixtral", 3), ("qwen3_moe", 2)]
-)
+# (kind, ZeRO stage, ranks, ranks that share the experts)
+WAYS = [("mixtral", 0, 2, 2), ("mixtral", 1, 2, 2), ("mixtral", 3, 2, 2), ("qwen3_moe", 2, 2, 2)]
+WAYS += [("mixtral", 2, 4, 2), ("mixtral", 2, 4, 4)]  # two groups, trained by the samples of all; and one
+
+
+@pytest.mark.parametrize(("kind", "stage", "size", "degree"), WAYS)
 def test_losses_are_those_of_one_rank_that_has_all_experts(
-    kind: str, stage: int, one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+    kind: str,
+    stage: int,
+    size: int,
+    degree: int,
+    one_rank: Ranks,
+    two_ranks: Ranks,
+    four_ranks: Ranks,
+    data: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """Without a capacity, no token is dropped: nothing depends on which rank has which expert."""
-    two_ranks.run(tiny.train, tmp_path / "two", hyperparameters(stage, 2, kind), data, STEPS)
+    hparams = hyperparameters(stage, degree, kind)
+    if size == 4:
+        hparams["overwrite_deepspeed_args"]["gradient_accumulation_steps"] = 1
+    {2: two_ranks, 4: four_ranks}[size].run(tiny.train, tmp_path / "two", hparams, data, STEPS)
     one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None, kind), data, STEPS)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     norms = [reported(tmp_path / run, "grad_norm") for run in ("two", "one")]
@@ -214,18 +228,6 @@ def test_what_ranks_hold_is_estimated(
     }
     held = two_ranks.run(train, tmp_path / "run", "causal_lm", hparams, data, 2, then=states_held)
     assert held == [pytest.approx(each, rel=0.1) for each in list(expected) * 2]
-
-
-@pytest.mark.parametrize("degree", [2, 4])
-def test_groups_of_ranks_share_them(
-    degree: int, one_rank: Ranks, four_ranks: Ranks, data: dict[str, Any], tmp_path: Path
-) -> None:
-    """Two groups of two ranks, whose experts are trained by the samples of all four; and one of four."""
-    hparams = hyperparameters(2, degree)
-    hparams["overwrite_deepspeed_args"]["gradient_accumulation_steps"] = 1
-    four_ranks.run(tiny.train, tmp_path / "four", hparams, data, STEPS)
-    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, STEPS)
-    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
 THREE = {"model_type": "mixtral", **tiny.SIZES, **KINDS["mixtral"], "num_local_experts": 3}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_defs.common.text import TokenSequences, load_text
 from tests.model_defs.words import WORDS, save_tokenizer
-from tests.package import refusals
+from tests.package import refusal
 
 
 @pytest.fixture
@@ -27,10 +27,6 @@ def corpus(tmp_path):
 
 def text_of(sequences: TokenSequences) -> bytes:
     return sequences.tokens_N.tobytes()
-
-
-def problems_of(data, sequence_length=4):
-    return refusals(lambda: load_text(data, sequence_length))
 
 
 # --- windows ---
@@ -107,16 +103,10 @@ def test_a_tokenizers_documents_are_joined_by_its_eos_token(tmp_path):
 # --- what cannot be ---
 
 
-def test_everything_wrong_with_the_section_and_the_length_comes_at_once():
-    problems = problems_of({"pth": "x", "max_validation_sequences": True}, sequence_length=0)
-    keys = ["data.pth", "data.max_validation_sequences", "hyperparameters.sequence_length"]
-    assert [problem.key for problem in problems] == keys
-
-
 def test_text_too_short_says_what_there_is_and_what_would_do(tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("x" * 100)
-    (problem,) = problems_of({"path": str(file), "validation_fraction": 0.1}, 16)
+    problem = refusal(lambda: load_text({"path": str(file), "validation_fraction": 0.1}, 16))
     assert "90 tokens for training and 10 tokens for validation" in problem.message
     assert "sequence_length" in problem.fix
     assert len(load_text({"path": str(file), "validation_fraction": 0.1}, 9).validation) == 1

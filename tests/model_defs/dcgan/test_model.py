@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from model_defs.dcgan.frechet import FrechetDistance, features, frechet_distance
-from model_defs.dcgan.model import (
-    DCGANConfig,
-    Discriminator,
-    Generator,
-    dcgan_config,
-)
+from model_defs.dcgan.model import DCGANConfig, Discriminator, Generator, dcgan_config
 
 SMALL = {"image_size": 16, "latent_size": 6, "generator_features": 8, "discriminator_features": 4}
 

@@ -14,6 +14,7 @@ from determined_ds import DataLoader
 from determined_ds.errors import DataError
 from model_defs.vit.augment import Pixels
 from model_defs.vit.data import EpochSampler, ImageDataset, load_images
+from tests.harness.command import det_ds
 from tests.package import refusal, training_data
 
 HALVES = {"image_size": 16, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -105,3 +106,25 @@ def test_an_image_that_cannot_be_read_is_named(folder: Path) -> None:
     sides = load_images({"path": str(folder), "check_images": 0}).datasets(image_size=16, seed=0)
     with pytest.raises(DataError, match=r"04\.png"):
         _ = [dataset[index] for dataset in sides for index in range(len(dataset))]
+
+
+def test_an_image_that_is_found_broken_in_training_is_named(tmp_path: Path) -> None:
+    """By a process that reads ahead, of two batches for training."""
+    for number in range(136):
+        path = tmp_path / "images" / ("train" if number < 128 else "val") / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
+    broken = tmp_path / "images/train/a/100.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    sets = {
+        "data.path": tmp_path / "images",
+        "data.check_images": 0,
+        "data.num_workers": 1,
+        "hyperparameters.fit.max_length.batches": 3,
+        "hyperparameters.warmup_num_steps": 1,
+    }
+    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    done = det_ds("run", "experiments/vit/const.yaml", ".", *words, "--run-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert str(broken) in done.stderr
+    assert "Traceback" not in done.stderr
