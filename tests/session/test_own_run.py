@@ -229,13 +229,29 @@ def test_ranks_that_share_sequences_are_one_replica(two_ranks: Ranks, tmp_path: 
     assert len(first) == 12
 
 
+def program(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.long("as a program; tests/interrupted stops sessions under det-ds run")
+def test_a_program_is_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
+    """As ``python3 script.py``; the same script again, without a change, goes to the end."""
+    words = [str(ROOT / "tests/interrupted/script.py"), "range"]
+    first = program(words, tmp_path, STOP_AT="micro:7", VICTIM_DIR=str(tmp_path / "run"))
+    assert "  resume      DETERMINED_DS_RESUME=run " in first.stdout, first.stderr
+    rest = program(words, tmp_path, DETERMINED_DS_RESUME="run")
+    assert "resumed at batch " in rest.stdout, rest.stderr
+    result = result_of(tmp_path / "run")
+    assert (result["status"], result["steps_completed"]) == ("completed", 15)
+
+
 def test_a_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         'import determined_ds\nwith determined_ds.session({"global_batch_sise": 8}) as s:\n    pass\n'
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = program(["train.py"], tmp_path)
     assert done.returncode == 2
     assert "global_batch_sise" in done.stderr
     assert "Traceback" not in done.stderr

@@ -94,7 +94,7 @@ def _whole_batches(have: int | None, what: str, need: int) -> int | None:
     """Global batches in an epoch of so many samples or micro-batches; None where that is not known."""
     if have is not None and have < need:
         message = f"the training data has {have} {what}, less than one global batch of {need}"
-        fix = f"use more data, or a global batch of at most {have} {what}"
+        fix = f"use more data, or a global batch of at most {have} {what}" if have else "use more data"
         key = "hyperparameters.global_batch_size"
         raise DataError(Problem(key=key, value=need, message=message, fix=fix, code="too-little-data"))
     return None if have is None else have // need

@@ -65,8 +65,7 @@ class Measuring:
 
     def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
         self._trial, self._context, self._length = trial, context, length
-        self._start_seconds = 0.0
-        self._started = 0.0
+        self._start_seconds = self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
         self._seconds: list[float] = []
         self._losses: list[torch.Tensor] = []  # the sum of each step, and its weight
@@ -94,8 +93,7 @@ class Measuring:
     # ------------------------------------------------------------------------------------ of each step
 
     @property
-    def _is_done(self) -> bool:
-        """Whether all steps that count have ended; what follows is not measured."""
+    def _is_done(self) -> bool:  # all steps that count have ended
         return len(self._seconds) >= self._length.timed
 
     def begin_step(self) -> None:
@@ -166,14 +164,9 @@ class Measuring:
     def run(self, _callbacks: list[Any]) -> dict[str, Any]:
         """The metrics; a collective."""
         row = self.row()
-        peak = row.peak_memory_bytes
-        measured = {
-            "samples_per_second": row.samples_per_second,
-            "tokens_per_second": row.tokens_per_second,
-            "step_seconds": row.median_step_seconds,
-            "peak_memory_gib": None if peak is None else peak / GIB,
-            "loss": row.loss,
-        }
+        measured = {name: getattr(row, name) for name in ("samples_per_second", "tokens_per_second", "loss")}
+        measured["step_seconds"], peak = row.median_step_seconds, row.peak_memory_bytes
+        measured["peak_memory_gib"] = None if peak is None else peak / GIB
         return {name: value for name, value in measured.items() if value is not None}
 
     def row(self) -> Row:
@@ -223,8 +216,9 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
         precision = "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
         found.append((engine.zero_optimization_stage(), precision))
     if expected not in found:
-        has = " and ".join(f"ZeRO {zero_stage} in {precision}" for zero_stage, precision in found)
-        asked = f"ZeRO {expected[0]} in {expected[1]}"
+        has, asked = (
+            " and ".join(f"ZeRO {stage} in {kind}" for stage, kind in each) for each in (found, [expected])
+        )
         message = f"{made_by} makes an engine of {has}; the configuration is {asked}"
         raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
 

@@ -174,14 +174,15 @@ class Reducers:
         """A copy of the attributes of every reducer, in the order in which they were wrapped."""
         found = []
         for each in self._context._wrapped_reducers:
-            attributes, kind = dict(vars(each.reducer)), type(each.reducer)
+            attributes, kind = dict(vars(each.reducer)), type(each.reducer).__name__
             attributes.pop("fn", None)  # the function of a simple reducer
             try:
                 found.append(copy.deepcopy(attributes))
             except Exception as error:  # whatever an object's own methods raise
+                place = place_of(type(each.reducer)) or "a reducer"
                 raise CheckpointError(
-                    f"{kind.__name__} ({place_of(kind)}): an attribute of this reducer cannot be copied, as a "
-                    f"checkpoint does: {error}\n  fix: hold it in an attribute of the class"
+                    f"{kind} ({place}): an attribute of this reducer cannot be copied, as a checkpoint does: {error}\n"
+                    "  fix: hold it in an attribute of the class"
                 ) from error
         return found
 

@@ -113,7 +113,7 @@ class StopRequests:
 
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
-        self._next, self.checkpoint_due = batches_trained + 1, False
+        self.next_batch, self.checkpoint_due = batches_trained + 1, False
         self._batch_s = math.inf  # seconds of a batch of late
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
         self.checkpoint_written()
@@ -121,10 +121,6 @@ class StopRequests:
     def checkpoint_written(self) -> None:
         """The next one by the clock is due a period from now."""
         self._saved_s = time.monotonic()
-
-    def due(self, batches_trained: int) -> bool:
-        """Whether it is time to ask, boundary or not."""
-        return batches_trained >= self._next
 
     def vote(self, batches_trained: int) -> torch.Tensor:
         """This rank's numbers: whether it wants to stop, and whether it still writes.
@@ -152,7 +148,7 @@ class StopRequests:
         self.is_written = not still_write
         self.requested = self.requested or stop > 0
         self.checkpoint_due = checkpoint > 0
-        self._next = batches_trained + int(wait)
+        self.next_batch = batches_trained + int(wait)
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
     def ask(self, batches_trained: int) -> None:

@@ -195,13 +195,10 @@ class Trainer:
         self._closing = contextlib.ExitStack()
         return self
 
-    def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
-        """Train to the end of the schedule, or until a stop is requested; a collective.
+    # ------------------------------------------------------------------------------------ a step
 
-        Args:
-            latest_checkpoint: Uuid of the checkpoint to resume from.
-            fork: Folder of a checkpoint of another run to start from; ignored with the former.
-        """
+    def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
+        """Train to the end of the schedule, or until a stop is requested; a collective. Arguments as of :meth:`fit`."""
         with self:
             self.load(latest_checkpoint, fork)
             calls = TrainCalls(self.trial, self.context, self.begin())
@@ -217,8 +214,6 @@ class Trainer:
                     self.take(metrics)
                 self.end_step()
             self.end()
-
-    # ------------------------------------------------------------------------------------ a step
 
     @property
     def goes_on(self) -> bool:
@@ -276,7 +271,7 @@ class Trainer:
             self.do(due)
         if due.end:
             return
-        if self._stops.due(done):
+        if done >= self._stops.next_batch:
             self._ask()
         if self._stops.checkpoint_due:
             self.do(Due(checkpoint=True))
@@ -310,8 +305,7 @@ class Trainer:
         done, total = self.state.batches_trained, self.schedule.stated_batches
         if done:
             self.checkpoint(waits=True)
-        of = "" if total is None else f" of {total}"
-        self.progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
+        self.progress.note(f"stopped     batch {done}{f' of {total}' if total else ''}, {self._stops.reason}")
 
     def _ask(self) -> None:
         self._stops.ask(self.state.batches_trained)
@@ -373,7 +367,6 @@ class Trainer:
         self._set_status("validating")
         metrics = self.validator.run(self.callbacks)
         batch = state.last_validation = state.batches_trained
-
         position = {"batches": batch}
         # Only where something is counted in them: ``epochs``, though always 0, would be the web UI's first chart.
         if self.schedule.in_epochs or self._searcher.get("time_metric") == "epochs":
@@ -500,10 +493,8 @@ class Trainer:
         self.checkpoints.prepare(self.fit_options.asynchronous_checkpoints)
         if self.fit_options.step_zero_validation and state.batches_trained == 0:
             self._validate()
-        for model in context.models if set_modes is None else ():
-            model.train()
-        if set_modes is not None:
-            set_modes()
+        for set_mode in [model.train for model in context.models] if set_modes is None else [set_modes]:
+            set_mode()
         self._seed()  # nothing is built from here on
         self._built = parameters_of(context.models)
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
@@ -570,14 +561,13 @@ class Trainer:
         seed_layers(context.models, seed, mpu.data_parallel_rank)
 
     def end(self, validate: Callable[[], Any] | None = None) -> None:
-        """What comes after the last batch; a collective."""
+        """What comes after the last batch; a collective. A test validates by ``validate``, if given."""
         self.checkpoints.finish()
         print_communication()
         if self._test_mode:
-            words = "saved, loaded back, weights that add up to"
-            if validate is None:
-                words = "validated, saved, loaded back, validated to"
-            proof = validate or (lambda: self.validator.run([]))
+            proof, words = validate, "saved, loaded back, weights that add up to"
+            if proof is None:
+                proof, words = lambda: self.validator.run([]), "validated, saved, loaded back, validated to"
             same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
             self.progress.note(f"test passed: trained, {words} {same}")
         HEART.rest()

@@ -349,14 +349,13 @@ def _weights_of(
         for callback in named.values():
             callback.on_trial_startup(context.get_initial_batch(), path.name)
             stack.callback(callback.on_trial_shutdown)
-        with contextlib.ExitStack() as reading:
-            if not path.is_dir():  # in the cluster's storage, by its uuid
-                try:
-                    path = Path(reading.enter_context(context._core.checkpoint.restore_path(checkpoint)))
-                except CheckpointNotFound as error:
-                    message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
-                    raise CheckpointError(message) from error
-            state = checkpoints.take(path)
+        if not path.is_dir():  # in the cluster's storage, by its uuid
+            try:
+                path = Path(stack.enter_context(context._core.checkpoint.restore_path(checkpoint)))
+            except CheckpointNotFound as error:
+                message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
+                raise CheckpointError(message) from error
+        state = checkpoints.take(path)
         context.reset_reducers()
         context.adopt()
         yield list(named.values()), state.batches_trained
