@@ -57,9 +57,7 @@ class FlopCount(TorchDispatchMode):
         return out
 
 
-_peaks: dict[tuple[torch.device, str], float] = {}
-
-
+@functools.cache
 @torch.no_grad()
 def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURED_S) -> float | None:
     """The floating-point operations a second that large matrix products reach on a device; measured once a process.
@@ -70,8 +68,6 @@ def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURE
     Returns:
         Floating-point operations a second; None where a GPU has no room for the matrices.
     """
-    if (device, precision) in _peaks:
-        return _peaks[device, precision]
     is_cuda, dtype, fastest = device.type == "cuda", DTYPES[precision], 0.0
     sizes = SIZES["cuda" if is_cuda else "cpu"]
     sync = functools.partial(torch.cuda.synchronize, device) if is_cuda else lambda: None
@@ -98,5 +94,4 @@ def peak_flops(device: torch.device, precision: str, *, seconds: float = MEASURE
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-    _peaks[device, precision] = fastest
     return fastest

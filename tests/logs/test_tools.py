@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -14,13 +13,7 @@ import yaml
 
 from tests.harness.command import ROOT, det_ds
 from tests.interrupted.experiments import experiment
-from tests.logs.reading import (
-    mlflow_points,
-    mlflow_runs,
-    points_of,
-    serving_mlflow,
-    wandb_runs,
-)
+from tests.logs.reading import Points, mlflow_points, mlflow_runs, points_of, serving_mlflow, wandb_runs
 from tests.package import checkpoints, records
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -52,26 +45,28 @@ def run(folder: Path, tools: dict[str, Any], *words: str, length: int = 9) -> An
     return done
 
 
-def numbers(run_dir: Path, group: str, name: str) -> list[tuple[int, Any]]:
-    """A metric as ``metrics.jsonl`` has it."""
-    return [(step, pytest.approx(report[name])) for step, report in records(run_dir, group)]
-
-
 def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_path: Path) -> None:
     """The second start goes on from a batch before the last of the first."""
     run_dir, (url, *_) = tmp_path / "run", mlflow
     tools = {"wandb": {"mode": "offline", "tags": ["mine"]}, "mlflow": {"tracking_uri": url}}
+
+    def reported() -> dict[str, Points]:
+        """As ``metrics.jsonl`` has it."""
+        names = [name.split("/") for name in (LOSS, VALIDATION)]
+        return {
+            f"{group}/{name}": [(step, pytest.approx(each[name])) for step, each in records(run_dir, group)]
+            for group, name in names
+        }
+
     run(tmp_path, tools)
-    first = {LOSS: numbers(run_dir, "training", "loss")}
-    first[VALIDATION] = numbers(run_dir, "validation", "validation_loss")
-    (at_six,) = [
+    first = reported()
+    six = [
         path
         for path in checkpoints(run_dir)
-        if json.loads((path / "metadata.json").read_text())["steps_completed"] == 6
+        if '"steps_completed": 6,' in (path / "metadata.json").read_text()
     ]
-    run(tmp_path, tools, "--resume", at_six.name, length=12)
-    whole = {LOSS: numbers(run_dir, "training", "loss")}
-    whole[VALIDATION] = numbers(run_dir, "validation", "validation_loss")
+    run(tmp_path, tools, "--resume", six[0].name, length=12)
+    whole = reported()
     client, (there,) = mlflow_runs(url, "victim")
     for name in (LOSS, VALIDATION):
         again = [point for point in whole[name] if point[0] > 6]
@@ -81,7 +76,7 @@ def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_p
 
     before, after = wandb_runs(run_dir)
     assert before["id"] == after["id"]
-    for started, points in ((before, first), (after, {name: whole[name] for name in whole})):
+    for started, points in ((before, first), (after, whole)):
         assert (started["project"], started["tags"]) == ("victim", ["one", "two", "mine"])
         assert started["config"]["deepspeed"]["zero_optimization"]["stage"] == 1
         assert started["exit_code"] == 0

@@ -122,11 +122,10 @@ def test_a_damaged_or_foreign_file_is_refused_by_its_key(
         assert words in f"{problem.key} {problem.message}"
 
 
-def test_a_report_is_json_csv_and_a_page_whole_or_not_begun(tmp_path: Path) -> None:
+def test_a_report_is_written_whole_or_not_begun(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "report"
     write_report(results(failed("earlier")), folder)
     written = write_report(results(*comparison()), folder)
-    assert [path.name for path in written] == ["results.json", "results.csv", "report.html"]
     assert sorted(folder.iterdir()) == sorted(written)
     assert not [path for path in written if "earlier" in path.read_text()]
     (folder / "results.csv").unlink()
@@ -207,8 +206,10 @@ def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
             [fast("zero2", 0.21, 0.23), fast("zero1", 0.20, 0.22), fast("zero3", 0.40, 0.41)],
             "zero1 is the fastest: 152 samples/s (too close to zero2 to distinguish).",
         ),
-        ([fast("zero2", 0.204), fast("zero1", 0.200)], "160 samples/s (too close to zero2 to distinguish)."),
-        ([fast(), failed("zero3")], "; zero3 ran out of memory."),
+        (
+            [fast("zero2", 0.204), fast("zero1", 0.200), failed("zero3")],
+            "160 samples/s (too close to zero2 to distinguish); zero3 ran out of memory.",
+        ),
         ([fast(), failed("a"), failed("b")], "; 2 of 3 were not measured."),
         ([failed("a"), failed("b", CANNOT_RUN)], "None of the 2 was measured."),
         ([row("lost", repetition(losses=["NaN"] * 5))], "lost does 160 samples/s."),

@@ -87,18 +87,16 @@ def test_there_is_always_a_page(tmp_path: Path, records: Any, result: Any, launc
 
 
 @pytest.mark.parametrize("content", ["3", "{"])
-def test_a_file_that_is_no_object_is_left_out(tmp_path: Path, content: str) -> None:
-    path = recorded(tmp_path / "run", course(5), result=COMPLETED)
+def test_warnings_are_listed_and_a_file_that_is_no_object_is_left_out(tmp_path: Path, content: str) -> None:
+    path = recorded(
+        tmp_path / "run", course(5), launches=[launch(warnings=["a batch of 1"])], result=COMPLETED
+    )
+    warned(path, "slow loader", "torch", rank=1, count=1200, steps=7)
     (path / "deepspeed_config.json").write_text(content)
-    assert "run completed 40 of 40" in page_of(path).words
+    page = page_of(path)
+    assert "run completed 40 of 40" in page.words
     done = CliRunner().invoke(main, ["watch", str(path)])
     assert done.exit_code == 0, done.output
-
-
-def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "run", launches=[launch(warnings=["a batch of 1"])])
-    warned(path, "slow loader", "torch", rank=1, count=1200, steps=7)
-    page = page_of(path)
     assert ["a batch of 1 configuration", "1", "the start", ""] in page.rows
     assert ["slow loader torch", "1,200", "batch 7", "1"] in page.rows
 

@@ -124,7 +124,7 @@ def test_the_micro_batch_stays_as_far_as_it_divides(times: int, micro: int, slot
     assert resolved.batch.micro_batch_size == max(possible)
 
 
-def test_a_pipeline_gets_four_micro_batches_a_stage_where_they_divide() -> None:
+def test_a_pipeline_gets_four_micro_batches_a_stage_where_they_divide_and_replicas_get_their_own() -> None:
     counts = {
         slots: under_strategy(CONST, "pipeline", slots=slots)[1].batch.accumulation for slots in (2, 4, 8)
     }
@@ -132,11 +132,7 @@ def test_a_pipeline_gets_four_micro_batches_a_stage_where_they_divide() -> None:
     made, odd = under_strategy(CONST, "pipeline", *settings(global_batch_size=30))
     assert odd.batch.accumulation == 6  # of 30, the most up to 8
     assert made["entrypoint"].endswith(":GPT2PipelineTrial")
-
-
-def test_a_pipeline_becomes_replicas_with_a_micro_batch_of_their_own() -> None:
-    """A pipeline's is one of many of a step."""
-    made, resolved = under_strategy(PIPELINE, "zero0")
+    made, resolved = under_strategy(PIPELINE, "zero0")  # whose micro-batch is not one of many of a step
     assert made["entrypoint"].endswith("model_defs.gpt2.trial:GPT2Trial")
     assert (resolved.batch.micro_batch_size, resolved.topology.data_parallel_world_size) == (16, 2)
     assert not {"pipe_schedule", "pipe_chunks"} & made["hyperparameters"].keys()
@@ -178,17 +174,14 @@ def test_micro_batches_that_a_schedule_cannot_order_become_the_nearest_that_it_c
         (CONST, "zeropp", {"accelerator": CPU}, "there is no CUDA device"),
         (ROOT / "experiments/bert/const.yaml", "pipeline", {}, "BertTrial has no stages"),
         (CONST, "zero1", {"slots": 3}, "is not a multiple of"),
+        (PIPELINE, "interleaved", {}, "2 chunks need a multiple of 2 micro-batches, not 3"),
     ],
-    ids=["one slot", "on CPUs", "no stages", "does not divide"],
+    ids=["one slot", "on CPUs", "no stages", "does not divide", "an odd number of micro-batches"],
 )
 def test_what_cannot_run_is_refused(config: Path, name: str, more: dict[str, Any], said: str) -> None:
-    assert any(said in problem.message for problem in refusals(lambda: under_strategy(config, name, **more)))
-
-
-def test_an_odd_number_of_micro_batches_is_refused_with_what_the_schedule_needs() -> None:
     own = settings(global_batch_size=9, overwrite_deepspeed_args__gradient_accumulation_steps=3)
-    [problem] = refusals(lambda: under_strategy(PIPELINE, "interleaved", *own))
-    assert "2 chunks need a multiple of 2 micro-batches, not 3" in problem.message
+    found = refusals(lambda: under_strategy(config, name, *(own if config is PIPELINE else ()), **more))
+    assert any(said in problem.message for problem in found)
 
 
 def test_a_trial_that_makes_its_engine_cannot_be_trained_by_ddp(tmp_path: Path) -> None:
