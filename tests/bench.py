@@ -30,7 +30,7 @@ from determined_ds import DataParallelTrial, Trainer, open_context
 from tests.harness.command import DET_DS, ROOT
 from tests.harness.ranks import Ranks
 from tests.package import training_data
-from tests.session.test_ported_scripts import SCRIPTS, as_it_was
+from tests.session.ports import SCRIPTS, as_it_was
 
 NUM_SAMPLES = 8192
 # Name of a step's size -> width of the model, samples of a step on a rank, batches in a turn, batches a report, turns.
