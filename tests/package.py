@@ -388,7 +388,7 @@ def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int)
 def ending_of(error: BaseException, *, trained: bool = False) -> tuple[int, str]:
     """How a rank ends after an error, before its first batch or ``trained``: exit code, cause in ``result.json``."""
     from determined_ds.rundir.signals import TRAINED
-    from determined_ds.train.ending import cause_of, exit_code_of
+    from determined_ds.train.rank_process import cause_of, exit_code_of
 
     with mock.patch.object(TRAINED, "is_set", return_value=trained):
         return exit_code_of(error), cause_of(error)
@@ -545,7 +545,7 @@ def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) 
 
 def load_as_a_rank_does() -> None:
     """Load everything of the package that a rank on CPU loads."""
-    from determined_ds.train.upstream import load_muon
+    from determined_ds.train.group.process_group import load_muon
 
     load_muon("cpu")
 

@@ -53,7 +53,7 @@ from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES, Strea
 from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.run_dir import existing
 from determined_ds.train.bare_trial import trial_of
-from determined_ds.train.upstream import only_errors
+from determined_ds.train.group.process_group import only_errors
 from determined_ds.trial.author import method_of
 
 HUGGINGFACE, TORCH = "huggingface", "torch"

@@ -53,9 +53,9 @@ from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import rng_state
-from determined_ds.train.ending import exit_code_of
 from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
+from determined_ds.train.rank_process import exit_code_of
 from determined_ds.trial.author import method_of
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ Source: ``level`` and ``rank`` in determined 0.38.1's ``master/static/srv/ship_l
 
 from __future__ import annotations
 
+import os
 import re
 
 from determined_ds.errors import ConfigError, Problem
@@ -31,6 +32,11 @@ LOG_POLICIES = (
 )
 # The shipper cuts a line at 8191 bytes, and the rest of it has no level.
 MAX_LINE_BYTES = 8000
+
+
+def on_cluster() -> bool:
+    """Whether this process belongs to a trial on a cluster."""
+    return os.environ.get("DET_TASK_TYPE") == "TRIAL"
 
 
 def error_lines(error: BaseException) -> list[str]:

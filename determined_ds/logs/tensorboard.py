@@ -12,7 +12,6 @@ from determined import core, tensorboard
 from determined.tensorboard.build import get_sync_path
 
 from determined_ds.checkpoints.files import as_number
-from determined_ds.profile.record import rank_of_trace
 from determined_ds.rundir.signals import HEART
 
 logger = logging.getLogger("determined_ds")
@@ -34,6 +33,7 @@ def upload(context: Any) -> None:
 
 def upload_files(train: Any, rank: int) -> None:
     """Upload what a rank uploads to a cluster's train context: the chief what all write, each its own trace."""
+    from determined_ds.profile.record import rank_of_trace
 
     def is_ours(path: Path) -> bool:
         of_rank = rank_of_trace(path)

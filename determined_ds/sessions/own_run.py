@@ -31,11 +31,9 @@ from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RUNS, RunDir, RunLock, new_run_dir, short, slug
 from determined_ds.rundir.signals import STOP
-from determined_ds.train.ending import cause_of, exit_code_of, reason_of
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
-from determined_ds.train.rank_process import show_own_errors
-from determined_ds.train.warning_keeper import KEEPER
+from determined_ds.train.rank_process import KEEPER, cause_of, exit_code_of, reason_of, show_own_errors
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"

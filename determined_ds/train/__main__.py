@@ -45,7 +45,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
     from determined_ds.config.params import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
-    from determined_ds.train.upstream import log_in_task
+    from determined_ds.train.group.process_group import log_in_task
 
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":

@@ -26,11 +26,10 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.rundir.handed_on import STORE
-from determined_ds.train.group.process_group import TorchDistributedContext
+from determined_ds.train.group.process_group import TorchDistributedContext, load_deepspeed
 from determined_ds.train.here import ScriptRun, task_of
 from determined_ds.train.local_core import local_core_context, master_report
-from determined_ds.train.upstream import load_deepspeed
-from determined_ds.train.warning_keeper import warned
+from determined_ds.train.rank_process import warned
 
 # There is no master. A name under .invalid is resolved nowhere (RFC 2606).
 NO_MASTER = "http://no-master.invalid:80"
@@ -80,22 +79,22 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 ending.enter_context(reported_to_tools(context, task, accelerator, run_dir=run.there))
             return context
 
-        def replace(place: Any, name: str, value: Any) -> None:
-            ending.enter_context(mock.patch.object(place, name, value))
-
-        replace(_info, "_info", _cluster_info(run))
-        for module in (core, _context):
-            replace(module, "init", core_init)
+        replaced: list[tuple[Any, str, Any]] = [
+            (_info, "_info", _cluster_info(run)),
+            (core, "init", core_init),
+            (_context, "init", core_init),
+        ]
         if STORE in os.environ:  # not under another launcher
             meet = _meeting_by_files(os.environ[STORE])
             # Source: ``rendezvous`` in torch 2.13's ``distributed/rendezvous.py``; a function has its name, too.
             rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
             ending.enter_context(mock.patch.dict(rendezvous._rendezvous_handlers, {"env": meet}))
-            for name in ("from_torch_distributed", "from_deepspeed"):
-                replace(core.DistributedContext, name, _met)
-        of = run.experiment
-        report = master_report(run.run_dir, of.config, of.hyperparameters.data, 0 if is_chief else 1)
-        run.report = ending.enter_context(report)
+            names = ("from_torch_distributed", "from_deepspeed")
+            replaced += [(core.DistributedContext, name, _met) for name in names]
+        for replacement in replaced:
+            ending.enter_context(mock.patch.object(*replacement))
+        about = (run.experiment.config, run.experiment.hyperparameters.data, 0 if is_chief else 1)
+        run.report = ending.enter_context(master_report(run.run_dir, *about))
         yield
 
 
@@ -165,6 +164,5 @@ def _met(*_: Any, **__: Any) -> core.DistributedContext:
 
 
 def _unmet(message: str) -> ConfigError:
-    made = "det.core.DistributedContext.from_torch_distributed()"
-    fix = f"call deepspeed.init_distributed(), then core.init(distributed={made})"
+    fix = "call deepspeed.init_distributed(), then core.init(distributed=DistributedContext.from_torch_distributed())"
     return ConfigError(Problem(key="distributed", message=message, fix=fix))

@@ -36,9 +36,9 @@ from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.data.moving import Mover
+from determined_ds.train.group.process_group import only_errors
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
-from determined_ds.train.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
 from determined_ds.trial.of_context import DeepSpeedMPU, completed_hparams
@@ -161,13 +161,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             if self.distributed.rank == 0 and self.resumed_from is None:
                 found = self._run_dir.partition.read_text()
             elif self.distributed.rank == 0 and self.resumed_from is not None:
-                uuid, info, wanted = (
-                    find_checkpoint(self, self.resumed_from),
-                    cluster_info(),
-                    (PARTITION, STATE),
-                )
-                mode, selector = core.DownloadMode.NoSharedDownload, wanted.__contains__
-                with self._core.checkpoint.restore_path(uuid, mode, selector=selector) as path:
+                uuid, info = find_checkpoint(self, self.resumed_from), cluster_info()
+                mode, wanted = core.DownloadMode.NoSharedDownload, (PARTITION, STATE)
+                with self._core.checkpoint.restore_path(uuid, mode, selector=wanted.__contains__) as path:
                     text = (Path(path) / PARTITION).read_text()
                     if info is None or info.trial.trial_id == read_state(Path(path)).trial_id:
                         found = text
@@ -182,11 +178,10 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             write_whole(RunDir(folder).partition, text)
 
     def _init_device(self) -> None:
+        self.device = torch.device("cpu")
         if self._accelerator.name == "cuda":
             self.device = torch.device("cuda", self.distributed.get_local_rank())
             torch.cuda.set_device(self.device)
-        else:
-            self.device = torch.device("cpu")
 
     def wrap_mpu(self, mpu: det_ds.ModelParallelUnit) -> det_ds.ModelParallelUnit:
         """Set the model-parallel unit, before or after ``wrap_model_engine``.
@@ -265,13 +260,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             ConfigError: each size that it has otherwise.
         """
-        before = self.decided_before
+        before, machines = self.decided_before, self.distributed.cross_size
         resolved = adopted(
-            engine,
-            self._hyperparameters,
-            before,
-            accelerator=self._accelerator,
-            machines=self.distributed.cross_size,
+            engine, self._hyperparameters, before, accelerator=self._accelerator, machines=machines
         )
         if resolved is before:
             return
@@ -307,11 +298,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             TrainingError: a reducer returned a dict where a value was expected, or the reverse.
         """
-        reducables = [
-            each
-            for each in self._wrapped_reducers
-            if (each.for_training if for_training else each.for_validation)
-        ]
+        kind = "for_training" if for_training else "for_validation"
+        reducables = [each for each in self._wrapped_reducers if getattr(each, kind)]
         if not reducables:
             return {}
         # As Determined's method of that name, but ranks that compute the same as another count once.
@@ -351,14 +339,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ds = Document(name="context.overwrite", data=as_plain(base_ds_config))
         else:
             ds = read_json(Path(base_ds_config))
-        resolved = self.resolved
-        found = reconcile(
-            self._hyperparameters,
-            ds,
-            slots=resolved.topology.slots,
-            accelerator=resolved.accelerator,
-            machines=resolved.machines,
-        )
+        resolved, of = self.resolved, self._hyperparameters
+        slots, machines = resolved.topology.slots, resolved.machines
+        found = reconcile(of, ds, slots=slots, accelerator=resolved.accelerator, machines=machines)
         return found.writing_in(resolved.folder).ds_config
 
 
@@ -414,20 +397,19 @@ def adopted(
     if before is not None and given.get("deepspeed_config") is not None and layout == before.topology:
         for key, name in BATCH_KEYS.items():
             if ds.data[key] != (stated := getattr(before.batch, name)):
-                message = f"{MADE} has {ds.data[key]}"
-                problems.append(
-                    Problem(key=key, value=stated, message=message, fix=fix, code="engine-config")
-                )
-    if not (
-        isinstance(engine, PipelineEngine) and engine.num_stages == 1
-    ):  # then there is nothing to order or divide
-        is_within = (
-            isinstance(engine, PipelineEngine) and engine.grid.topology().get_axis_names()[0] == "data"
+                about = {"key": key, "value": stated, "code": "engine-config"}
+                problems.append(Problem(message=f"{MADE} has {ds.data[key]}", fix=fix, **about))
+    is_piped = isinstance(engine, PipelineEngine)
+    if not is_piped or engine.num_stages > 1:  # else there is nothing to order or divide
+        is_ordered = isinstance(engine, PlannedEngine) or given.get("pipe_schedule") in (
+            None,
+            AUTO,
+            ONE_F_ONE_B,
         )
+        is_within = is_piped and engine.grid.topology().get_axis_names()[0] == "data"
         is_divided = getattr(engine.module, "bounds", None) is not None
         unread = {
-            "pipe_schedule": given.get("pipe_schedule") not in (None, AUTO, ONE_F_ONE_B)
-            and not isinstance(engine, PlannedEngine),
+            "pipe_schedule": not is_ordered,
             "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
             "partition_method": given.get("partition_method") == MEASURED and not is_divided,
         }

@@ -116,9 +116,11 @@ class LocalTrainContext(core.DummyTrainContext):
         return self._best
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
-        value = finite(metrics.get(self._searcher.get("metric", "")))
-        smaller = self._searcher.get("smaller_is_better") is not False
-        if is_better(value, self._best, smaller_is_better=smaller):
+        value, smaller = (
+            finite(metrics.get(self._searcher.get("metric", ""))),
+            self._searcher.get("smaller_is_better"),
+        )
+        if is_better(value, self._best, smaller_is_better=smaller is not False):
             self._best = value
 
 
@@ -181,9 +183,8 @@ class AtomicStorage(storage.SharedFSStorageManager):
         if self._shared:
             return list(kept)
         there = {found.uuid: found.path for found in checkpoints_in(self.folder)}
-        damaged = [
-            uuid for uuid in reversed(there) if uuid not in kept and damage_of(there[uuid]) is not None
-        ]
+        others = [uuid for uuid in reversed(there) if uuid not in kept]
+        damaged = [uuid for uuid in others if damage_of(there[uuid]) is not None]
         return [*damaged, *(uuid for uuid in kept if uuid in there)]
 
 
@@ -202,9 +203,7 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
         if "steps_completed" not in (metadata or {}):  # a master requires it
             message = "the metadata of a checkpoint must have steps_completed"
             fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
-            raise ConfigError(
-                Problem(key="core_context.checkpoint", message=message, fix=fix, code="metadata")
-            )
+            raise ConfigError(Problem(key="core_context.checkpoint", message=message, fix=fix))
         if self._run is not None:
             self._run.begun(int(metadata["steps_completed"]))
         self._files.publish(storage_id, metadata)
@@ -260,7 +259,7 @@ def local_core_context(
         run_dir: The run directory.
         distributed: The ranks.
         searcher: The section; by its metric the best checkpoint is chosen.
-        report: Reports the same to a master, or None.
+        report: Reports the same to a master.
         checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
         run: Of a script that called ``core.init``; None where a loop of ours trains.
         writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.

@@ -108,10 +108,8 @@ def open_context(
             to_tools = {"run_dir": there}
             report = run.report if run is not None else None
             if report is None:
-                point = task.hyperparameters.data
-                report = stack.enter_context(
-                    master_report(there.path, task.exp_conf or {}, point, ranks.rank)
-                )
+                about = (task.exp_conf or {}, task.hyperparameters.data, ranks.rank)
+                report = stack.enter_context(master_report(there.path, *about))
             folder = None if checkpoint_dir is None else Path(checkpoint_dir)
             core_context = local_core_context(
                 there.path, ranks, task.searcher, report=report, checkpoint_dir=folder
@@ -144,10 +142,8 @@ def open_context(
         if trains and task.hyperparameters.get(("logging",)) is not None:
             from determined_ds.logs.reporting import reported_to_tools
 
-            tools = reported_to_tools(
-                core_context, task, devices, resolved=lambda: context.resolved, **to_tools
-            )
-            stack.enter_context(tools)
+            about_tools = {"resolved": lambda: context.resolved, **to_tools}
+            stack.enter_context(reported_to_tools(core_context, task, devices, **about_tools))
         yield context
         leave_watch()  # a rank that fails shows signs of life to its end
 
@@ -166,10 +162,7 @@ def init(
     else to a new temporary folder.
 
     Args:
-        hparams: As for :func:`open_context`.
-        exp_conf: As for :func:`open_context`.
-        distributed: As for :func:`open_context`.
-        enable_tensorboard_logging: As for :func:`open_context`.
+        hparams, exp_conf, distributed, enable_tensorboard_logging: As for :func:`open_context`.
 
     Yields:
         The context, until the block ends.

@@ -1,17 +1,31 @@
-"""A rank as a process: it listens to its launcher, and reports why it ends, from the author's code on. No torch."""
+"""A rank as a process: it listens to its launcher, keeps its warnings, and reports why it ends. Loads no torch.
+
+The exit code of an error says whether another start may get further.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import functools
+import logging
 import os
+import re
+import signal
 import sys
+import threading
+import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from determined_ds.cluster import log
 from determined_ds.errors import (
+    EXIT_CRASHED,
     EXIT_TRAINING_FAILED,
     ChiefFailed,
     ConfigError,
@@ -19,31 +33,224 @@ from determined_ds.errors import (
     lines_of_error,
 )
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
-from determined_ds.rundir.limits import exhausted, leave_reporting_to_main_thread
-from determined_ds.rundir.records import ERROR, EXHAUSTED
+from determined_ds.rundir.limits import chain, exhausted, leave_reporting_to_main_thread
+from determined_ds.rundir.records import (
+    CONFIGURATION,
+    CRASH,
+    ERROR,
+    EXHAUSTED,
+    LOST_MACHINE,
+    OUT_OF_MEMORY,
+    KeptWarning,
+    append_warning,
+    kind_of,
+)
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import (
+    HEART,
+    STOP,
+    TRAINED,
     die_with_parent,
     end_with,
     let_workers_end,
     outlive_readers,
     stop_on_signal,
 )
-from determined_ds.train.ending import (
-    came_of_other_ranks,
-    cause_of,
-    exit_code_of,
-    on_cluster,
-    reason_of,
-    said_by_chief,
-    say_in_task_log,
-)
 from determined_ds.train.group.watch import leave_watch, say_missing_ranks, watch_from_start
-from determined_ds.train.warning_keeper import KEEPER
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
 NOT_ENDED = f"training had not ended\n  fix: {FIX}"
+MOST_KINDS = 200  # a message with a new name in it at every batch would fill a disk
+# Classes, and those derived from them, of errors from outside this process: another rank, the network, the master, a
+# disk or a device. The names are Python's, torch's, Determined's, and those of requests and httpx.
+NOT_OURS = {
+    *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),
+    *("AcceleratorError", "APIException", "MasterNotFoundException"),
+}
+ERRNOS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ENETUNREACH, errno.EHOSTUNREACH)
+# Errors of gloo and NCCL that torch raises as RuntimeError.
+OF_OTHER_RANKS = re.compile(r"/gloo/|\bNCCL\b|closed by peer|reset by peer|connectFullMesh|Broken pipe")
+ASSERTED = "device-side assert"  # an index that is out of range looks so on a GPU
+# Of torch, and of cuBLAS and its sisters, which allocate memory themselves.
+MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
+# Of the machine's memory: torch's, numpy's, C++'s, and a data loader whose worker the kernel has killed.
+HOST_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|Unable to allocate|bad_alloc|MemoryError|killed by signal: Killed",
+    re.IGNORECASE,
+)
+# How long rank 0 may take to report what all ranks fail of: its launcher then ends the others.
+APART_S = 10.0
+
+# ------------------------------------------------------------------------------------------- why a rank ends
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the accelerator's memory was too small, as it will be at the same batch of another start."""
+    return any(MEMORY.search(str(each)) for each in chain(error))
+
+
+def _is_a(error: BaseException, names: set[str]) -> bool:
+    return not names.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+
+
+def came_of_other_ranks(error: BaseException) -> bool:
+    """Whether the cause of an error is that another rank, or the connection to it, was lost."""
+    return any(OF_OTHER_RANKS.search(str(each)) or _is_a(each, {"DistError"}) for each in chain(error))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a rank after an error: ``EXIT_CRASHED`` where another start may get further.
+
+    That is so for an unexpected error after a trained batch, and for one from outside this process. A diagnosed error
+    is the same the next time, unless another rank's end caused it; so is an error before the first trained batch.
+    """
+    of_others = came_of_other_ranks(error)
+    if isinstance(error, DeterminedDSError):
+        return EXIT_CRASHED if of_others else error.exit_code
+    if is_out_of_memory(error):
+        return EXIT_TRAINING_FAILED
+    from_outside = any(
+        (isinstance(each, OSError) and each.errno in ERRNOS)
+        or (_is_a(each, NOT_OURS) and ASSERTED not in str(each))
+        for each in chain(error)
+    )
+    return EXIT_CRASHED if TRAINED.is_set() or of_others or from_outside else EXIT_TRAINING_FAILED
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a rank ends, as ``result.json`` names it."""
+    if isinstance(error, ConfigError):
+        return CONFIGURATION
+    words = [f"{type(each).__name__}: {each}" for each in chain(error)]
+    if is_out_of_memory(error) or any(map(HOST_MEMORY.search, words)):
+        return OUT_OF_MEMORY
+    if came_of_other_ranks(error):
+        return LOST_MACHINE
+    return ERROR if isinstance(error, DeterminedDSError) else CRASH
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one sentence; one that is not ours begins with its type."""
+    text = str(error).strip().partition("\n")[0]
+    return (
+        text if isinstance(error, DeterminedDSError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    )
+
+
+def say_in_task_log(message: str, exit_code: int, error: BaseException) -> None:
+    """Write to the task's log why this rank ends, with a last line for the log policies where no restart helps."""
+    foreseen = isinstance(error, DeterminedDSError | SystemExit)
+    if isinstance(error, DeterminedDSError):
+        lines = log.error_lines(error)
+    else:
+        lines = log.lines_of(log.ERROR, message if foreseen else traceback.format_exception_only(error)[-1])
+    if exit_code != EXIT_CRASHED:
+        lines.append(log.OUT_OF_MEMORY if is_out_of_memory(error) else log.NO_RESTART_HELPS)
+    if not said_by_chief(error):
+        print(*([] if foreseen else [message.rstrip()]), *lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def said_by_chief(error: BaseException) -> bool:
+    """Whether rank 0 reports why this rank ends: in a moment its launcher ends the others, unless this one is alone."""
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    if isinstance(error, ChiefFailed):
+        return True
+    signal.signal(signal.SIGTERM, lambda *_: STOP.set())
+    return STOP.wait(APART_S if log.on_cluster() else APART_S / 5)
+
+
+# ------------------------------------------------------------------------------------------- warnings
+
+
+class WarningKeeper:
+    """Keeps what this process warns of: by ``warnings``, by any logger at level WARNING or above, by our own notes.
+
+    A logger's handlers stay as they are: one more at the root would silence the handler of last resort, and make
+    ``logging.basicConfig`` do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._rank = 0
+        self._forget()
+
+    def begin(self, folder: Path, rank: int) -> None:
+        """Keep the warnings of this rank from now on, in ``logs`` of the run directory."""
+        if self._folder is None:
+            self._watch()
+            # A worker of a data loader counts its own, and may be forked while another thread holds the lock.
+            os.register_at_fork(after_in_child=self._forget)
+        self._forget()
+        self._folder, self._rank = folder, rank
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._kinds: dict[tuple[str, str], KeptWarning] = {}  # each with its count since its last line
+
+    def keep(self, message: str, *, source: str, level: str = "WARNING") -> None:
+        """Keep a warning that is shown elsewhere: its first one at once, the others with the end of the run."""
+        if self._folder is None:
+            return
+        with self._lock:
+            kind, now = kind_of(source, message), time.time()
+            known = self._kinds.get(kind)
+            if known is not None:
+                self._kinds[kind] = replace(known, count=known.count + 1, last_time=now)
+            elif len(self._kinds) < MOST_KINDS:
+                new = KeptWarning(
+                    message=message, source=source, level=level, last_time=now, steps_completed=HEART.steps
+                )
+                append_warning(self._folder, new, self._rank)
+                self._kinds[kind] = replace(new, count=0)
+
+    def end(self) -> None:
+        """Write how often each has come since its first line."""
+        with self._lock:
+            for kind, warning in self._kinds.items():
+                if warning.count and self._folder is not None:
+                    append_warning(self._folder, warning, self._rank)
+                    self._kinds[kind] = replace(warning, count=0)
+
+    def _watch(self) -> None:
+        """After the filters, whatever the handlers: loggers that do not propagate, too."""
+        call, show = logging.Logger.callHandlers, warnings.showwarning
+
+        @functools.wraps(call)
+        def log_and_keep(logger: logging.Logger, record: logging.LogRecord) -> None:
+            call(logger, record)
+            if record.levelno >= logging.WARNING:
+                try:
+                    message = record.getMessage()
+                except (TypeError, ValueError):  # arguments that do not fit: logging itself complains
+                    message = str(record.msg)
+                if record.exc_info and record.exc_info[1] is not None:
+                    message += f" ({record.exc_info[1]!r})"
+                self.keep(message.removeprefix("warning: "), source=record.name, level=record.levelname)
+
+        @functools.wraps(show)
+        def show_and_keep(
+            message: Any, category: Any, filename: str, lineno: int, *to: Any, **how: Any
+        ) -> None:
+            show(message, category, filename, lineno, *to, **how)
+            if show.__module__ != "logging":  # logging.captureWarnings(True): a logger has it
+                self.keep(str(message), source=f"{category.__name__} {filename}:{lineno}")
+
+        logging.Logger.callHandlers = log_and_keep  # type: ignore[method-assign, assignment]
+        warnings.showwarning = show_and_keep
+
+
+KEEPER = WarningKeeper()
+
+
+def warned(text: str) -> str:
+    """Keep a warning of our own that is shown as a line among the metrics; gives it back."""
+    KEEPER.keep(text.removeprefix("warning: "), source="determined_ds")
+    return text
+
+
+# ------------------------------------------------------------------------------------------- the process
 
 
 def rank_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -192,7 +399,7 @@ class RankProcess:
             say_missing_ranks()
         if report_failure(message, code, cause=cause, reason=reason):
             return code
-        if on_cluster():
+        if log.on_cluster():
             say_in_task_log(message, code, error)
         else:
             print(message, file=sys.stderr, flush=True)

@@ -14,10 +14,9 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.train.group.process_group import join_process_group
+from determined_ds.train.group.process_group import join_process_group, load_deepspeed
 from determined_ds.train.group.watch import leave_watch
 from determined_ds.train.here import Here, here, report_to_tools, script_run
-from determined_ds.train.upstream import load_deepspeed
 
 
 def trial_here() -> Here | None:

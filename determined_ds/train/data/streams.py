@@ -27,7 +27,7 @@ from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
 from determined_ds.train.data.loaders import has_state, start_worker
 from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
-from determined_ds.train.warning_keeper import warned
+from determined_ds.train.rank_process import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from determined_ds.cluster.log import ERROR, lines_of
+from determined_ds.cluster.log import ERROR, lines_of, on_cluster
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.rundir.handed_on import (
     HANG_TIMEOUT,
@@ -41,7 +41,6 @@ from determined_ds.rundir.handed_on import (
 )
 from determined_ds.rundir.records import HANG, LOST_MACHINE
 from determined_ds.rundir.signals import HEART
-from determined_ds.train.ending import on_cluster
 
 INTERVAL_S = 1.0  # between two signs of life
 FEW = 4  # intervals without a sign after which a rank counts as missing, once something has gone wrong
@@ -247,14 +246,12 @@ class Watch:
     def _end(self, verdict: Verdict) -> None:
         """Show this rank's stack, report why with those of all, and end."""
         frames = islice(traceback.walk_stack(_main_frame()), SHOWN_FRAMES)
-        own = [
-            f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
-            for each, line in frames
-        ]
-        stacks = {self._rank: "\n".join(own)}
+        places = ((each.f_code.co_filename, line, each.f_code.co_name) for each, line in frames)
+        own = "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in places)
+        stacks = {self._rank: own}
         with contextlib.suppress(Exception):
             board = self._connect()
-            board.write(f"stack{self._rank}", stacks[self._rank])
+            board.write(f"stack{self._rank}", own)
             if self._rank == 0:
                 board.write("word", json.dumps(self._word))
             time.sleep(2 * self._few_s)  # the others have to read the verdict, and to answer
@@ -328,10 +325,8 @@ def watch_from_start() -> None:
     global _watch
     there, timeout_s = os.environ.get(STORE), hang_timeout_s()
     if there and timeout_s:
-        machines = [(0, socket.gethostname())] * int(os.environ["WORLD_SIZE"])
-        _watch = Watch(
-            int(os.environ["RANK"]), machines, lambda: Folder(Path(f"{there}-watch")), timeout_s=timeout_s
-        )
+        rank, machines = int(os.environ["RANK"]), [(0, socket.gethostname())] * int(os.environ["WORLD_SIZE"])
+        _watch = Watch(rank, machines, lambda: Folder(Path(f"{there}-watch")), timeout_s)
 
 
 def watch_joined(distributed: Any, store: Any) -> None:
