@@ -19,7 +19,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,19 +41,10 @@ def measured_partition(
     trial: Any, specs: Sequence[Any], pipe: Pipeline, loss: Callable[[Any, Any], Any]
 ) -> Partition:
     """The partition by their times of the layers that a trial's ``build_layers`` returned; a collective."""
-    context, message = trial.context, ""
-    if not hasattr(context, "keep_partition"):
-        message = (
-            "layers are measured, and their times kept in checkpoints, under this library's context only"
-        )
-        fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
-    elif trial.resolved.topology.model_parallel_size > 1:
-        message = (
-            "one rank measures a layer, and with model_parallel_size above 1 several compute it together"
-        )
-        fix = "use parameters, uniform or type:REGEX"
-    if message:
-        key = f"{type(trial).__name__}.partition_method"
+    context = trial.context
+    if not hasattr(context, "keep_partition") or trial.resolved.topology.model_parallel_size > 1:
+        key, fix = f"{type(trial).__name__}.partition_method", "use parameters, uniform or type:REGEX"
+        message = "layers are measured under determined_ds.Trainer alone, and where no ranks share them"
         raise refused(key, message, fix, "partition-measured", value=MEASURED)
     names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
     found, is_chief = read_partition(context.stored_partition() or ""), context.distributed.rank == 0
@@ -166,10 +156,6 @@ def _evened(layers: Sequence[LayerTime]) -> list[LayerTime]:
     found = []
     for layer in layers:
         alike = [each for each in layers if (each.name, each.parameters) == (layer.name, layer.parameters)]
-        middle = statistics.median(each.seconds for each in alike)
-        if abs(layer.seconds - middle) <= ALIKE * middle:
-            forward_s = statistics.median(each.forward_s for each in alike)
-            backward_s = statistics.median(each.backward_s for each in alike)
-            layer = replace(layer, forward_s=forward_s, backward_s=backward_s)
-        found.append(layer)
+        middle = sorted(alike, key=lambda each: each.seconds)[len(alike) // 2]
+        found.append(middle if abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds else layer)
     return found

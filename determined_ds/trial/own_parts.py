@@ -48,11 +48,11 @@ class OwnParts:
         self._group = getattr(engine, "seq_data_parallel_group", None)
         if self._is_split:
             offload = engine._config.zero_config.offload_param
-            has_copy = any(
-                getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters
-            )
-            is_quantized = not all(each.ds_tensor.is_floating_point() for each in self._parameters)
-            if has_copy or is_quantized or (offload is not None and offload.device == "nvme"):
+            if (offload is not None and offload.device == "nvme") or any(
+                getattr(each, "ds_secondary_tensor", None) is not None
+                or not each.ds_tensor.is_floating_point()
+                for each in self._parameters
+            ):
                 message = (
                     "weights on NVMe, quantized, or with a copy by zero_hpz_partition_size cannot be averaged"
                 )
@@ -72,15 +72,12 @@ class OwnParts:
 
     def values(self) -> list[torch.Tensor]:
         """This replica's part of each parameter as it is now, not copied, one-dimensional; it may be empty."""
-        found = []
-        for parameter, start in zip(*self.places(), strict=True):
-            size = self._size(parameter)
-            if self._is_split:
-                filled = max(0, min(size, parameter.ds_numel - start))
-                found.append(parameter.ds_tensor.data[:filled])
-            else:
-                found.append(parameter.data.reshape(-1)[start : start + size])
-        return found
+        return [
+            parameter.ds_tensor.data[: max(0, parameter.ds_numel - start)]
+            if self._is_split
+            else parameter.data.reshape(-1)[start : start + self._size(parameter)]
+            for parameter, start in zip(*self.places(), strict=True)
+        ]
 
     @contextlib.contextmanager
     def replaced_by(self, parts: list[torch.Tensor]) -> Iterator[None]:

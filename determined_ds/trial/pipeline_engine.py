@@ -157,12 +157,11 @@ class PlannedEngine(PipelineEngine):
             self._active = None
 
     def _train_schedule(self) -> PlannedSchedule:
-        self._planned = replace(self.module.pipe, micro_batches=self.micro_batches)
-        return PlannedSchedule(self._planned, self.stage_id)
+        return self._inference_schedule(self.micro_batches, forward_only=False)
 
-    def _inference_schedule(self, micro_batches: int) -> PlannedSchedule:
+    def _inference_schedule(self, micro_batches: int, *, forward_only: bool = True) -> PlannedSchedule:
         self._planned = replace(self.module.pipe, micro_batches=micro_batches)
-        return PlannedSchedule(self._planned, self.stage_id, forward_only=True)
+        return PlannedSchedule(self._planned, self.stage_id, forward_only=forward_only)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         super()._exec_schedule(pipe_schedule)
@@ -189,14 +188,14 @@ class PlannedEngine(PipelineEngine):
         buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._last
         if is_last and trains:
             buffers["losses"][buffer_id], self.loss = self.loss, self.loss.detach()
-        is_sent = not is_last and not self._is_here(part + 1)
-        if not is_last and not is_sent:
+        stays = not is_last and self._is_here(part + 1)
+        if stays:
             outputs = buffers["outputs"][buffer_id]
             made = [each.detach().requires_grad_(each.is_floating_point()) for each in _listed(outputs)]
             buffers["inputs"][self._beside(buffer_id, 1)] = _like(outputs, made)
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
-        if is_last or (not trains and not is_sent):  # of the last part the loss alone is needed
+        if is_last or (stays and not trains):  # of the last part the loss alone is needed
             buffers["outputs"][buffer_id] = None
 
     @contextlib.contextmanager
@@ -282,10 +281,9 @@ class PlannedEngine(PipelineEngine):
         if self.dynamic_shape or part not in self._specs:
             self._specs[part] = _specs(self._recv_tensor_meta(peer))
         is_one, specs = self._specs[part]
-        made = [
-            torch.empty(shape, dtype=dtype, device=self.device, requires_grad=dtype.is_floating_point)
-            for shape, dtype in specs
-        ]
+        made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
+        for each in made:
+            each.requires_grad_(each.is_floating_point())
         self._receive((True, buffer_id), made, peer)
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
@@ -294,9 +292,8 @@ class PlannedEngine(PipelineEngine):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def _exec_send_grads(self, buffer_id: int, part: int, peer: int) -> None:
-        gradients = _listed(_gradients(self.pipe_buffers["inputs"][buffer_id]))
-        self.pipe_buffers["inputs"][buffer_id] = None
-        self._send(gradients, peer)
+        inputs, self.pipe_buffers["inputs"][buffer_id] = self.pipe_buffers["inputs"][buffer_id], None
+        self._send(_listed(_gradients(inputs)), peer)
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
