@@ -12,7 +12,9 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.layout import whole_sequences
 from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.errors import ConfigError
 from determined_ds.trial import expert_parallel, returned, tensor_parallel
 from determined_ds.trial.author import refused
 from determined_ds.trial.ddp import DDP, DDPEngine
@@ -23,7 +25,7 @@ from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
-from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of
+from determined_ds.trial.ulysses import SequenceGroup
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -58,7 +60,11 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.resolved = resolved_of(context)
         check_upstream()
         self._check_abilities()
-        self.sequence = sequence_group_of(self)
+        size = self.resolved.topology.sequence_parallel_size
+        if size > 1 and not self.sequence_parallel:
+            raise ConfigError(whole_sequences(type(self).__name__, size))
+        if getattr(context, "distributed", None) is not None:  # else it is built to be measured or exported
+            self.sequence = SequenceGroup(size)
         self.prepare()
         self._build()
 
@@ -66,7 +72,12 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """Build the model and its engine."""
         # A pipeline's layers cut themselves; where initialize is another, there may be an mpu of its own.
         if self.is_whole and type(self).initialize is ReconciledTrial.initialize:
-            self.resolved = tensor_parallel.decided(self.context, self.resolved)
+            found = self.resolved.with_tensor_parallel()  # where the JSON does not say how
+            if found is not self.resolved and hasattr(self.context, "_decide"):
+                self.context._decide(
+                    found
+                )  # a collective: the file of what DeepSpeed is given is written again
+            self.resolved = found
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
     def _check_abilities(self) -> None:

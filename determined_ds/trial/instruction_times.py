@@ -19,18 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from deepspeed.runtime.pipe import schedule
 
-from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
+from determined_ds.pipe.orders import ONE_F_ONE_B, Op, Pipeline
 from determined_ds.pipe.recording import LOAD
 from determined_ds.pipe.timeline import Span
-from determined_ds.trial.pipeline_engine import InputPass, WeightPass
+from determined_ds.trial.pipeline_engine import PASSES
 
-WORK = {
-    schedule.LoadMicroBatch: LOAD,
-    schedule.ForwardPass: FORWARD,
-    schedule.BackwardPass: BACKWARD,
-    InputPass: INPUT,
-    WeightPass: WEIGHT,
-}
+WORK = {schedule.LoadMicroBatch: LOAD, **{instruction: kind for kind, instruction in PASSES.items()}}
 AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
 _ATTRIBUTE = "_instruction_times"
 

@@ -96,16 +96,3 @@ def check_rates(trial: Any, optimizer: Any, parameters: Any, ds_config: dict[str
             *(kind, peak, method_of(trial, "build_parameters" if optimizer is None else "build_optimizer")),
             *(", ".join(f"{rate:g}" for rate in sorted(own)), NAME, NO_SCHEDULER),
         )
-
-
-def drive_by_validation(engines: list[Any], value: float | None) -> None:
-    """Inform the schedules that go by validations.
-
-    Args:
-        engines: Of the trial.
-        value: Of ``searcher.metric``; None where it was not reported as a number.
-    """
-    for engine in engines:
-        schedule = getattr(engine, "lr_scheduler", None)
-        if isinstance(schedule, PlateauSchedule) and value is not None:
-            schedule.plateau.step(value)

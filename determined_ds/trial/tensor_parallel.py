@@ -18,7 +18,6 @@ from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.utils import groups
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import autotp_degree
 from determined_ds.errors import ConfigError
 from determined_ds.trial.author import refused
@@ -34,18 +33,6 @@ def degree_of(engine: Any) -> int:
     """Ranks that share a layer of an engine by AutoTP; 1: none."""
     size = getattr(engine, "autotp_size", None)
     return max(1, int(size() or 0)) if callable(size) else 1
-
-
-def decided(context: Any, resolved: ResolvedConfig) -> ResolvedConfig:
-    """The configuration that has AutoTP do what ``model_parallel_size`` asks for, if the JSON does not say how.
-
-    A collective where it changes: the file of what DeepSpeed is given is written again.
-    """
-    found = resolved.with_tensor_parallel()
-    decide = getattr(context, "_decide", None)
-    if found is not resolved and decide is not None:
-        decide(found)
-    return found
 
 
 @contextlib.contextmanager

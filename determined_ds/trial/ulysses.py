@@ -20,7 +20,6 @@ import torch
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 
-from determined_ds.config.layout import whole_sequences
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.trial.author import refused
 from determined_ds.trial.of_context import DeepSpeedMPU
@@ -175,14 +174,6 @@ class SequenceGroup:
 
         AttentionInterface.register("ulysses_sdpa", attend)
         return "ulysses_sdpa"
-
-
-def sequence_group_of(trial: Any) -> SequenceGroup:
-    """The group of a trial's rank. A model that is built without ranks, to be measured or exported, is whole."""
-    size = trial.resolved.topology.sequence_parallel_size
-    if size > 1 and not trial.sequence_parallel:
-        raise ConfigError(whole_sequences(type(trial).__name__, size))
-    return SequenceGroup(1 if getattr(trial.context, "distributed", None) is None else size)
 
 
 def windowed(window: int, num_tokens: int) -> ConfigError:

@@ -46,7 +46,7 @@ from determined_ds.train.loop.validation import Validator
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
-from determined_ds.trial.schedules import drive_by_validation
+from determined_ds.trial.schedules import PlateauSchedule
 from determined_ds.trial.timers import print_communication
 
 logger = logging.getLogger("determined_ds")
@@ -384,8 +384,11 @@ class Trainer:
                 self._end_not_finite(said, advice)
             if self.is_chief:
                 logger.warning("warning: %s; check how the trial computes it", said)
-        if name:
-            drive_by_validation(self.context.models, finite(metrics.get(name)))
+        value = finite(metrics.get(name)) if name else None
+        for engine in self.context.models:
+            schedule = getattr(engine, "lr_scheduler", None)
+            if value is not None and isinstance(schedule, PlateauSchedule):
+                schedule.plateau.step(value)
         if better:
             self._best_at = batch
         policy = self.fit_options.checkpoint_policy
