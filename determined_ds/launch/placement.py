@@ -122,20 +122,17 @@ def _stated(
 
 def _mpi(environment: Environment, launcher: str, names: tuple[str, ...], hosts: Hostnames) -> Placement:
     _, size, _, local_size = _numbers(environment, launcher, names)
-    job = next((environment[name] for name in IDS_OF_MPI if environment.get(name)), None)
-    found = {
-        "MASTER_ADDR": LOOPBACK
-        if size == local_size
-        else _first(environment.get("SLURM_JOB_NODELIST", ""), hosts),
-        "MASTER_PORT": "" if job is None and size > 1 else _port(zlib.crc32((job or "").encode())),
-    }
-    found = {name: environment.get(name) or value for name, value in found.items()}
-    if missing := [name for name, value in found.items() if not value]:
+    nodes = None if size == local_size else environment.get("SLURM_JOB_NODELIST", "")
+    job = next((environment[name] for name in IDS_OF_MPI if environment.get(name)), "" if size == 1 else None)
+    found, missing = _meeting_point(
+        environment, nodes, None if job is None else zlib.crc32(job.encode()), hosts
+    )
+    if missing:
         flag = "-x" if launcher == OPENMPI else "-genv"
         wanted = " ".join(f"{flag} {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
         raise _incomplete(launcher, missing, f"add {wanted} to {launcher}")
     in_blocks = "mpirun --map-by slot" if launcher == OPENMPI else "mpiexec -ppn N"
-    return _stated({**environment, **found}, launcher, names, in_blocks)
+    return _stated(found, launcher, names, in_blocks)
 
 
 def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
@@ -155,16 +152,32 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
         raise _out_of_order(SLURM, rank, local_rank, counts[machine], "srun --distribution=block")
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    found = {
-        "MASTER_ADDR": LOOPBACK if num_machines == 1 else _first(nodes, hosts),
-        "MASTER_PORT": _port(101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0")) if job else "",
-    }
-    found = {name: environment.get(name) or value for name, value in found.items()}
-    if missing := [name for name, value in found.items() if not value]:
+    number = 101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0") if job else None
+    found, missing = _meeting_point(environment, None if num_machines == 1 else nodes, number, hosts)
+    if missing:
         raise _incomplete(SLURM, missing, "set them, or start the ranks in a SLURM job")
-    [port] = _numbers(found, SLURM, ("MASTER_PORT",))
-    address = found["MASTER_ADDR"]
-    return Placement(rank, size, local_rank, counts[machine], machine, num_machines, SLURM, address, port)
+    numbers = (rank, size, local_rank, counts[machine], machine, num_machines)
+    return _stated({**found, **dict(zip(OF_TORCHRUN, map(str, numbers), strict=True))}, SLURM, OF_TORCHRUN)
+
+
+def _meeting_point(
+    environment: Environment, nodes: str | None, job: int | None, hosts: Hostnames
+) -> tuple[dict[str, str], list[str]]:
+    """An environment with the address and the port where ranks meet, and which of them is not known.
+
+    Args:
+        environment: Whatever it states goes first.
+        nodes: A list of SLURM's machines, whose first has rank 0; None: this machine has all ranks.
+        job: A number that only the ranks of one run have in common.
+        hosts: Expands such a list.
+    """
+    address = LOOPBACK if nodes is None else nodes
+    if set(address) & set("[,"):
+        address = next(iter(hosts(address)), "")
+    port = "" if job is None else str(PORTS.start + job % len(PORTS))
+    found = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    found = {name: environment.get(name) or value for name, value in found.items()}
+    return {**environment, **found}, [name for name, value in found.items() if not value]
 
 
 def _plain(environment: Environment) -> Placement:
@@ -208,15 +221,6 @@ def _out_of_order(launcher: str, rank: int, local_rank: int, local_size: int, us
         "the ranks of a machine must be numbered one after the other, as many on each machine"
     )
     return ConfigError(Problem(key="the environment", message=message, fix=f"use {use}", code="launcher"))
-
-
-def _port(number: int) -> str:
-    return str(PORTS.start + number % len(PORTS))
-
-
-def _first(nodes: str, hosts: Hostnames) -> str:
-    """The first of a list of SLURM's machines; "" where it is not known."""
-    return next(iter(hosts(nodes)), "") if set(nodes) & set("[,") else nodes
 
 
 def _scontrol_hostnames(nodes: str) -> list[str]:

@@ -58,20 +58,26 @@ def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> Loca
             found.warn(fewer)
         resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
-        _check(experiment, resolved, options, found)
+    if resolved is not None:
+        found.warn(resolved.warnings)
+        if experiment.trial:
+            trial = experiment.trained(resolved.topology.pipe_parallel_size)
+            trained = read_trial(trial, options.context_dir)
+            found.problems += filter(None, [sequences_problem(trained, resolved)])
+            if not (options.is_measured or experiment.measures):
+                found.problems += metric_problems(experiment.document, trained)[0]
+    found.warn(variable_problems(experiment.document)[1])
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     found.problems += _problems_of_reading(options, experiment, resolved)
     if options.reset_optimizer and not options.resume:
         fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
         key, message = "--reset-optimizer", "is for --resume"
         found.problems.append(Problem(key=key, message=message, fix=fix, code="reset-optimizer"))
-    start, run_dir = found.of(lambda: _start(options, placed, experiment, resolved, run_dir)) or (
-        None,
-        run_dir,
-    )
+    started = found.of(lambda: _start(options, placed, experiment, resolved, run_dir))
     found.raise_any()
     assert devices is not None
-    assert start is not None
+    assert started is not None
+    start, run_dir = started
     return LocalRun(
         options=options,
         experiment=keeping_seed(start.checkpoint, experiment) if start.checkpoint else experiment,
@@ -109,21 +115,6 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> E
         value, fix = options.engine, f"leave {options.engine} out"
         found.problems.append(Problem(key="--engine", value=value, message=message, fix=fix, code="engine"))
     return experiment
-
-
-def _check(
-    experiment: Experiment, resolved: ResolvedConfig | None, options: RunOptions, found: Problems
-) -> None:
-    """What the author's code says to what was decided, and what is probably a mistake."""
-    if resolved is not None:
-        found.warn(resolved.warnings)
-    if resolved is not None and experiment.trial:
-        trial = experiment.trained(resolved.topology.pipe_parallel_size)
-        trained = read_trial(trial, options.context_dir)
-        found.problems += filter(None, [sequences_problem(trained, resolved)])
-        if not (options.is_measured or experiment.measures):
-            found.problems += metric_problems(experiment.document, trained)[0]
-    found.warn(variable_problems(experiment.document)[1])
 
 
 def _fitting_slots(experiment: Experiment, where: Where) -> tuple[Experiment, list[Problem]]:
@@ -181,9 +172,8 @@ def _problems_of_reading(
     """What is wrong with ``--evaluate``, ``--predict`` and what stands beside them."""
     file = options.predict
     if options.checkpoint is not None and file is None:
-        yield Problem(
-            key="--checkpoint", message="is for --predict", fix="add --predict FILE", code="predict"
-        )
+        fix = "add --predict FILE"
+        yield Problem(key="--checkpoint", message="is for --predict", fix=fix, code="predict")
     if not options.only_reads:
         return
     key = "--evaluate" if file is None else "--predict"
@@ -197,10 +187,7 @@ def _problems_of_reading(
         message, fix = "runs trials, and this experiment runs a script", "have the script load its checkpoint"
         yield Problem(key=key, message=message, fix=fix, code="evaluate")
     if file is not None and not (file.suffix == ".jsonl" and file.absolute().parent.is_dir()):
-        message, fix = (
-            "must end in .jsonl, in a folder that exists",
-            "name such a file, e.g. predictions.jsonl",
-        )
+        message, fix = "must end in .jsonl, in a folder that exists", "name one, e.g. predictions.jsonl"
         yield Problem(key=key, value=str(file), message=message, fix=fix, code="predict")
     if file is not None and resolved is not None and resolved.topology.pipe_parallel_size > 1:
         message = "the stages of a pipeline compute a loss, and hand no outputs on"
