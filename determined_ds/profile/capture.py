@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe import schedule as pipe
@@ -155,6 +156,7 @@ class Capture:
         self._started = 0.0
         self._seconds: float | None = None  # of the step at hand, once its work is done
         self._taken: list[CapturedStep] = []
+        self._processors = (0.0, 0.0, 0.0)
         self._is_over = False
 
     def begin_step(self) -> None:
@@ -173,6 +175,7 @@ class Capture:
         if self._begun == recorded_from:
             self._undo.enter_context(self._marks())
             self._synchronize()  # what earlier steps have left to a GPU is theirs
+            self._processors = _processor_seconds()
         self._begun += 1
         if self._can_count and self._begun == recorded_from > 1:  # in a step that is not recorded
             self._counting.enter_context(self._flops)
@@ -229,7 +232,14 @@ class Capture:
             self._profiler.stop()
             self._note("profile     nothing was recorded: training has ended before")
             return
-        record = self._record(steps=tuple(self._taken), flops=self._flops.model or None)
+        pairs = zip(_processor_seconds(), self._processors, strict=True)
+        whole, machine, own = (max(1e-9, now - before) for now, before in pairs)
+        record = self._record(
+            steps=tuple(self._taken),
+            flops=self._flops.model or None,
+            machine_load=machine / whole,
+            own_load=own / whole,
+        )
         # Before the end: torch gives what is added later to the next trace.
         self._profiler.add_metadata_json(META, json.dumps(record.model_dump(), default=str))
         self._profiler.stop()
@@ -249,3 +259,13 @@ class Capture:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _processor_seconds() -> tuple[float, float, float]:
+    """Seconds of this machine's processors so far: in all, those in use, and those of this process and its workers."""
+    times, this, own = psutil.cpu_times(), psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            own += sum(process.cpu_times()[:2])
+    whole = sum(times[:8])
+    return whole, whole - times.idle - getattr(times, "iowait", 0.0), own

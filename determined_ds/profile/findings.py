@@ -22,12 +22,24 @@ if TYPE_CHECKING:
 
 VERSION = 3  # of profile.json: raised where a key changes its meaning
 # What of a rank's record profile.json says of each rank; the rest is said of the run.
-OF_RANK = {"rank", "host", "device", "device_name", "pipe_stage", "flops", "peak_flops"}
+OF_RANK = {
+    "rank",
+    "host",
+    "device",
+    "device_name",
+    "pipe_stage",
+    "flops",
+    "peak_flops",
+    "machine_load",
+    "own_load",
+}
 LEAST_SHARE = 0.03  # of a step: below it, a step varies by more than a change would gain
 # Of a step's work. What is waited for is not what a rank does by itself.
 WORK = ("data", "forward", "backward", "optimizer", "idle", "other")
 # A noisy machine delays now this rank, now that one. A slow one works longest in this share of at least so many steps.
 LEAST_STEPS, SLOWEST_IN = 3, 0.8
+# Shares of a machine's processors, by other processes and by all, from which it is busy.
+OTHERS, FULL = 0.1, 0.8
 # Columns of the text; shares of a step from which a note is worth its line.
 WIDTH, BAR_WIDTH = 80, 22
 HIDDEN, UNNAMED = 0.01, 0.05
@@ -133,6 +145,13 @@ def analyse(paths: Sequence[Path]) -> Profile:
     warnings += [
         f"the trace of rank {rank.record.rank} holds no whole step" for rank in ranks if not rank.steps
     ]
+    for host in dict.fromkeys(rank.record.host for rank in ranks):
+        here = [rank.record for rank in ranks if rank.record.host == host]
+        load = fmean(each.machine_load or 0.0 for each in here)
+        others = load - sum(each.own_load or 0.0 for each in here)
+        if others > OTHERS and load > FULL:
+            took = f"other processes took {percent(others, 0)} of the processors of {host or 'the machine'}"
+            warnings.append(f"{took} meanwhile: alone, a step would be shorter, and shares would differ")
     seconds = means([rank.seconds for rank in ranks])
     profile = Profile(
         record=record,

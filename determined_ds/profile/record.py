@@ -62,6 +62,9 @@ class CaptureRecord(BaseModel, frozen=True):
     ds_config: dict[str, Any] | None = None
     flops: int | None = None  # of the model, that the rank does in a step; None where they were not counted
     peak_flops: float | None = None  # the most that it does in a second, measured
+    # Shares of the machine's processors in the recorded steps: in use, and by this rank and its workers.
+    machine_load: float | None = None
+    own_load: float | None = None
 
 
 class Event(NamedTuple):

@@ -363,6 +363,8 @@ class Autotune:
             lines.append(f"{low:.2f} to {high:.2f} times as fast as the experiment as it was")
         if row.spread is not None and len(best.rows) > 1:
             lines.append(f"its measurements differ by {row.spread[1] / row.spread[0] - 1:.0%}")
+        if self.workbench.load:
+            lines.append(f"while it was measured, {self.workbench.load}")
         return lines
 
 

@@ -128,6 +128,8 @@ def measure_strategies(
                 each.rows.append(row)
                 say(f"{repetition + 1}/{repeat}  {name:<24}  {in_words(row)}")
                 bench.write(measurements, is_last=False)
+        if bench.load:
+            say(f"warning: while it was measured, {bench.load}: compare times by their spread")
         return bench.write(measurements), bench.run_dir
 
 

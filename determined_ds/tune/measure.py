@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from determined_ds.config.keys import MEASURE, ignored_keys
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import one_of
@@ -45,6 +47,8 @@ from determined_ds.tune.variants import Base, Variant, read_base
 POLL_S = 0.25
 MADE_BY = "measured_with.json"  # beside a measurement: all that its numbers depend on
 PACKAGES = ("determined", "deepspeed", "torch", "transformers")
+BUSY = 0.25  # other programs' share of the cores, above which times are said to be unsure
+LOOK_S = 0.2  # at what other programs take, before each start
 Say = Callable[[str], None]  # prints a line for people
 # From the seconds of the steps so far: why to go no further, or None.
 Watch = Callable[[Sequence[float]], str | None]
@@ -119,6 +123,7 @@ class Workbench:
     run_dir: Path  # where everything is written
     created: str  # ISO 8601
     say: Say  # prints a line as something happens
+    busy: list[float] = field(default_factory=list)  # shares of the cores that others took before each start
 
     @property
     def machine(self) -> str:
@@ -130,6 +135,12 @@ class Workbench:
             return f"{accelerator.num_devices} x {torch.cuda.get_device_name(0)}"
         cores = f"{accelerator.num_devices} CPU core{'s' if accelerator.num_devices != 1 else ''}"
         return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
+
+    @property
+    def load(self) -> str:
+        """What else ran on the machine; "" where that was little."""
+        most = max(self.busy, default=0.0)
+        return f"other programs took up to {most:.0%} of its cores" if most > BUSY else ""
 
     def measure(
         self,
@@ -195,6 +206,7 @@ class Workbench:
             records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
             return [record["metrics"]["step_seconds"] for record in records]
 
+        self.busy.append(psutil.cpu_percent(LOOK_S) / 100)
         there.measured.unlink(missing_ok=True)  # of other code, or of another version
         process.start()
         write_whole(run_dir / MADE_BY, json.dumps(depends_on, indent=2) + "\n")
@@ -246,7 +258,7 @@ class Workbench:
             title=self.base.experiment.name,
             command=self.request.command,
             created=self.created,
-            machine=self.machine,
+            machine=", ".join(filter(None, [self.machine, self.load])),
             accelerator=self.base.accelerator.name,
             steps=self.request.steps,
             rows=tuple(each.row for each in measurements),

@@ -301,3 +301,17 @@ def test_each_cause_is_named_the_largest_first(
     for each, (_, saves_ms, fix) in zip(findings, found, strict=True):
         assert 1000 * each["saves_s"] == pytest.approx(saves_ms, rel=0.01)
         assert fix in each["fix"]
+
+
+@pytest.mark.parametrize(
+    ("own", "machine", "warned"), [(0.45, 0.95, False), (0.3, 0.95, True), (0.1, 0.4, False)]
+)
+def test_a_machine_with_other_work_is_named_beside_the_shares(
+    own: float, machine: float, warned: bool, tmp_path: Path
+) -> None:
+    """Two ranks on it; a machine that has room for all is not busy."""
+    for rank in range(2):
+        record = {"ranks": 2, "own_load": own, "machine_load": machine, "host": "node7"}
+        write(tmp_path, [mark("forward", 0, 1000)], [(0, 1000)], rank=rank, **record)
+    said = " ".join(profile_of(tmp_path)["warnings"])
+    assert ("35 % of the processors of node7" in said) == warned, said

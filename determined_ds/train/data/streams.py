@@ -31,6 +31,7 @@ from determined_ds.train.rank_process import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
 CPU = torch.device("cpu")
+MANY_READERS = 8  # of a whole stream, from which on a warning says how many there are
 
 
 class FirstRow(NamedTuple):
@@ -251,6 +252,14 @@ class TrainingStream:
                 f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
                 f"batch {start_batch}"
             )
+        readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
+        if readers >= MANY_READERS:
+            said = (
+                f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
+                "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
+                "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
+            )
+            note(warned(said))
         self._place = pickle.dumps(dict(place))
         self.apart = (loader.name, False) if loader.sharded else None
         stream = ReplicaStream(

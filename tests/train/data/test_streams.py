@@ -92,6 +92,15 @@ def test_as_little_is_read_again_as_the_dataset_allows(kind: Any, read_again: in
     assert [f"skipping {said} samples" in note for note in notes] == [True] * bool(said)
 
 
+def test_a_stream_that_many_readers_read_whole_is_warned_of() -> None:
+    """Two replicas, each with so many workers."""
+    for workers, sharded in ((4, False), (1, False), (4, True)):
+        notes = list[str]()
+        opened(Count(64), (2, 1, 2), workers=workers, sharded=sharded, note=notes.append)
+        warned = [note for note in notes if "every sample of Count is read 8 times" in note]
+        assert len(warned) == (workers == 4 and not sharded)
+
+
 class Locked(Placed):
     def state_dict(self) -> dict[str, Any]:
         return {"lock": threading.Lock()}
