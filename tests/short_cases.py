@@ -34,7 +34,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "bf16-fp32-1-7M",
     ),
     "memory/test_measured.py::test_offloaded_states_are_on_the_host": ("2-False-2", "3-True-1"),
-    "model_defs/bert/test_metrics.py::test_validation_on_two_ranks_is_that_of_the_whole_set": ("3",),
+    "model_defs/bert/test_trial.py::test_validation_on_two_ranks_is_that_of_the_whole_set": ("3",),
     "model_defs/causal_lm/test_experts.py::test_losses_are_those_of_one_rank_that_has_all_experts": (
         "mixtral-[03]-2-2",
         "mixtral-2-4-2",

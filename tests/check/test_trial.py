@@ -1,4 +1,4 @@
-"""What a trial can run as and reports, read from its source without running it, is held against the experiment."""
+"""What an entrypoint names, read from its source without running it, is held against the whole experiment."""
 
 from __future__ import annotations
 
@@ -137,3 +137,46 @@ def test_what_an_entrypoint_names_is_there_and_can_run(
     found = [each for each in every if each.severity != "note" and each.key in ("", "entrypoint")]
     assert len(found) == bool(said)
     assert all(said in f"{each.code}: {each.message}; {each.fix}" for each in found)
+
+
+SCRIPT = "entrypoint=python3 train.py"
+BATCH = "hyperparameters.global_batch_size=9"  # on two slots
+OLD_FORM = "entrypoint=python3 -m determined.launch.deepspeed --trial trial:T"
+LENGTH = ["searcher.max_length={batches: 7}", "min_validation_period={batches: 3}"]
+NO_FIT, LOGS = "hyperparameters.fit=null", "hyperparameters.logging={wandb: {project: x}}"
+AS_WORDS = "entrypoint=[python3, train.py]"
+VARIABLES = "environment.environment_variables"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        # A script may decide what is not stated; what is stated is checked, and what its code cannot honour.
+        ([AS_WORDS, BATCH, NO_FIT], ["error batch hyperparameters.global_batch_size"]),
+        ([SCRIPT, "hyperparameters.deepspeed_config=null"], ["note left-open entrypoint"]),
+        ([SCRIPT, LOGS], ["warning logger-script hyperparameters.logging"]),
+        # A trial in Determined's own form is checked like ours, and trains as long as its searcher says.
+        ([OLD_FORM, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
+        (
+            [OLD_FORM, NO_FIT],
+            ["error max-length hyperparameters.fit.max_length", "warning deprecated-key entrypoint"],
+        ),
+        # Another command is left to Determined.
+        (["entrypoint=python3 -m determined.launch.x", BATCH], ["warning entrypoint entrypoint"]),
+        (["entrypoint=python3 -m determined_ds.trian trial:T"], ["error entrypoint entrypoint"]),
+        # Of a section that is none, only that is said.
+        *(
+            ([f"{key}=3"], [f"error wrong-type {key}"])
+            for key in ("hyperparameters", "hyperparameters.fit", "searcher", "entrypoint")
+        ),
+        # Variables that a launch sets, and devices that are none.
+        ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
+        ([f"{VARIABLES}={{tpu: [A=1]}}"], [f"error unknown-key {VARIABLES}.tpu"]),
+        ([f"{VARIABLES}=[=1]"], [f"error environment-variables {VARIABLES}.0"]),
+    ],
+)
+def test_this_is_found(tmp_path: Path, overrides: list[str], found: list[str]) -> None:
+    (tmp_path / "train.py").write_text("import deepspeed\n")
+    options = [word for override in overrides for word in ("--set", override)]
+    every = report_of(tmp_path, options=tuple(options))["findings"]
+    assert sorted(f"{each.severity} {each.code} {each.key}" for each in every) == found

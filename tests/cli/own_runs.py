@@ -66,14 +66,9 @@ def at(run_dir: Path, batch: int) -> Path:
     return found
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint has for a model."""
-    return load_state_dict_from_checkpoint_path(checkpoint)
-
-
 def same_weights(one: Path, other: Path) -> bool:
     """Whether two checkpoints have the same weights, bit for bit."""
-    left, right = weights(one), weights(other)
+    left, right = map(load_state_dict_from_checkpoint_path, (one, other))
     return all(torch.equal(left[name], right[name]) for name in left.keys() | right.keys())
 
 

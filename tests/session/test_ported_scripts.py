@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.harness.command import ROOT, det_ds
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, last_words
 from tests.package import profile_of, records
-from tests.recorded_steps import assert_adds_up
 from tests.session.ports import SCRIPTS, as_it_was
 
 # Script -> its function that trains, and arguments under which both train the same: without dropout.
@@ -150,7 +150,10 @@ def test_measured_or_profiled_it_trains_as_ever(tmp_path: Path) -> None:
     assert (measured["micro_batch_size"], measured["accumulation"], measured["replicas"]) == (4, 2, 2)
     assert list((tmp_path / "measured").glob("checkpoints/*")) == []
     profile = profile_of(tmp_path / "profiled")
-    assert_adds_up(profile)
+    # The parts of a step against the clock of the loop: a rank may be put off between the two.
+    steps = [step for rank in profile["ranks"] for step in rank["steps"]]
+    ratios = [sum(step["seconds"].values()) / step["clock_s"] for step in steps]
+    assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
     for rank, seen in enumerate(profile["ranks"]):
         assert (seen["rank"], [step["batch"] for step in seen["steps"]]) == (rank, [4, 5, 6, 7])
 

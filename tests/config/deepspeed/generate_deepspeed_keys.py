@@ -2,7 +2,7 @@
 
     python tests/config/deepspeed/generate_deepspeed_keys.py [PATH]
 
-Run it after changing the DeepSpeed version: `test_deepspeed_keys_current.py` fails until the file is current.
+Run it after changing the DeepSpeed version: `test_json.py` fails until the file is current.
 
 The file is a JSON Schema of draft 7 with four keywords more: `ignoreCase` (`enum` folds case), `deprecated` (what
 to use instead), `removed` (DeepSpeed raises with this message) and `model` (the pydantic class behind an object:

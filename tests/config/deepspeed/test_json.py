@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from determined_ds import Problem, load_deepspeed_config
-from tests.config.deciding import AUTO, Json, known_keys, nested, optimizer, told, value_at, zero
+from tests.config.deciding import AUTO, KEYS, Json, known_keys, nested, optimizer, told, value_at, zero
 from tests.package import CUDA, check, decide, experiment, refusal, resolved_of
 
 ZERO = "zero_optimization"
@@ -27,6 +28,13 @@ def errors(data: Json, at: str | None = None) -> list[Problem]:
 
 
 # ------------------------------------------------------------------------------------------------------- keys
+
+
+def test_the_keys_that_are_known_are_those_of_the_installed_deepspeed(tmp_path: Path) -> None:
+    """In a process of its own: the generator fixes DeepSpeed's accelerator before it imports DeepSpeed."""
+    generator, fresh = Path(__file__).with_name("generate_deepspeed_keys.py"), tmp_path / KEYS.name
+    subprocess.run([sys.executable, generator, fresh], check=True, timeout=300)
+    assert KEYS.read_text() == fresh.read_text(), f"Run {generator.name}, and commit the result."
 
 
 def test_a_misspelt_key_is_refused_at_every_depth() -> None:

@@ -1,4 +1,4 @@
-"""Accuracy and F1 are those of the whole validation set, whoever holds which part of it."""
+"""Accuracy and F1 are those of the whole validation set; what is saved loads in plain Hugging Face, with its labels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from sklearn.metrics import accuracy_score, f1_score
 
+from determined_ds import load_model_from_checkpoint_path
+from tests.harness.command import ROOT, det_ds
 from tests.harness.ranks import Ranks
 from tests.model_defs.training import reported, train
+from tests.package import checkpoints
 
 
 def write_rows(path: Path, num_rows: int, seed: int) -> str:
@@ -68,3 +72,34 @@ def test_validation_on_two_ranks_is_that_of_the_whole_set(
     assert f1 == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
     assert accuracy == pytest.approx(accuracy_score(true, predicted))
     assert len(set(predicted.tolist())) > 1, "a model that has learnt nothing proves nothing"
+
+
+def test_a_model_that_is_saved_loads_in_plain_hugging_face(tmp_path: Path) -> None:
+    kinds = (("dull", "no"), ("a fine one", "yes"))
+    lines = [f"{kinds[number % 2][0]} {number},{kinds[number % 2][1]}" for number in range(200)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *lines]))
+    settings = {
+        "data.path": tmp_path / "reviews.csv",
+        "data.vocab_size": 300,
+        "hyperparameters.deepspeed_config": "experiments/deepspeed/zero3.json",
+        "hyperparameters.fit.max_length.batches": 3,
+        "hyperparameters.warmup_num_steps": 1,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    run_dir = tmp_path / "run"
+    done = det_ds("run", "experiments/bert/const.yaml", ".", *words, "--run-dir", run_dir)
+    assert done.returncode == 0, done.stderr
+    tokens, samples = (reported(run_dir, f"{name}_per_second")[-1] for name in ("tokens", "samples"))
+    assert tokens == pytest.approx(128 * samples)
+
+    (checkpoint,) = checkpoints(run_dir)
+    model: Any = load_model_from_checkpoint_path(checkpoint, context_dir=ROOT)
+    model.save_pretrained(tmp_path / "saved")
+    plain = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint / "tokenizer")
+    batch = tokenizer(["a fine one", "dull, and too long"], padding=True, return_tensors="pt")
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        assert torch.equal(plain(**inputs).logits, model(**inputs).logits)
+    assert plain.config.id2label == {0: "no", 1: "yes"}
+    assert plain.config.vocab_size == len(tokenizer) == 300
