@@ -84,7 +84,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         spec = options.pipeline_trial if piped else options.trial
         is_chief = context.distributed.rank == 0
         if info is not None and is_chief:
-            from determined_ds.rundir.header import decided
+            from determined_ds.report.terminal import decided
 
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         # The engine of a legacy trial may decide all but the length.
