@@ -36,8 +36,15 @@ from determined_ds.checkpoints.index import (
     write_index,
 )
 from determined_ds.checkpoints.reader import DTYPES, layout_of, stored_engine
-from determined_ds.checkpoints.safe_load import REFUSED, another_model, read_data, reading, serialized
-from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of, some_of
+from determined_ds.checkpoints.safe_load import (
+    REFUSED,
+    another_model,
+    read_data,
+    reading,
+    serialized,
+    some_of,
+)
+from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.rundir.signals import HEART

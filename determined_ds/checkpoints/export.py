@@ -30,6 +30,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from determined_ds.checkpoints.files import (
     PARTIAL,
     STATE,
+    TrialState,
     files_of,
     fingerprint,
     read_object,
@@ -46,14 +47,11 @@ from determined_ds.checkpoints.index import (
     StoredTensor,
     write_index,
 )
-from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.checkpoints.reader import DTYPES, Weight, open_engine, weights_of
-from determined_ds.checkpoints.settings import some_of
+from determined_ds.checkpoints.safe_load import some_of
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES, Streamed, write_shard
 from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.run_dir import existing
-from determined_ds.train.bare_trial import trial_of
-from determined_ds.train.group.process_group import only_errors
 from determined_ds.trial.author import method_of
 
 HUGGINGFACE, TORCH = "huggingface", "torch"
@@ -187,6 +185,7 @@ def _pretrained(
     """That of a folder's config.json, or of the checkpoint's trial, whose code can be called inside."""
     import transformers
 
+    from determined_ds.train.bare_trial import trial_of
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
 
@@ -257,6 +256,8 @@ def _write_beside(
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     """In here models are built on the meta device, and what transformers or a trial raises becomes a message."""
+    from determined_ds.train.group.process_group import only_errors
+
     try:
         with torch.device("meta"), only_errors("transformers"):
             yield

@@ -15,7 +15,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,19 @@ class Checkpoint:
     uuid: str
     steps_completed: int  # batches trained when it was written; -1 if unknown
     path: Path  # its folder
+
+
+@dataclass(kw_only=True)
+class TrialState:
+    """Where training stands."""
+
+    trial_id: int = 0  # the trial that wrote it; another trial that starts from it counts from 0
+    batches_trained: int = 0  # optimizer steps since the start of training
+    epochs_trained: int = 0  # whole epochs among them
+    last_validation: int = -1  # batches_trained at the last validation
+    last_checkpoint: int = -1  # batches_trained at the last checkpoint
+    kept: list[str] = field(default_factory=list)  # uuids of the existing checkpoints, oldest first
+    best: str = ""  # uuid of the one whose validation was best
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from determined_ds.checkpoints.files import (
     PART,
     STATE,
     THEIR_STATE,
+    TrialState,
     data_refusal,
     elastic_refusal,
 )
@@ -46,19 +47,6 @@ from determined_ds.trial.tensor_parallel import degree_of
 FIX = "resume from another checkpoint, or copy its files again"
 
 # ------------------------------------------------------------------------------------------- where training stands
-
-
-@dataclass(kw_only=True)
-class TrialState:
-    """Where training stands."""
-
-    trial_id: int = 0  # the trial that wrote it; another trial that starts from it counts from 0
-    batches_trained: int = 0  # optimizer steps since the start of training
-    epochs_trained: int = 0  # whole epochs among them
-    last_validation: int = -1  # batches_trained at the last validation
-    last_checkpoint: int = -1  # batches_trained at the last checkpoint
-    kept: list[str] = field(default_factory=list)  # uuids of the existing checkpoints, oldest first
-    best: str = ""  # uuid of the one whose validation was best
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -22,6 +22,7 @@ from determined_ds.trial.author import method_of
 
 REFUSED = "is not one that DeepSpeed can load into this engine"
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+MOST_NAMED = 3
 ANOTHER = "\n  fix: use another checkpoint, or copy the file again"
 
 # ------------------------------------------------------------------------------------------- before writing
@@ -113,6 +114,12 @@ def read_data(file: Path, **options: Any) -> Any:
     """What a file of torch's holds, executing nothing of it; ``options`` are those of ``torch.load``."""
     with reading(file):
         return torch.load(file, **options)
+
+
+def some_of(reasons: Sequence[str]) -> str:
+    """The first reasons, and how many more there are."""
+    more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
+    return "; ".join([*reasons[:MOST_NAMED], *more])
 
 
 def another_model(uuid: str, reason: str) -> ConfigError:

@@ -19,19 +19,12 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.memory import base_optimizer
 
 Record = dict[str, Any]
-MOST_NAMED = 3
 # Attributes of a scheduler that are its position, not its settings.
 POSITION = ("last_epoch", "last_batch_iteration", "_last_lr", "_step_count")
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 # Of DeepSpeed's loss scalers, what changes during training.
 SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _ABSENT = object()
-
-
-def some_of(reasons: Sequence[str]) -> str:
-    """The first reasons, and how many more there are."""
-    more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
-    return "; ".join([*reasons[:MOST_NAMED], *more])
 
 
 def records_of(engines: Sequence[Any]) -> list[Record]:

@@ -41,8 +41,8 @@ from torch.utils._pytree import tree_leaves
 
 from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engines import Engines, Written, overrides, write_files
-from determined_ds.checkpoints.files import PART, damage_of, over_limit, warn_if_unverified
-from determined_ds.checkpoints.rank_state import RankParts, TrialState, read_state
+from determined_ds.checkpoints.files import PART, TrialState, damage_of, over_limit, warn_if_unverified
+from determined_ds.checkpoints.rank_state import RankParts, read_state
 from determined_ds.checkpoints.safe_load import engines_load_only_data, read_data
 from determined_ds.checkpoints.settings import put_into_effect
 from determined_ds.checkpoints.storage import seal_folder, share_of, write_code

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
-from torch.distributed.pipelining._backward import stage_backward_input
 
 Gradients = Sequence[torch.Tensor]
 # What the pass for the weights begins with: parameters, the nodes that they hang on and the gradients that arrived
@@ -50,6 +49,9 @@ def input_pass(
         inputs: Of the part; those that require no gradient get none.
         parameters: That the part may use, each once.
     """
+    # Loading it takes a second, which only such a schedule needs.
+    from torch.distributed.pipelining._backward import stage_backward_input
+
     taken = [(each, grad) for each, grad in zip(outputs, gradients, strict=True) if each.requires_grad]
     outputs, gradients = [each for each, _ in taken], [grad for _, grad in taken]
     if outputs and any(each.requires_grad for each in inputs):

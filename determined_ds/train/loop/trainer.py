@@ -21,8 +21,7 @@ import torch
 from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
-from determined_ds.checkpoints.files import finite, is_better, not_finite
-from determined_ds.checkpoints.rank_state import TrialState
+from determined_ds.checkpoints.files import TrialState, finite, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.checkpoints.writer import Checkpoints
