@@ -150,7 +150,7 @@ CASES = {
         loss=loss_of(lambda errors: {"loss": errors.mean(), "note": "fine"}),
     ),
     "a searched list": of(
-        "name a metric that is a number", evaluate_full_dataset=returning({"validation_loss": [1.0, 2.0]})
+        "report a number by this name", evaluate_full_dataset=returning({"validation_loss": [1.0, 2.0]})
     ),
     "a reducer misspelt": of(
         "use: validation_loss", evaluation_reducer=returning({"validation_los": Reducer.AVG})
