@@ -191,7 +191,10 @@ def closing_block(run: RecordedRun) -> list[str]:
     if not run.of_group(TRAINING) and not run.of_group(VALIDATION):
         return []
     shown, result = RunView(run), run.result
-    status = "training" if shown.status == RUNNING else "ended" if result is None else result.status
+    is_running = (
+        result is None and shown.status == RUNNING
+    )  # its launcher still has it when it writes the result
+    status = "training" if is_running else "ended" if result is None else result.status
     planned = f" of {shown.planned:,}" if shown.planned else ""
     title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
     if result is not None and result.reason:

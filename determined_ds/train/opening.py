@@ -162,7 +162,10 @@ def init(
     else to a new temporary folder.
 
     Args:
-        hparams, exp_conf, distributed, enable_tensorboard_logging: As for :func:`open_context`.
+        hparams: As for :func:`open_context`, like the others.
+        exp_conf: The experiment's configuration.
+        distributed: The ranks.
+        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
 
     Yields:
         The context, until the block ends.

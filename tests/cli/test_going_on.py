@@ -29,6 +29,7 @@ SOURCE = "searcher.source_checkpoint_uuid"
 def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
     before = checkpoints(copied / "run")[0]
     done = run(copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7", f"{RATE}=0"])
+    assert ": completed, 7 of 7 batches\n" in done.stdout
     assert done.returncode == 0, done.stderr
     assert "  resume     batch 6, checkpoint " in done.stdout
     assert "  changed    hyperparameters.fit.max_length.batches: 6 -> 7\n" in done.stdout
