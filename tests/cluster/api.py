@@ -154,12 +154,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             trial, value = master.trials[int(number)], float(body["progress"])
             if not 0.0 <= value <= 1.0:
                 raise Refused(400, f"progress {value} is not between 0 and 1")
-            trial.progress, gate = value, trial.gate
-            # The metrics before it may come a moment later.
-            if gate is not None and master.wait(
-                lambda: any(report.steps >= gate for report in trial.of_group("training")), 0.3
-            ):
-                master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
+            trial.progress = value
         case "POST", "trials", number, "early_exit":
             if body["reason"] not in ("EXITED_REASON_INVALID_HP", "EXITED_REASON_INIT_INVALID_HP"):
                 raise Refused(400, f"unhandled early exit reason: {body['reason']}")
@@ -171,6 +166,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             if any(new.uuid in each.checkpoints for each in master.trials.values()):
                 raise Refused(500, f"inserting checkpoint model: duplicate key {new.uuid}")
             trial.checkpoints[new.uuid] = new
+            hold(master, trial)
         case "PATCH", "checkpoints":  # a trial has deleted some of a checkpoint's files, or all
             for patch in body["checkpoints"]:
                 left = (patch.get("resources") or {}).get("resources")
@@ -301,6 +297,16 @@ def continue_(master: Master, body: Json) -> Json:
         experiment.trials[0].hparams = config["hyperparameters"]
     master.revive(experiment)
     return {**shown(experiment), "warnings": []}
+
+
+def hold(master: Master, trial: Trial) -> None:
+    """Hold a trial that has reported the batch of its gate: it waits for this answer, and for none to a report."""
+    gate = trial.gate
+    # The metrics before it may come a moment later.
+    if gate is not None and master.wait(
+        lambda: any(report.steps >= gate for report in trial.of_group("training")), 0.3
+    ):
+        master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
 
 
 def logs(master: Master, trial: Trial, call: Call) -> Iterator[Json]:

@@ -34,6 +34,7 @@ Metrics = list[tuple[int, dict[str, Any]]]  # steps completed, name -> value
 ENDED = ("COMPLETED", "ERROR", "CANCELED", "DELETED")
 # What differs from one run to the next however alike they are: clocks and memory.
 UNLIKE = ("samples_per_second", "tokens_per_second", "bubble", "peak_memory_gib", "peak_memory_gib_min")
+SIGNALLED_S = 1.0
 
 
 class Checkpoint(NamedTuple):
@@ -294,6 +295,7 @@ class FakeCluster(Cluster):
         try:
             with super().reached(batch, *numbers):
                 yield
+            time.sleep(SIGNALLED_S)  # the trial's own poll hears of a pause before it goes on
         finally:
             with self.master.lock():
                 for trial in trials:

@@ -10,8 +10,8 @@ from tests.harness.command import ROOT
 
 # The address of a real master, on which the scenarios then run; without it they run on ours.
 REAL = os.environ.get("DET_MASTER", "")
-# Of a training that is stopped on its way: ours holds it meanwhile, for a real master it has to be long enough.
-LENGTH = 100 if REAL else 10
+# Of a training that is stopped on its way, and how often it is saved: ours holds it at a checkpoint meanwhile.
+LENGTH, SAVED_EVERY = (100, 50) if REAL else (40, 4)
 
 CONST, PIPELINE, SEARCH, ZB_H1 = (
     f"experiments/gpt2/{name}.yaml" for name in ("const", "pipeline", "search", "zb_h1")
@@ -48,7 +48,7 @@ def tiny(length: int) -> tuple[str, ...]:
 
 SMALL = ("hyperparameters.sequence_length=32", "data.max_validation_sequences=64")
 SHORT = (*batches(10), *SMALL)
-LONG_ENOUGH = (*batches(LENGTH), *SMALL)
+LONG_ENOUGH = (*batches(LENGTH), *SMALL, f"hyperparameters.fit.checkpoint_period.batches={SAVED_EVERY}")
 EVERY_BATCH = (*LONG_ENOUGH, "hyperparameters.fit.reporting_period.batches=1")
 
 

@@ -103,7 +103,7 @@ class Allocation:
 class Trial:
     """A trial. ``allocations`` are its runs, of which the last one may be running.
 
-    ``gate``: from its report of that batch on it waits in the call after it, for as long as this is set.
+    ``gate``: from its report of that batch on it waits with its next checkpoint, for as long as this is set.
     """
 
     id: int

@@ -15,7 +15,7 @@ import torch
 
 from determined_ds import load_model_from_checkpoint_path
 from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
-from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH
+from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH, SAVED_EVERY
 from tests.harness.command import ROOT
 
 pytestmark = pytest.mark.programs
@@ -71,7 +71,8 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, follo
         assert all(isinstance(value, (int, float)) for value in metrics.values()), "a list is an empty chart"
     saved = {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
     # A real master deletes the one in the middle, which is neither the best nor the last, some time after the end.
-    assert {followed.stopped_at, LENGTH} <= saved <= {followed.stopped_at, LENGTH // 2, LENGTH}
+    assert {followed.stopped_at, LENGTH} <= saved
+    assert all(batch % SAVED_EVERY == 0 for batch in saved - {followed.stopped_at})
     result = json.loads((followed.here / "result.json").read_text())
     assert result["trial_seed"] == 441365315  # as a real master's database had it
 
@@ -87,18 +88,23 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     of_others = [call for call in calls if call.rank != 0]
     assert [(call.method, call.path) for call in of_others] == [("POST", "/api/v1/runs/start")]
     count = Counter(call.path.split("/")[-1] for call in calls if call.rank == 0)
-    num_reports = len([steps for steps in (2, 4, 6, 8, 10) if steps > followed.stopped_at])
-    num_validations = len([steps for steps in (5, 10) if steps > followed.stopped_at])
-    assert count["metrics"] == num_reports + num_validations
+    rest = range(followed.stopped_at + 1, LENGTH + 1)
+    validations, saves = (
+        {step for step in rest if step % every == 0} for every in (LENGTH // 2, SAVED_EVERY)
+    )
+    num_reports = len([step for step in rest if step % 2 == 0])
+    assert count["metrics"] == num_reports + len(validations)
     assert count["progress"] == num_reports
-    assert count["best_searcher_validation_metric"] == num_validations
-    assert count["checkpoints"] == num_validations
+    assert count["best_searcher_validation_metric"] == len(validations)
+    assert count["checkpoints"] == len(saves)
     assert count["preemption"] <= 3
     assert count[str(followed.trial.id)] == 0  # its searcher, ``single``, stops no trial
     states = [call.body["state"] for call in calls if call.path.endswith("/runner/metadata")]
-    assert (
-        states == ["training", *["validating", "checkpointing", "training"] * num_validations][: len(states)]
-    )
+    expected = ["training"]
+    for step in rest:
+        expected += ["validating"] * (step in validations) + ["checkpointing"] * (step in saves)
+        expected += ["training"] * (step in saves)
+    assert states == expected[: len(states)]
     assert not [call for call in calls if call.status not in (200, 404, None)]
 
 

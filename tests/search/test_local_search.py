@@ -214,13 +214,13 @@ def test_what_goes_wrong_with_a_trial_is_its_end_after_as_many_restarts_as_may_h
     def files(does: str) -> Path:
         return run_dir / "trials" / f"{int(trials[does]['trial']):04d}"
 
-    crashed, spoilt, refused = (trials[does] for does in ("crashes", "spoils", "refuses"))
+    crashed, damaged, refused = (trials[does] for does in ("crashes", "spoils", "refuses"))
     assert (crashed["status"], crashed["restarts"]) == ("failed", "2")
     assert "the trial called exit(3)" in crashed["reason"]
     assert "resumed at batch 4 of 8" in (files("crashes") / "output.log").read_text()
 
-    assert (spoilt["status"], spoilt["restarts"]) == ("failed", "2")  # a crash, what that left, and a crash
-    told = [line for line in done.stdout.splitlines() if line.startswith(f"trial {spoilt['trial']} ")]
+    assert (damaged["status"], damaged["restarts"]) == ("failed", "2")  # a crash, what that left, and a crash
+    told = [line for line in done.stdout.splitlines() if line.startswith(f"trial {damaged['trial']} ")]
     assert any("is damaged" in line and "(restart 2 of 2)" in line for line in told)
     assert any("restarted" in line and "no checkpoint found" in line for line in told)
     assert (files("spoils") / "output.log").read_text().count("validation  batch 4/8") == 2
