@@ -81,6 +81,29 @@ print("drawn", *sys.modules)
     assert not (HEAVY | {"matplotlib.pyplot"}) & set(python(code, tmp_path))
 
 
+OPTIMIZED = """
+import sys, torch
+from determined_ds import open_context
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.5)
+
+def step():
+    optimizer.zero_grad()
+    (weight ** 2).sum().backward()
+    optimizer.step()
+
+step()
+loaded = "torch._dynamo.config" in sys.modules
+torch.compile(step, backend="eager")()
+weight.sum().backward()
+print(loaded, "torch._dynamo.config" in sys.modules, weight.tolist())
+"""
+
+
+def test_the_compiler_of_torch_is_loaded_once_something_is_compiled() -> None:
+    assert python(OPTIMIZED) == ["False", "True", "[0.0,", "0.0]"]
+
+
 def test_every_public_name_resolves_and_no_other() -> None:
     code = "import determined_ds as d; print(*(n for n in d.__all__ if getattr(d, n).__name__ == n))"
     assert python(code) == determined_ds.__all__

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
 import socket
+import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -34,6 +37,60 @@ PATIENCE = timedelta(hours=6)
 FOR_EVER = timedelta(days=7)
 # A pipeline's engine and a schedule log this before their first step, in every run.
 AT_EVERY_START = "Attempting to get learning rate from scheduler before it has started"
+
+
+class _CompilerLater(types.ModuleType):
+    """``torch._dynamo`` until anything is compiled; until then there is nothing to keep from being compiled.
+
+    Torch loads its compiler, which takes longer than DeepSpeed, at the first step of any optimizer, for the two
+    functions below. Whatever else is asked of the module loads it, and it takes this one's place.
+    Source: ``_disable_dynamo`` in torch 2.13's ``torch/_compile.py``, ``_use_grad`` in ``torch/optim/optimizer.py``.
+    """
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
+        if function is None:
+            return functools.partial(self.disable, recursive=recursive, **how)
+        own: Callable[..., Any] | None = None
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal own
+            if sys.modules.get(self.__name__) is self:
+                return function(*args, **kwargs)
+            own = own or torch._dynamo.disable(function, recursive, **how)
+            return own(*args, **kwargs)
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # who looks through all modules does not compile
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _import_deepspeed() -> None:
+    """Import DeepSpeed, and neither the compiler of torch nor MLflow, which its autotuner would import (0.19.8)."""
+    compiler = "torch._dynamo"
+    if compiler not in sys.modules:
+        later = _CompilerLater(compiler)
+        later.__spec__ = importlib.util.find_spec(compiler)
+        sys.modules[compiler] = torch._dynamo = later
+    is_absent = "mlflow" not in sys.modules
+    if is_absent:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        if is_absent:
+            del sys.modules["mlflow"]
+
+
+_import_deepspeed()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
