@@ -84,6 +84,7 @@ print("drawn", *sys.modules)
 OPTIMIZED = """
 import sys, torch
 from determined_ds import open_context
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 weight = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([weight], lr=0.5)
 

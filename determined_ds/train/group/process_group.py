@@ -39,47 +39,59 @@ FOR_EVER = timedelta(days=7)
 AT_EVERY_START = "Attempting to get learning rate from scheduler before it has started"
 
 
-class _CompilerLater(types.ModuleType):
-    """``torch._dynamo`` until anything is compiled; until then there is nothing to keep from being compiled.
+class _Later(types.ModuleType):
+    """A module that is loaded, and takes this one's place, when anything but its ``own`` attributes is asked of it."""
 
-    Torch loads its compiler, which takes longer than DeepSpeed, at the first step of any optimizer, for the two
-    functions below. Whatever else is asked of the module loads it, and it takes this one's place.
-    Source: ``_disable_dynamo`` in torch 2.13's ``torch/_compile.py``, ``_use_grad`` in ``torch/optim/optimizer.py``.
-    """
-
-    def graph_break(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
-        if function is None:
-            return functools.partial(self.disable, recursive=recursive, **how)
-        own: Callable[..., Any] | None = None
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal own
-            if sys.modules.get(self.__name__) is self:
-                return function(*args, **kwargs)
-            own = own or torch._dynamo.disable(function, recursive, **how)
-            return own(*args, **kwargs)
-
-        return call
+    def __init__(self, name: str, **own: Any) -> None:
+        super().__init__(name)
+        vars(self).update(own)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # who looks through all modules does not compile
+        if name.startswith("__") and name != "__path__":  # who looks through all modules wants none of them
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
+def _compiler_later() -> types.ModuleType:
+    """``torch._dynamo``, until something is compiled; until then there is nothing to keep from being compiled.
+
+    Torch loads its compiler, which takes longer than DeepSpeed, for three functions: at the first call of anything that
+    is not to be compiled, such as an optimizer's ``__init__``, at an optimizer's first step, and for a process group.
+    Source: ``_disable_dynamo`` in torch 2.13's ``torch/_compile.py``, ``_use_grad`` in ``torch/optim/optimizer.py``,
+    ``init_process_group``.
+    """
+
+    def disable(function: Any = None, recursive: bool = True, **how: Any) -> Any:
+        if function is None:
+            return functools.partial(disable, recursive=recursive, **how)
+        own: Callable[..., Any] | None = None
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal own
+            if sys.modules.get(later.__name__) is later:
+                return function(*args, **kwargs)
+            own = own or torch._dynamo.disable(function, recursive, **how)
+            return own(*args, **kwargs)
+
+        return call
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    rules = _Later("torch._dynamo.trace_rules", clear_lru_cache=nothing)
+    name = "torch._dynamo"
+    spec = importlib.util.find_spec(name)
+    later = _Later(name, disable=disable, graph_break=nothing, trace_rules=rules, __spec__=spec)
+    return later
+
+
 def _import_deepspeed() -> None:
     """Import DeepSpeed, and neither the compiler of torch nor MLflow, which its autotuner would import (0.19.8)."""
-    compiler = "torch._dynamo"
-    if compiler not in sys.modules:
-        later = _CompilerLater(compiler)
-        later.__spec__ = importlib.util.find_spec(compiler)
-        sys.modules[compiler] = torch._dynamo = later
+    if "torch._dynamo" not in sys.modules:
+        sys.modules["torch._dynamo"] = torch._dynamo = _compiler_later()
     is_absent = "mlflow" not in sys.modules
     if is_absent:
         sys.modules["mlflow"] = None  # type: ignore[assignment]
