@@ -14,8 +14,8 @@ _HOMES = {
     "DataError": "determined_ds.errors",
     "DataLoader": "determined.pytorch",
     "DataParallelTrial": "determined_ds.trial.data_parallel",
-    "DeepSpeedMPU": "determined_ds.trial.of_context",
-    "SequenceGroup": "determined_ds.trial.ulysses",
+    "DeepSpeedMPU": "determined_ds.trial.sequence",
+    "SequenceGroup": "determined_ds.trial.sequence",
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
     "DeepSpeedTrialContext": "determined_ds.train.context",
     "DeterminedDSError": "determined_ds.errors",
@@ -98,9 +98,8 @@ if TYPE_CHECKING:
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
-    from determined_ds.trial.of_context import DeepSpeedMPU
     from determined_ds.trial.pipeline import PipelineTrial
+    from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup
     from determined_ds.trial.several_engines import SeveralEnginesTrial
     from determined_ds.trial.stream_loader import StreamLoader
-    from determined_ds.trial.ulysses import SequenceGroup
     from determined_ds.tune.compare import compare

@@ -27,7 +27,7 @@ from determined_ds.documents.text import as_plain
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.opening import init
-from determined_ds.trial.of_context import DeepSpeedMPU
+from determined_ds.trial.sequence import DeepSpeedMPU
 
 # What trials that were written before ``make_deepspeed_mpu`` call it.
 DeterminedDeepSpeedMPU = DeepSpeedMPU

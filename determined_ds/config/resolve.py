@@ -143,6 +143,26 @@ class ResolvedConfig:
                 changes.append(((section, key), os.path.join(folder, str(path)), "the run's folder"))
         return replace(self, ds=self.ds.overwritten(*changes), folder=folder)
 
+    def completed(
+        self, hyperparameters: Mapping[str, Any], ds_config_path: Path | None = None
+    ) -> dict[str, Any]:
+        """Hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
+
+        Args:
+            hyperparameters: As stated.
+            ds_config_path: Of the JSON that DeepSpeed is given, for ``deepspeed_config``; None leaves that as stated.
+        """
+        layout, batch = self.topology, self.batch
+        return {
+            **hyperparameters,
+            "global_batch_size": batch.global_batch_size,
+            "data_parallel_world_size": layout.data_parallel_world_size,
+            **{name: getattr(layout, name) for name in PARALLEL_SIZES},
+            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+            "gradient_accumulation_steps": batch.accumulation,
+            **({} if ds_config_path is None else {"deepspeed_config": str(ds_config_path)}),
+        }
+
     def with_tensor_parallel(self) -> ResolvedConfig:
         """The same, with the section ``tensor_parallel`` that carries out ``model_parallel_size``.
 

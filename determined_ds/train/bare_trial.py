@@ -100,8 +100,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     from attrdict import AttrDict
 
     from determined_ds.trial.base import ReconciledTrial
-    from determined_ds.trial.of_context import completed_hparams
-    from determined_ds.trial.ulysses import SequenceGroup
+    from determined_ds.trial.sequence import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
         message = (
@@ -111,7 +110,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         said = (SAY_SIZE, "meta-build") if device == "meta" else (fix, "entrypoint")
         raise ConfigError(experiment.document.problem(("entrypoint",), message, *said))
     trial: Any = kind.__new__(kind)
-    hparams = completed_hparams(experiment.hyperparameters.data, resolved)
+    hparams = resolved.completed(experiment.hyperparameters.data)
     trial.context = SimpleNamespace(  # what a trial may call on its context before it has an engine
         distributed=None,
         device=torch.device(device),

@@ -40,10 +40,10 @@ from determined_ds.train.group.process_group import only_errors
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
 from determined_ds.trial.ddp import engine_name
-from determined_ds.trial.engine import fix_engine, is_fixed
-from determined_ds.trial.of_context import DeepSpeedMPU, completed_hparams
+from determined_ds.trial.engine import ENGINES, fix_engine
 from determined_ds.trial.pipeline_engine import PlannedEngine
-from determined_ds.trial.tensor_parallel import degree_of, is_copy, unit_of
+from determined_ds.trial.sequence import DeepSpeedMPU
+from determined_ds.trial.tensor_parallel import degree_of, is_copy
 
 logger = logging.getLogger("determined_ds")
 # Hyperparameters of the library that no engine knows; all others it has settled already.
@@ -136,7 +136,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._per_slot_batch_size = batch.global_batch_size // batch.replicas
         if self._hparams is not None:
             named = self._written if self.decided_before is not None else None
-            self._hparams = completed_hparams(self._hyperparameters.data, resolved, named)
+            self._hparams = resolved.completed(self._hyperparameters.data, named)
 
     def adopt(self) -> None:
         """Replace the files of the run, once the model is built and its checkpoint loaded; a collective."""
@@ -234,7 +234,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
             )
         chosen = self._mpu if self._called_wrap_mpu else None
-        is_own = is_fixed(model)
+        is_own = model in ENGINES
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
         if isinstance(engine, PipelineEngine) and engine.is_model_parallel:
@@ -248,7 +248,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if chosen is not None:
             self._mpu = chosen
         elif degree_of(engine) > 1:
-            self._mpu = unit_of(engine)
+            self._mpu = DeepSpeedMPU(engine.mpu)
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
             self._agree(engine)
         self._check_mpu()

@@ -1,4 +1,4 @@
-"""ReconciledTrial: hyperparameters -> ResolvedConfig -> deepspeed.initialize -> compile -> wrap_model_engine."""
+"""ReconciledTrial: hyperparameters -> ResolvedConfig -> model -> engine -> wrap_model_engine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.layout import whole_sequences
-from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig, Where, resolve
+from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
-from determined_ds.trial import expert_parallel, returned, tensor_parallel
+from determined_ds.trial import returned
 from determined_ds.trial.author import refused
 from determined_ds.trial.ddp import DDP, DDPEngine
-from determined_ds.trial.engine import fix_engine
-from determined_ds.trial.kernels import compile_engine, configure_checkpointing
-from determined_ds.trial.of_context import resolved_of
-from determined_ds.trial.patched import check_upstream
-from determined_ds.trial.pipeline_engine import initialize
+from determined_ds.trial.engine import check_upstream, compile_engine, configure_checkpointing, make_engine
 from determined_ds.trial.schedules import check_rates, give_schedule
+from determined_ds.trial.sequence import SequenceGroup
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
-from determined_ds.trial.ulysses import SequenceGroup
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -57,12 +55,15 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
         self.args = AttrDict(context.get_hparams())
-        self.resolved = resolved_of(context)
+        self.resolved = self._resolved_of(context)
         check_upstream()
-        self._check_abilities()
         size = self.resolved.topology.sequence_parallel_size
         if size > 1 and not self.sequence_parallel:
             raise ConfigError(whole_sequences(type(self).__name__, size))
+        if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
+            message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
+            fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
+            raise refused("engine", message, fix, DDP, value=DDP)
         if getattr(context, "distributed", None) is not None:  # else it is built to be measured or exported
             self.sequence = SequenceGroup(size)
         self.prepare()
@@ -74,25 +75,34 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         if self.is_whole and type(self).initialize is ReconciledTrial.initialize:
             found = self.resolved.with_tensor_parallel()  # where the JSON does not say how
             if found is not self.resolved and hasattr(self.context, "_decide"):
-                self.context._decide(
-                    found
-                )  # a collective: the file of what DeepSpeed is given is written again
+                self.context._decide(found)  # writes the file of what DeepSpeed is given again: a collective
             self.resolved = found
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
-    def _check_abilities(self) -> None:
-        """Refuse what Determined's own loop would silently leave out, and models that the engine cannot train."""
-        if not isinstance(getattr(self.context, "resolved", None), ResolvedConfig):
-            has_hook = type(self).on_step_end is not ReconciledTrial.on_step_end
-            if has_hook or isinstance(self.validation_metrics, Mapping):
-                name = f"{type(self).__name__}.{'on_step_end' if has_hook else 'validation_metrics'}"
-                message = "has no effect under Determined's own context and Trainer"
-                fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
-                raise refused(name, message, fix, "own-loop")
-        if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
-            message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
-            fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
-            raise refused("engine", message, fix, DDP, value=DDP)
+    def _resolved_of(self, context: Any) -> ResolvedConfig:
+        """The reconciled configuration of a context: ours has it, for Determined's own it is made here.
+
+        Refuses what Determined's own loop would silently leave out.
+        """
+        if isinstance(context, pytorch.PyTorchTrialContext):  # with which Determined 0.38.1 loads trials
+            message = (
+                "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, not a DeepSpeedTrial"
+            )
+            fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
+            raise refused("context", message, fix, "context", value=type(context).__name__)
+        resolved = getattr(context, "resolved", None)
+        if isinstance(resolved, ResolvedConfig):
+            return resolved
+        has_hook = type(self).on_step_end is not ReconciledTrial.on_step_end
+        if has_hook or isinstance(self.validation_metrics, Mapping):
+            name = f"{type(self).__name__}.{'on_step_end' if has_hook else 'validation_metrics'}"
+            message = "has no effect under Determined's own context and Trainer"
+            fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
+            raise refused(name, message, fix, "own-loop")
+        ranks, accelerator, here = context.distributed, detect_accelerator(), Path.cwd()
+        where = Where(context_dir=here, accelerator=accelerator, slots=ranks.size, machines=ranks.cross_size)
+        data = context.get_hparams()
+        return resolve(Document(name="hyperparameters", data=data, prefix="hyperparameters"), where)
 
     def prepare(self) -> None:
         """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
@@ -240,19 +250,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         if self._by_ddp:
             engine: Any = DDPEngine(model, optimizer, parameters, ds_config, self.context.device)
         else:
-            parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
-            with (
-                expert_parallel.carried_out(model, ds_config),
-                tensor_parallel.carried_out(model, ds_config) as mpu,
-            ):
-                engine = initialize(
-                    model=model,
-                    optimizer=optimizer,
-                    model_parameters=parameters,
-                    mpu=mpu or self.sequence.unit,
-                    config=dict(ds_config),
-                )
-            fix_engine(engine)
+            engine = make_engine(model, optimizer, parameters, ds_config, self.sequence.unit)
         give_schedule(self, engine, ds_config)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine)

@@ -1,27 +1,209 @@
-"""Corrections to an engine of deepspeed 0.19.8 that change its numbers."""
+"""DeepSpeed's engine: how it is made of a model, and corrected where deepspeed 0.19.8 trains on other numbers."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import pkgutil
 import weakref
+from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
+import deepspeed
+import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from determined_ds.documents.text import as_plain
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.pipe.orders import ZB_H1
+from determined_ds.trial import expert_parallel, tensor_parallel
 from determined_ds.trial.author import refused
-from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers
 from determined_ds.trial.instruction_times import time_instructions
-from determined_ds.trial.patched import check_upstream
 from determined_ds.trial.pipeline_engine import PlannedEngine
+from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.timers import correct_timers
-from determined_ds.trial.ulysses import add_up_slices
 
-# Of this process, each while its trial holds it.
+# Names that are replaced or overridden here, and that no version promises: of a module or a class.
+AVERAGED = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
+PATCHED = {
+    "deepspeed": "PipelineEngine set_optimizer_flags",
+    "deepspeed.comm.comm": "timers comms_logger",
+    "deepspeed.utils.groups": "_init_tp_mesh_device _get_expert_parallel_group",
+    "deepspeed.runtime.compiler": "compile",
+    "deepspeed.ops": "__compatible_ops__",
+    "deepspeed.runtime.engine:DeepSpeedEngine": """_backward_prologue _backward_prologue_per_tensor backward scale
+        _apply_autotp_partitioning _configure_expert_parallel _get_optimizer_loss_scale clip_fp32_gradients
+        _scale_loss_by_gas _start_timers _stop_timers""",
+    "deepspeed.runtime.pipe.engine:PipelineEngine": """_INSTRUCTION_MAP _exec_schedule _send_tensor_meta
+        _recv_tensor_meta _allocate_or_extend_buffers _exec_load_micro_batch _exec_forward_pass _exec_backward_pass
+        _loss_stage_global_rank _train_schedule _inference_schedule""",
+    "deepspeed.runtime.pipe.module:PipelineModule": """_partition_layers _build _set_bounds
+        _precompute_checkpointable_values""",
+    "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3": AVERAGED,
+    "determined.pytorch.deepspeed:DeepSpeedTrialContext": "_init_device",
+    "determined.core._checkpoint:CheckpointContext": "_report_checkpoint",
+    "determined.core._metrics:_Shipper": "_post_metrics",
+    "determined.core:DistributedContext": "_init_ipc",
+    "determined.core._context": "init",
+    "determined._info": "_info",
+    "torch.distributed.distributed_c10d": """default_pg_timeout default_pg_nccl_timeout _set_pg_timeout
+        _get_default_store""",
+}
+TESTED = {"deepspeed": "0.19.8", "determined": "0.38.1", "torch": "2.13.0"}
+# Key of the JSON's ``activation_checkpointing`` -> argument of deepspeed.checkpointing.configure.
+CHECKPOINTING = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+MUON, FLAG = "muon", "use_muon"
+EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+# Of this process, those that are corrected, each while its trial holds it.
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@functools.cache
+def check_upstream() -> None:
+    """Check that the installed versions have every name of :data:`PATCHED`: a correction must not vanish silently.
+
+    Raises:
+        ConfigError: one lacks a name.
+    """
+    problems = []
+    for place, names in PATCHED.items():
+        try:
+            owner = pkgutil.resolve_name(place if ":" in place else f"{place}:")
+        except (ImportError, AttributeError):
+            owner = None
+        if lacking := [name for name in names.split() if not hasattr(owner, name)]:
+            package = place.partition(".")[0]
+            message = f"{place} has no {', '.join(lacking)}, which is replaced here: it would train on other numbers"
+            fix, key = f"pip install {package}=={TESTED[package]}", f"{package} {version(package)}"
+            problems.append(Problem(key=key, message=message, fix=fix, code="upstream-names"))
+    if problems:
+        raise ConfigError(problems)
+
+
+# ------------------------------------------------------------------------------------------- made
+
+
+def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str, Any], unit: Any) -> Any:
+    """``deepspeed.initialize`` for a model that it may cut, in a pipeline of any schedule; a collective.
+
+    Args:
+        model: The bare model.
+        optimizer: The author's, or None.
+        parameters: That the JSON's optimizer trains, where the author has none.
+        ds_config: The mapping for DeepSpeed.
+        unit: DeepSpeed's mpu; that of tensor parallel takes its place.
+
+    Returns:
+        The engine, corrected.
+    """
+    parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
+    own = deepspeed.PipelineEngine
+    with (
+        expert_parallel.carried_out(model, ds_config),
+        tensor_parallel.carried_out(model, ds_config) as mpu,
+        _muon_for_matrices_within(),
+    ):
+        try:
+            if isinstance(model, ScheduledModule) and model.is_planned:
+                deepspeed.PipelineEngine = PlannedEngine  # initialize takes the class from its own names
+            given = {"optimizer": optimizer, "model_parameters": parameters, "mpu": mpu or unit}
+            engine, *_ = deepspeed.initialize(model=model, config=dict(ds_config), **given)
+        finally:
+            deepspeed.PipelineEngine = own
+    fix_engine(engine)
+    return engine
+
+
+@contextlib.contextmanager
+def _muon_for_matrices_within() -> Iterator[None]:
+    """Around ``deepspeed.initialize``, which tags the parameters for Muon, and again those that AutoEP makes.
+
+    Muon is made for the matrices within a model; embeddings, heads and vectors are Adam's (Keller Jordan's Muon, in
+    ``runtime/zero/muon/original_muon.py``). DeepSpeed goes by names: ``embed`` and ``lm_head`` are Adam's, and so
+    GPT-2's ``wte`` and ``wpe`` are not. Here embeddings go by their class and heads by what the model says, and a
+    parameter's own ``use_muon``, set before, decides.
+
+    Source: ``set_optimizer_flags`` in deepspeed 0.19.8's ``__init__.py``.
+    """
+    own = deepspeed.set_optimizer_flags
+
+    def tag(config: Any, model: torch.nn.Module) -> None:
+        stated = [(each, getattr(each, FLAG)) for each in model.parameters() if hasattr(each, FLAG)]
+        own(config, model)
+        if config.optimizer_name != MUON:
+            return
+        for module in model.modules():  # whole, or the layers of a pipeline's stage
+            get_head = getattr(module, "get_output_embeddings", None)  # of a model of transformers
+            head = get_head() if callable(get_head) else None
+            left = [*module.parameters(recurse=False)] if isinstance(module, EMBEDDINGS) else []
+            for parameter in (*left, *(head.parameters() if isinstance(head, torch.nn.Module) else ())):
+                setattr(parameter, FLAG, False)
+        for parameter, value in stated:
+            setattr(parameter, FLAG, value)
+
+    deepspeed.set_optimizer_flags = tag
+    try:
+        yield
+    finally:
+        deepspeed.set_optimizer_flags = own
+
+
+def configure_checkpointing(ds_config: dict[str, Any]) -> None:
+    """Pass the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
+
+    Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
+
+    Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
+    """
+    if section := ds_config.get("activation_checkpointing"):
+        options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
+        deepspeed.checkpointing.configure(None, **options)
+
+
+def compile_engine(engine: Any) -> None:
+    """Have an engine compile its model at its first forward pass, which then takes seconds to minutes.
+
+    A pipeline compiles layer by layer. ZeRO stage 3 fetches parameters between layers, which cuts the model into
+    pieces: it runs, takes longest to compile, and gains little.
+
+    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; in torch 2.13
+    ``donated_buffer`` of ``_functorch/config.py`` and ``_TorchDynamoContext.__call__`` of ``_dynamo/eval_frame.py``.
+    """
+    layers = getattr(engine.module, "forward_funcs", ())
+    if isinstance(engine.module, ScheduledModule):
+        layers = [layer for part in engine.module.functions.values() for layer in part]
+        if engine.module.pipe.schedule == ZB_H1:
+            # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
+            torch._functorch.config.donated_buffer = False
+    # torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
+    # model's is compiled, each by itself. Where a model calls only torch's own, such as a Sequential of its layers,
+    # nothing is. A function of ours around it is compiled with all that is in it.
+    for module in (engine.module, *layers):
+        is_module = isinstance(module, torch.nn.Module) and "forward" not in vars(module)
+        if is_module and type(module).forward.__module__.startswith("torch."):
+
+            @functools.wraps(module.forward)
+            def in_own_frame(*inputs: Any, own: Any = module.forward, **kwargs: Any) -> Any:
+                return own(*inputs, **kwargs)
+
+            module.forward = in_own_frame
+    engine.compile()
+
+
+# ------------------------------------------------------------------------------------------- corrected
 
 
 def fix_engine(engine: Any) -> None:
@@ -29,78 +211,31 @@ def fix_engine(engine: Any) -> None:
 
     Raises:
         ConfigError: this DeepSpeed has other names than those that are corrected.
+
+    Source: deepspeed 0.19.8's ``runtime/engine.py`` (``_backward_prologue``, ``clip_fp32_gradients``) and
+    ``runtime/zero/stage3.py``.
     """
-    if not isinstance(engine, DeepSpeedEngine) or is_fixed(engine):
+    if not isinstance(engine, DeepSpeedEngine) or engine in ENGINES:
         return
     check_upstream()
-    # It goes into every checkpoint, where torch would not load an AttrDict.
-    engine.config = as_plain(engine.config)
+    engine.config = as_plain(
+        engine.config
+    )  # it goes into checkpoints, where torch would not load an AttrDict
     if isinstance(engine, PipelineEngine):
-        _clip_by_all_stages(engine)
-        _refuse_integers_between_stages(engine)
-        time_instructions(engine)
-    add_up_slices(engine)
-    _let_gradients_through(engine)
-    _keep_gradient_norm(engine)
-    _scale_loss(engine)
-    correct_timers(engine)
-    ENGINES.add(engine)
+        _fix_pipeline(engine)
+    else:
+        _scale_loss(engine)
 
+    size, optimizer = engine.sequence_parallel_size, engine.optimizer
+    if size > 1 and isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        # Ranks that share a sequence add up their gradients, and ZeRO 3 averages over them too: with clipping, or an
+        # optimizer other than Adam, it would train otherwise than ZeRO 0, 1 and 2.
+        averaged = getattr(optimizer, AVERAGED)
+        setattr(optimizer, AVERAGED, lambda *args: [part.mul(size) for part in averaged(*args)])
 
-def is_fixed(engine: Any) -> bool:
-    """Whether :func:`fix_engine` has seen an engine: ``ReconciledTrial.initialize`` calls it, before any wrapping."""
-    return engine in ENGINES
-
-
-def _clip_by_all_stages(engine: Any) -> None:
-    """Have ``gradient_clipping`` use the gradient of the whole pipeline, not of its first stage.
-
-    With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that no other
-    rank holds.
-
-    Source: ``clip_grad_norm_`` in ``deepspeed/runtime/utils.py``.
-    """
-    if engine.grid.get_slice_parallel_world_size() > 1:
-        return  # the model marks which parameters its slices share
-    for parameter in engine.module.parameters():
-        # The copies of a tied weight are counted on one stage alone.
-        parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
-
-
-def _refuse_integers_between_stages(engine: Any) -> None:
-    """Refuse what a middle stage cannot receive, instead of training on numbers that were read as another type.
-
-    A stage with neighbours on both sides receives activations and gradients in the same buffers, whose type is that of
-    the first.
-
-    Source: ``_allocate_or_extend_buffers`` in ``deepspeed/runtime/pipe/engine.py``.
-    """
-    if engine.num_stages <= 2 or isinstance(engine, PlannedEngine):
-        return
-    send = type(engine)._send_tensor_meta
-
-    def send_tensor_meta(buffer: Any, recv_stage: int) -> None:
-        tensors = buffer if isinstance(buffer, tuple) else (buffer,)
-        if dtypes := sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}):
-            message = (
-                f"stage {engine.stage_id} sends {', '.join(dtypes)}; through a middle stage only floats pass"
-            )
-            fix = "make them on the stage that needs them, send them as floats, or use two stages"
-            key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
-            raise refused(key, message, fix, code, value=engine.num_stages)
-        send(engine, buffer, recv_stage)
-
-    engine._send_tensor_meta = send_tensor_meta
-
-
-def _let_gradients_through(engine: Any) -> None:
-    """Let the backward pass of another engine go through this one, as a generator's goes through its discriminator.
-
-    Without ZeRO, an engine refuses any backward pass that it did not begin itself. Its own gradients of that pass are
-    not reduced over ranks, and are to be cleared before its next one: ``engine.zero_grad()``.
-
-    Source: ``DeepSpeedEngine._backward_prologue`` in ``deepspeed/runtime/engine.py``.
-    """
+    # Without ZeRO, an engine refuses any backward pass that it did not begin itself. One of another engine goes
+    # through, as a generator's goes through its discriminator. The gradients that it leaves are not reduced over
+    # ranks, and are to be cleared before the engine's own pass: engine.zero_grad().
     prologue = engine._backward_prologue
 
     def backward_prologue() -> None:
@@ -108,25 +243,53 @@ def _let_gradients_through(engine: Any) -> None:
         if engine._support_torch_style_backward or not runs or engine in runs:
             prologue()
 
-    engine._backward_prologue = backward_prologue
-
-
-def _keep_gradient_norm(engine: Any) -> None:
-    """Keep the norm that clipping computes in fp32 without ZeRO, which the engine discards.
-
-    Source: ``DeepSpeedEngine.clip_fp32_gradients`` in ``deepspeed/runtime/engine.py``.
-    """
-    has_experts = bool(expert_layers(engine.module))
+    # The norm that clipping computes in fp32 without ZeRO, which the engine discards, is kept.
+    has_experts = bool(expert_parallel.expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
         parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
         engine._global_grad_norm = (
-            clip_by_all_experts(parameters, limit)
+            expert_parallel.clip_by_all_experts(parameters, limit)
             if has_experts
             else clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
         )
 
-    engine.clip_fp32_gradients = clip_fp32_gradients
+    engine._backward_prologue, engine.clip_fp32_gradients = backward_prologue, clip_fp32_gradients
+    correct_timers(engine)
+    ENGINES.add(engine)
+
+
+def _fix_pipeline(engine: Any) -> None:
+    """Clip by the gradient of all stages, refuse what a middle stage would misread, and time the instructions.
+
+    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` in
+    ``runtime/pipe/engine.py``.
+    """
+    if (
+        engine.grid.get_slice_parallel_world_size() == 1
+    ):  # else the model marks which parameters its slices share
+        # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that
+        # no other rank holds. The copies of a tied weight are counted on one stage alone.
+        for parameter in engine.module.parameters():
+            parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
+    time_instructions(engine)
+    if engine.num_stages <= 2 or isinstance(engine, PlannedEngine):
+        return
+    send = type(engine)._send_tensor_meta
+
+    def send_tensor_meta(buffer: Any, recv_stage: int) -> None:
+        # A stage with neighbours on both sides receives activations and gradients in the same buffers, whose type is
+        # that of the first.
+        tensors = buffer if isinstance(buffer, tuple) else (buffer,)
+        if dtypes := sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}):
+            sent, stages = ", ".join(dtypes), engine.num_stages
+            message = f"stage {engine.stage_id} sends {sent}; through a middle stage only floats pass"
+            fix = "make them on the stage that needs them, send them as floats, or use two stages"
+            key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
+            raise refused(key, message, fix, code, value=stages)
+        send(engine, buffer, recv_stage)
+
+    engine._send_tensor_meta = send_tensor_meta
 
 
 def _scale_loss(engine: Any) -> None:
@@ -135,27 +298,25 @@ def _scale_loss(engine: Any) -> None:
     So small a gradient would vanish in Adam's ``eps``, hardly change weights by SGD, and never be clipped. The norm of
     the unfused optimizer is of scaled gradients, and is divided by their scale.
 
-    Source: ``DeepSpeedEngine.backward`` in ``deepspeed/runtime/engine.py``, which scales for a ``ZeROOptimizer`` alone;
-    ``unscale_and_clip_grads`` in ``deepspeed/runtime/fp16/unfused_optimizer.py``.
+    Source: ``DeepSpeedEngine.backward`` in deepspeed 0.19.8's ``runtime/engine.py``, which scales for a
+    ``ZeROOptimizer`` alone; ``unscale_and_clip_grads`` in ``runtime/fp16/unfused_optimizer.py``.
     """
-    kinds, optimizer = (FP16_Optimizer, FP16_UnfusedOptimizer), engine.optimizer
-    if not engine.fp16_enabled() or not isinstance(optimizer, kinds) or isinstance(engine, PipelineEngine):
+    optimizer, kind, used = engine.optimizer, type(engine), 1.0
+    if not engine.fp16_enabled() or not isinstance(optimizer, (FP16_Optimizer, FP16_UnfusedOptimizer)):
         return
-    kind, used = type(engine), 1.0
 
     def scaled(loss: Any) -> Any:
         nonlocal used
         used = float(engine._get_optimizer_loss_scale())
         return loss.float() * used
 
-    def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        return kind.backward(engine, scaled(loss), *args, **kwargs) / used
-
     def get_global_grad_norm() -> Any:
         norm = kind.get_global_grad_norm(engine)
         return None if norm is None else norm / used
 
-    engine.backward = backward
+    engine.backward = lambda loss, *args, **kwargs: (
+        kind.backward(engine, scaled(loss), *args, **kwargs) / used
+    )
     engine.scale = lambda loss: kind.scale(engine, scaled(loss))
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         engine.get_global_grad_norm = get_global_grad_norm

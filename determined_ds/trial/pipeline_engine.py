@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import deepspeed
 import deepspeed.comm as comm
 import torch
 from deepspeed.runtime.pipe import schedule
@@ -27,29 +26,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.author import refused
-from determined_ds.trial.muon_parameters import told_apart
 from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.split_backward import input_pass, weight_pass
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
 MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each before the next is made
-
-
-def initialize(**arguments: Any) -> Any:
-    """``deepspeed.initialize``, with the engine that the module's schedule needs. Returns the engine.
-
-    Source: ``initialize`` in deepspeed 0.19.8's ``__init__.py``, which takes the engine's class from its own names.
-    """
-    own = deepspeed.PipelineEngine
-    try:
-        model = arguments["model"]
-        if isinstance(model, ScheduledModule) and model.is_planned:
-            deepspeed.PipelineEngine = PlannedEngine
-        with told_apart():
-            engine, *_ = deepspeed.initialize(**arguments)
-    finally:
-        deepspeed.PipelineEngine = own
-    return engine
 
 
 class InputPass(schedule.BackwardPass):

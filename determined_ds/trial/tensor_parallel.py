@@ -16,7 +16,6 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.utils import groups
-from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.strategy import autotp_degree
 from determined_ds.errors import ConfigError
@@ -117,17 +116,6 @@ def draws_dropout(model: torch.nn.Module) -> bool:
     return any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()) or any(
         ("dropout" in name or "pdrop" in name) and isinstance(value, (int, float)) and value > 0
         for name, value in settings
-    )
-
-
-def unit_of(engine: Any) -> det_ds.ModelParallelUnit:
-    """Determined's unit of a tensor-parallel engine: which replica this rank is of, and whether it reports."""
-    mpu = engine.mpu
-    return det_ds.ModelParallelUnit(
-        data_parallel_rank=mpu.get_data_parallel_rank(),
-        data_parallel_world_size=mpu.get_data_parallel_world_size(),
-        should_report_metrics=mpu.get_tensor_model_parallel_rank() == 0,
-        should_build_data_loader=True,
     )
 
 

@@ -13,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from determined_ds import SequenceGroup
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial.ulysses import windowed
 from model_defs.common.huggingface import first_line, unloadable
 from model_defs.common.sections import config_error
 
@@ -139,8 +138,8 @@ def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, 
     sequence.check_heads(text.num_attention_heads, getattr(text, "num_key_value_heads", None))
     window = getattr(text, "sliding_window", None)
     is_windowed = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
-    if isinstance(window, int) and is_windowed and window < sequence_length:
-        raise windowed(window, sequence_length)
+    if isinstance(window, int) and is_windowed:
+        sequence.check_window(window, sequence_length)
     if isolated:
         message = "ranks that share a sequence attend to all tokens before, and are given no mask."
         fix = "attend_across_documents: true, or sequence_parallel_size: 1"

@@ -17,15 +17,40 @@ from typing import Any
 
 import deepspeed.comm as dist
 import torch
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from determined.pytorch import deepspeed as det_ds
 from torch import Tensor
 
-from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.errors import Problem, TrainingError
 from determined_ds.trial.author import refused
-from determined_ds.trial.of_context import DeepSpeedMPU
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
 TOKENS = 1  # the dimension of a batch's tensors that is cut
+
+
+def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
+    """Determined's unit for ``context.wrap_mpu``: this rank's replica, and whether it reads data and reports metrics.
+
+    Args:
+        mpu: ``engine.mpu`` of any engine: a pipeline engine's grid; an object with Megatron's methods, such as
+            DeepSpeed's own of tensor parallel; DeepSpeed's ``parallel_state_sp``, whose ranks that share a sequence
+            are one replica; or None, of a data-parallel one.
+
+    Source: ``determined.pytorch.deepspeed._mpu`` (0.38.1); the class of this name of its first releases.
+    """
+    if hasattr(mpu, "get_pipe_parallel_rank"):
+        return det_ds.make_deepspeed_mpu(mpu)
+    if mpu is None or hasattr(mpu, "initialize_sequence_parallel"):
+        size = 1 if mpu is None else mpu.get_sequence_parallel_world_size()
+        rank, replicas = dist.get_rank() // size, dist.get_world_size() // size
+    else:
+        rank, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    rank_of_copies = getattr(mpu, "get_tensor_model_parallel_rank", lambda: 0)()
+    return det_ds.ModelParallelUnit(
+        data_parallel_rank=rank,
+        data_parallel_world_size=replicas,
+        should_report_metrics=rank_of_copies == 0,
+        should_build_data_loader=True,
+    )
 
 
 class SequenceGroup:
@@ -128,6 +153,17 @@ class SequenceGroup:
             fix = f"write one of {', '.join(map(str, fits))}"
             raise refused(KEY, message, fix, "sequence-heads", value=self.size)
 
+    def check_window(self, window: int | None, num_tokens: int) -> None:
+        """Check that a model attends to all of a sequence's tokens, and not to a ``window`` of those before.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.size > 1 and window is not None and window < num_tokens:
+            message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence"
+            fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
+            raise refused(KEY, f"{message} to all", fix, "sequence-window")
+
     def attention(self, kernel: str = "sdpa") -> str:
         """The name of an attention for a model of transformers: causal, over the tokens of all slices.
 
@@ -161,9 +197,7 @@ class SequenceGroup:
             module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
             samples, heads, tokens, width = query.shape
-            window = kwargs.get("sliding_window")
-            if window is not None and window < tokens * self.size:
-                raise windowed(window, tokens * self.size)
+            self.check_window(kwargs.get("sliding_window"), tokens * self.size)
             # It gathers positions for kernels that read them. Not all models hand theirs on.
             kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
             exchanged = exchanging(
@@ -174,26 +208,3 @@ class SequenceGroup:
 
         AttentionInterface.register("ulysses_sdpa", attend)
         return "ulysses_sdpa"
-
-
-def windowed(window: int, num_tokens: int) -> ConfigError:
-    """The error of a model that attends to a window of the tokens before."""
-    message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence to all"
-    fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
-    return refused(KEY, message, fix, "sequence-window")
-
-
-def add_up_slices(engine: Any) -> None:
-    """Have ZeRO 3 add up the gradients of ranks that share a sequence, as ZeRO 0, 1 and 2 do.
-
-    By default it averages over all ranks, the slices of a sequence among them, so that gradients are too small by
-    their number: with clipping, or an optimizer other than Adam, it would train otherwise.
-
-    Source: ``__avg_scatter_grads`` in deepspeed 0.19.8's ``runtime/zero/stage3.py``, which does not count
-    ``sequence_parallel_size``; ``__avg_scatter_contiguous_grads``, which does.
-    """
-    size, optimizer = engine.sequence_parallel_size, engine.optimizer
-    if size > 1 and isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        name = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
-        averaged = getattr(optimizer, name)
-        setattr(optimizer, name, lambda *args: [part.mul(size) for part in averaged(*args)])
