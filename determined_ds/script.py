@@ -46,7 +46,6 @@ def main(argv: list[str] | None = None) -> int:
         test=options.test,
         resume=options.resume,
         resume_from=options.resume_from,
-        resets_optimizer=options.reset_optimizer,
         fork=options.fork,
         watched=options.watched,
         measurement=measurement,

@@ -129,7 +129,7 @@ def points(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], **how: Any) -> dict[str, tuple[Any, ...]]:
     """What it means to a training that goes on with ``now`` from a checkpoint that ``before`` wrote.
 
-    ``how`` says what is taken of the checkpoint: ``warm_start``, ``refusal`` and ``resets_optimizer``. Returned are
+    ``how`` says what is taken of the checkpoint: ``warm_start`` and ``refusal``. Returned are
     lines of what is ``effective``, another ``strategy`` or ``idle``, and the ``problems`` of what must stay.
     """
     was, experiment_now = experiment(before), experiment(now, "one.yaml")

@@ -225,23 +225,23 @@ class Engines:
         """Fill the engines from a checkpoint of any layout, or with its weights alone; a collective."""
         is_ours = weights_alone or any(path.glob(f"model*/{INDEX_NAME}"))
         self.then, fillings = {}, self._fillings(path, settings=not weights_alone) if is_ours else {}
-        optimizer, exact = not weights_alone and not self._context.resets_optimizer, dict[int, bool]()
+        exact = dict[int, bool]()
         for number, each in fillings.items():
             is_same = not weights_alone and each.stored.settings.get("layout") == self._layout(each.own)
             exact[number] = is_same
-            if optimizer:
+            if not weights_alone:
                 each.check_optimizer(path.name, exact=is_same)
         for number in range(len(self._models)):
             if number not in fillings:
                 self._load_by_deepspeed(path, number, weights_alone=weights_alone)
         for number, filling in fillings.items():
             own, stored = filling.own, filling.stored
-            filling.fill(exact=exact[number], optimizer=optimizer)
+            filling.fill(exact=exact[number], optimizer=not weights_alone)
             if weights_alone:
                 continue
-            self.then[number] = put_settings(own, stored.settings, self.built[number], optimizer=optimizer)
+            self.then[number] = put_settings(own, stored.settings, self.built[number])
             file = stored.folder / f"own_states_rank{self._distributed.rank}.pt"
-            if exact[number] and optimizer and file.is_file():
+            if exact[number] and file.is_file():
                 state = base_optimizer(own.engine).state
                 for index, states in read_data(file, map_location="cpu").items():
                     tensor = own.held[index].tensor

@@ -61,8 +61,8 @@ class Filling:
             reason += "continue with them"
         if reason:
             raise CheckpointError(
-                f"checkpoint {uuid} has states of {there}{reason}\n  fix: resume with that optimizer, or add "
-                "--reset-optimizer to keep the weights and begin its state anew"
+                f"checkpoint {uuid} has states of {there}{reason}\n  fix: resume with that optimizer, or start a new "
+                "run from its weights: --set searcher.source_checkpoint_uuid=CHECKPOINT"
             )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

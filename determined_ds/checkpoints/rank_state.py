@@ -35,7 +35,7 @@ from determined_ds.checkpoints.files import (
     elastic_refusal,
 )
 from determined_ds.checkpoints.safe_load import check_state, read_data, serialized
-from determined_ds.errors import CheckpointError, ConfigError, Problem
+from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.handed_on import count
@@ -188,12 +188,6 @@ class RankParts:
         whole = elastic_refusal(path)  # why it is read as it was written, or not at all
         if whole is None and overrides(self._trial, "load"):
             whole = f"{method_of(self._trial, 'load')} decides itself what is read"
-        if self._context.resets_optimizer and whole is not None:
-            message = f"the optimizer's state of checkpoint {path.name} cannot be left out: {whole}"
-            fix = "leave the option out; or start a new run from the weights: "
-            fix += "--set searcher.source_checkpoint_uuid=CHECKPOINT"
-            problem = Problem(key="--reset-optimizer", message=message, fix=fix, code="reset-optimizer")
-            raise ConfigError(problem)
         there = len(list(path.glob(PART.format("*"))))
         if not any(distributed.allgather(there or (path / LOAD_DATA).is_file())):  # it was imported
             return {}, ""

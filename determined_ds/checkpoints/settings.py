@@ -78,8 +78,8 @@ def settings_of(own: EngineSlices, built: Record) -> dict[str, Any]:
     }
 
 
-def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, optimizer: bool) -> Record:
-    """Give an engine what :func:`settings_of` returned; without the settings of an optimizer, if that begins anew.
+def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Record:
+    """Give an engine what :func:`settings_of` returned.
 
     Returns what the engine in the checkpoint was built with, its groups in the order of this engine's.
     """
@@ -90,18 +90,17 @@ def put_settings(own: EngineSlices, stored: Mapping[str, Any], now: Record, *, o
         alike = [each for each in groups if names & set(each["names"])] + groups[number : number + 1]
         found = alike[0] if alike else {"settings": {}, "built": group}
         then["groups"].append(found["built"])
-        if optimizer and own.held:
+        if own.held:
             base_optimizer(engine).param_groups[number].update(found["settings"])
     if getattr(engine, "lr_scheduler", None) is not None and stored["lr_scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(stored["lr_scheduler"])
-    scale = stored["loss_scale"] if optimizer else {}
-    for owner, values in ((engine, stored["counters"]), (_loss_scaler(engine), scale)):
+    for owner, values in ((engine, stored["counters"]), (_loss_scaler(engine), stored["loss_scale"])):
         for name, value in values.items():
             if hasattr(owner, name):
                 setattr(owner, name, value)
     if not isinstance(engine, PipelineEngine):  # a checkpoint is between steps
         engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
-    return then if optimizer else now
+    return then
 
 
 def _names_in_group(own: EngineSlices, number: int) -> list[str]:

@@ -92,7 +92,6 @@ def changes_since(
     written: str,
     warm_start: str | None = None,
     refusal: str | None = None,
-    resets_optimizer: bool = False,
 ) -> Changes:
     """Compare the settings of this run with those that wrote a checkpoint.
 
@@ -104,7 +103,6 @@ def changes_since(
         warm_start: What is taken of the checkpoint by a training that begins anew: of ``all`` its layout has to
             fit, of ``weights`` how the model is cut into parts; None where training continues.
         refusal: Why the checkpoint can only be read by the strategy that wrote it; None where any can.
-        resets_optimizer: The optimizer's state begins anew.
     """
     found = Changes()
     if refusal is None and "nvme" in (get_path(resolved.ds.data, path) for path in NVME):
@@ -120,7 +118,7 @@ def changes_since(
         if warm_start == "weights":
             why = refusal if change.path in {("hyperparameters", name) for name in PARALLEL_SIZES} else None
         else:
-            is_kin = resets_optimizer or {str(change.was).lower(), str(change.now).lower()} <= ADAMS
+            is_kin = {str(change.was).lower(), str(change.now).lower()} <= ADAMS
             why = {
                 Meaning.STRATEGY: refusal,
                 Meaning.OPTIMIZER: None if is_kin else "its optimizer state is of that kind",
@@ -130,13 +128,13 @@ def changes_since(
         if why is not None:
             was = in_words(change.was)
             message = f"was {was} when {written} was written, and must stay so{why and f': {why}'}"
-            reset = ""
+            weights = ""
             if meaning is Meaning.OPTIMIZER and warm_start is None:
-                reset = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew, or "
+                weights = "start from its weights (searcher.source_checkpoint_uuid), or "
             document, path = experiment.document, change.path
             if path[0] == OF_DEEPSPEED:
                 document, path = resolved.ds, path[1:]
-            fix = f"go back to {was}, or {reset}{anew}"
+            fix = f"go back to {was}, or {weights}{anew}"
             problem = document.problem(path, message, fix, "resume-changed", value=change.now)
             found.problems.append(replace(problem, key=change.key))
         elif meaning is Meaning.NOTHING:

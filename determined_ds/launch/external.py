@@ -30,7 +30,7 @@ from determined_ds.experiment.experiment import variables_for
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.launch.meeting import Meeting
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
+from determined_ds.launch.placement import OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks import environment_of_ranks
 from determined_ds.launch.resume import completed
@@ -121,7 +121,7 @@ def take_threads(placed: Placement) -> None:
                 os.environ.pop(name, None)
     elif placed.launcher == SLURM:
         cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    elif placed.launcher in (OPENMPI, HYDRA) and hasattr(os, "sched_getaffinity"):
+    elif placed.launcher == OPENMPI and hasattr(os, "sched_getaffinity"):
         bound = len(os.sched_getaffinity(0))
         cores = str(bound) if bound < len(os.sched_getaffinity(os.getppid())) else ""
     if cores:
@@ -162,9 +162,7 @@ def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
         raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR", code="run-dir"))
     if again and (resume is None or checkpoints_in(RunDir(run_dir or Path()).checkpoints)):
         resume = LAST
-    # Once the optimizer was reset, its new state is in the checkpoints.
-    resets = options.reset_optimizer and not again and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
-    prepared = prepare_run(replace(options, resume=resume, reset_optimizer=resets), placed=placed)
+    prepared = prepare_run(replace(options, resume=resume), placed=placed)
     if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         message = "torchrun's --max-restarts would not know whether the checkpoint has been resumed from"
         fix = f"leave --max-restarts out, or continue in a new run: --resume {short(run_dir or Path())}"

@@ -56,12 +56,6 @@ class RunOptions:
         is_flag=False,
         flag_value=LAST,
     )
-    reset_optimizer: bool = _option(
-        RESUMING,
-        "Of --resume: begin the optimizer's state anew, e.g. for another optimizer.",
-        default=False,
-        is_flag=True,
-    )
     evaluate: str | None = _option(
         EVALUATING,
         "Validate once with the weights of a checkpoint, and train nothing. A path; or a uuid, best or last in "

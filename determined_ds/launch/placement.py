@@ -21,19 +21,18 @@ from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT
 Environment = Mapping[str, str]
 Hostnames = Callable[[str], list[str]]
 
-TORCHRUN, DEEPSPEED, OPENMPI, HYDRA, SLURM = "torchrun", "deepspeed", "mpirun", "mpiexec", "srun"
+TORCHRUN, DEEPSPEED, OPENMPI, SLURM = "torchrun", "deepspeed", "mpirun", "srun"
 PLAIN = "the environment"
 # Rank and ranks, among all and on this machine; machine and machines.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 # Source: ``main`` in deepspeed 0.19.8's ``launcher/launch.py``.
 OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 OF_OPENMPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-OF_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # MPICH's and Intel's
 OF_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES")
 LOOPBACK = "127.0.0.1"
 PORTS = range(12_000, 32_000)  # below the ephemeral ones
 RESERVED_STEPS = 4_294_967_280  # of salloc's interactive step, a batch script ... Source: slurm/slurm.h
-IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID")  # of a run
+IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")  # of a run
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ def placement_of(
     if "RANK" in environment and "CROSS_SIZE" in environment:
         return _stated(environment, DEEPSPEED, OF_DEEPSPEED)
     if "OMPI_COMM_WORLD_RANK" in environment:
-        return _mpi(environment, OPENMPI, OF_OPENMPI, hosts)
-    if "PMI_RANK" in environment and ("MPI_LOCALRANKID" in environment or not in_step):
-        return _mpi(environment, HYDRA, OF_HYDRA, hosts)
+        return _openmpi(environment, hosts)
     if in_step and not (interactive and "SLURM_PTY_PORT" in environment):
         return _slurm({**environment, "SLURM_NTASKS": tasks or ""}, hosts)
     if "RANK" in environment and environment.get("WORLD_SIZE") != "1":
@@ -120,19 +117,16 @@ def _stated(
     return Placement(rank, size, local_rank, local_size, machine, machines, launcher, address, port)
 
 
-def _mpi(environment: Environment, launcher: str, names: tuple[str, ...], hosts: Hostnames) -> Placement:
-    _, size, _, local_size = _numbers(environment, launcher, names)
+def _openmpi(environment: Environment, hosts: Hostnames) -> Placement:
+    _, size, _, local_size = _numbers(environment, OPENMPI, OF_OPENMPI)
     nodes = None if size == local_size else environment.get("SLURM_JOB_NODELIST", "")
     job = next((environment[name] for name in IDS_OF_MPI if environment.get(name)), "" if size == 1 else None)
-    found, missing = _meeting_point(
-        environment, nodes, None if job is None else zlib.crc32(job.encode()), hosts
-    )
+    number = None if job is None else zlib.crc32(job.encode())
+    found, missing = _meeting_point(environment, nodes, number, hosts)
     if missing:
-        flag = "-x" if launcher == OPENMPI else "-genv"
-        wanted = " ".join(f"{flag} {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
-        raise _incomplete(launcher, missing, f"add {wanted} to {launcher}")
-    in_blocks = "mpirun --map-by slot" if launcher == OPENMPI else "mpiexec -ppn N"
-    return _stated(found, launcher, names, in_blocks)
+        wanted = " ".join(f"-x {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
+        raise _incomplete(OPENMPI, missing, f"add {wanted} to mpirun")
+    return _stated(found, OPENMPI, OF_OPENMPI, "mpirun --map-by slot")
 
 
 def _slurm(environment: Environment, hosts: Hostnames) -> Placement:

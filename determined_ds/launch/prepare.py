@@ -69,10 +69,6 @@ def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> Loca
     found.warn(variable_problems(experiment.document)[1])
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     found.problems += _problems_of_reading(options, experiment, resolved)
-    if options.reset_optimizer and not options.resume:
-        fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
-        key, message = "--reset-optimizer", "is for --resume"
-        found.problems.append(Problem(key=key, message=message, fix=fix, code="reset-optimizer"))
     started = found.of(lambda: _start(options, placed, experiment, resolved, run_dir))
     found.raise_any()
     assert devices is not None
@@ -158,7 +154,6 @@ def _start(
         stated=stated,
         forks=not (options.is_measured or experiment.measures),
         repeated=placed is not None,
-        resets_optimizer=options.reset_optimizer,
     )
     return replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start, run_dir
 

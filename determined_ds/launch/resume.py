@@ -32,7 +32,6 @@ SOURCE_TRIAL: KeyPath = ("searcher", "source_trial_id")
 SLOTS: KeyPath = ("resources", "slots_per_trial")
 FORM_OF_SOURCE = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
 UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
-NOT_RESUMED = "start anew in another --run-dir, without --resume"
 MOST_SHOWN = 12
 
 
@@ -48,7 +47,6 @@ class Start:
     fork: Checkpoint | None = None  # a checkpoint of another run, to start from
     weights: Checkpoint | None = None  # a checkpoint whose weights are evaluated; nothing is trained
     changes: Changes = field(default_factory=Changes)  # since it was written
-    resets_optimizer: bool = False  # the state of its optimizer is left out
     damages: tuple[str, ...] = ()  # what is wrong with checkpoints that are newer
 
     def header(self) -> list[str]:
@@ -73,7 +71,6 @@ class Start:
         if self.weights:
             lines.append(f"  weights    batch {self.weights.steps_completed}, checkpoint {self.weights.uuid}")
         if resumed:
-            lines += ["  optimizer  its state begins anew"] if self.resets_optimizer else []
             lines += listed("elastic", self.changes.strategy)
             lines += listed("changed", self.changes.effective)
             lines += listed("no effect", self.changes.idle)
@@ -95,10 +92,7 @@ class Start:
         good, damages = newest_good(checkpoints_in(RunDir(run_dir).checkpoints))
         if good is None and self.elsewhere:
             return replace(self, damages=tuple(damages))
-        # The reset optimizer is in the checkpoints since.
-        resets = self.resets_optimizer and good == self.checkpoint
-        found = replace(self, checkpoint=good, resets_optimizer=resets, damages=tuple(damages))
-        return replace(found, elsewhere=False, superseded=())
+        return replace(self, checkpoint=good, damages=tuple(damages), elsewhere=False, superseded=())
 
 
 def start_in(
@@ -110,7 +104,6 @@ def start_in(
     stated: bool,
     forks: bool,
     repeated: bool = False,
-    resets_optimizer: bool = False,
 ) -> Start:
     """Where a run starts.
 
@@ -122,7 +115,6 @@ def start_in(
         stated: Whether the user named the run directory.
         forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
         repeated: Whether a scheduler may give the same command again, to continue the run that the first one began.
-        resets_optimizer: Whether the optimizer's state begins anew.
 
     Raises:
         ConfigError: it cannot start there; every reason.
@@ -138,7 +130,7 @@ def start_in(
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)
         start = replace(start, fork=fork, damages=(*start.damages, *damages))
-    return _compared(replace(start, resets_optimizer=resets_optimizer), experiment, resolved)
+    return _compared(start, experiment, resolved)
 
 
 def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
@@ -212,10 +204,6 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
             message, code = "holds weights alone, without the state of a training", "weights-alone"
             fix = f"leave --resume out and start from them: --set {dotted(SOURCE)}={short(path)}"
             found.problems.append(Problem(key="--resume", value=uuid, message=message, fix=fix, code=code))
-        if start.resets_optimizer and refusal is not None:
-            message = f"the optimizer's state of checkpoint {uuid} cannot be left out: {refusal}"
-            key = "--reset-optimizer"
-            found.problems.append(Problem(key=key, message=message, fix=NOT_RESUMED, code="reset-optimizer"))
     origin = checkpoint or start.fork
     by_library = origin and (experiment.script is None or (origin.path / "trial_state.json").is_file())
     if origin is not None and resolved is not None and by_library:
@@ -240,7 +228,6 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
         written=f"checkpoint {origin.uuid}",
         warm_start=resolved.fit.warm_start if start.checkpoint is None else None,
         refusal=elastic_refusal(origin.path),
-        resets_optimizer=start.resets_optimizer,
     )
     problems = [*changes.problems]
     if start.checkpoint is not None:  # training data whose position other replicas cannot take over

@@ -141,7 +141,6 @@ class LocalRun:
         elif start.checkpoint:
             own += ["--resume", start.checkpoint.uuid]
             own += ["--resume-from", str(start.checkpoint.path)] if start.elsewhere else []
-            own += ["--reset-optimizer"] if start.resets_optimizer else []
         elif start.fork:
             own += ["--fork", str(start.fork.path)]
         there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]

@@ -78,7 +78,6 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         engine=options.engine,
         trains=options.measure is None and not evaluates,
     ) as context:
-        context.resets_optimizer = options.reset_optimizer
         context.resumed_from = context.resumed_from or resumed
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
         spec = options.pipeline_trial if piped else options.trial

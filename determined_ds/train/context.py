@@ -60,7 +60,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
     Attributes:
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
-        resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
         resumed_from: The checkpoint that training continues from, as far as it is known before the trial is built.
         partition: Text of ``partition.json``, where the layers of a pipeline are shared out by their times.
         decided_before: What was decided before the trial made its engine; None where that was left open.
@@ -87,7 +86,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
         self._run_dir = run_dir
         self._called_wrap_mpu = False
-        self.resets_optimizer = False
         self.resumed_from: str | None = None
         self.partition: str | None = None
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs

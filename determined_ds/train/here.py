@@ -62,7 +62,6 @@ class ScriptRun:
     test: bool = False  # one batch is trained, one validated, one checkpoint verified
     resume: str | None = None  # uuid of the checkpoint to resume from
     resume_from: Path | None = None  # its folder, where it is another run's
-    resets_optimizer: bool = False  # the state of the optimizer in it is left out
     fork: Path | None = None  # of a checkpoint of another run, to start from
     watched: bool = False  # the user states how long nothing may move, so that its reports are signs of life
     measurement: Measurement | None = None  # instead of training to its end

@@ -134,8 +134,6 @@ def open_context(
         context.engine = engine
         if trial is not None:
             context.resumed_from = trial.latest_checkpoint
-        if run is not None:
-            context.resets_optimizer = run.resets_optimizer
         if task.on_cluster:
             # Once the tools have ended, whose files are beside those for TensorBoard.
             stack.callback(upload_last, core_context.train, partial(upload, context))

@@ -262,7 +262,6 @@ def rank_parser(module: str, description: str) -> argparse.ArgumentParser:
     add("--test", action="store_true", help="one batch, one validation, one checkpoint")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
-    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
     steps: dict[str, Any] = {"metavar": "STEPS", "type": int}
     add("--measure", **steps, help="measure this many steps, instead of training to the end")

@@ -89,9 +89,6 @@ CASES = {
         ON_NVME, problems=(STAGE, *SOME), effective=SOME, reason="cannot be filled from it"
     ),
     "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed.optimizer.type",), strategy=SOME),
-    "the optimizer, started again": case(
-        OF_ANOTHER_KIND, {"resets_optimizer": True}, effective=SOME, strategy=SOME
-    ),
     "Adam for AdamW": case(with_json(optimizer={"type": "Adam"}), effective=SOME),
     "all but the weights": case(
         with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad"}), WEIGHTS, effective=SOME

@@ -18,7 +18,6 @@ TASK = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 TASK |= {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 OPENMPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "prterun-1@1", "MASTER_ADDR": "node1"}
-HYDRA = {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8", **MASTER}
 POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 NUMBERS = ("rank", "size", "local_rank", "local_size", "machine", "machines")
 
@@ -39,7 +38,6 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         (OPENMPI, "mpirun", (9, 16, 1, 8, 1, 2)),
         # Its daemons were started by srun.
         ({**TASK, "SLURM_PROCID": "1", **OPENMPI}, "mpirun", (9, 16, 1, 8, 1, 2)),
-        (HYDRA, "mpiexec", (9, 16, 1, 8, 1, 2)),
         (PLAIN, "the environment", (9, 16, 1, 8, 1, 2)),
         # The operator of Kubernetes names a pod, not a rank of it.
         ({**POD, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "the environment", (1, 4, 0, 1, 1, 4)),
@@ -98,7 +96,6 @@ def test_a_terminal_that_srun_gave_is_no_rank_and_what_is_started_in_it_is() -> 
         (without(TORCHRUN, "GROUP_RANK"), "GROUP_RANK missing", "set all of them"),
         (without(DEEPSPEED, "MASTER_PORT"), "MASTER_PORT missing", "set all of them"),
         (without(OPENMPI, "MASTER_ADDR"), "MASTER_ADDR missing", "add -x MASTER_ADDR=$(hostname) to mpirun"),
-        (without(HYDRA, "MASTER_ADDR"), "MASTER_ADDR missing", "-genv MASTER_ADDR=$(hostname)"),
         (without(TASK, "SLURM_LOCALID"), "SLURM_LOCALID missing", "srun"),
         ({**TASK, "SLURM_PROCID": "3"}, "one after the other", "srun --distribution=block"),  # in turns
     ],
