@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
-from determined_ds.config.params import is_any_number
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document
-from determined_ds.documents.points import Point
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
@@ -25,30 +22,24 @@ def judge_points(
     where: Where,
     check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
 ) -> tuple[list[Finding], int, ResolvedConfig | None]:
-    """Judge the points of an experiment's space, at the cost of the distinct ones.
-
-    A decision reads some hyperparameters of a point, and not the model's own. What it reads is recorded, and another
-    point with the same values there gets the same judgement.
+    """Judge each of some points of an experiment's space.
 
     Args:
         experiment: It.
         points: Of its space.
         where: Where they run, slots included.
-        check: Finds further problems and warnings of a point, and must read a hyperparameter whenever it needs it.
+        check: Finds further problems and warnings of a point.
 
     Returns:
         Why points cannot run, which is a warning where others can, since a search skips them; and what is probably a
         mistake. How many can run. What the first of these is resolved to; None where code decides that.
     """
     axes, total = experiment.space.axes, len(points.values)
-    searched, known = frozenset(str(axis.path[0]) for axis in axes), dict[Hashable, Any]()
-    judged: list[tuple[list[int], list[Problem], list[Problem]]] = []  # points, why they do not run, warnings
     first: ResolvedConfig | None = None
-
-    def judge(point: Document) -> list[int]:
-        """Judge a point; the points that have its judgement are put into the list that is returned."""
-        nonlocal first
-        resolved = None
+    refused: list[int] = []  # points that cannot run
+    found: dict[tuple[bool, str, str], tuple[Problem, set[int]]] = {}  # whether it stops, code and key
+    for index, values in enumerate(points.values):
+        point, resolved = experiment.hyperparameters.holding(experiment.space.at(values)), None
         try:
             resolved = resolve_stated(experiment, point, where)
             problems, warnings = list[Problem](), [*resolved.warnings] if resolved else []
@@ -56,25 +47,24 @@ def judge_points(
             problems, warnings = [*error.problems], [*error.warnings]
         more, odd = check(point, resolved)
         problems += more
-        first = first or (None if problems else resolved)
-        judged.append(([], problems, [*warnings, *odd]))
-        return judged[-1][0]
+        if problems:
+            refused.append(index)
+        elif first is None:
+            first = resolved
+        for stops, problem in [
+            *((True, each) for each in problems),
+            *((False, each) for each in (*warnings, *odd)),
+        ]:
+            found.setdefault((stops, problem.code, problem.key), (problem, set()))[1].add(index)
 
-    for index, values in enumerate(points.values):
-        point = Point(experiment.space.at(values), searched, known, is_any_number)
-        alike = point.once("judgement", partial(judge, experiment.hyperparameters.holding(point)))
-        alike.append(index)
-
-    num_runnable = sum(len(alike) for alike, problems, _ in judged if not problems)
-    found: dict[tuple[bool, str, str], tuple[Problem, set[int]]] = {}
-    for alike, problems, warnings in judged:
-        told = [(True, problem) for problem in problems]
-        if not (problems and num_runnable):
-            told += [(False, warning) for warning in warnings]
-        for stops, problem in told:
-            found.setdefault((stops, problem.code, problem.key), (problem, set()))[1].update(alike)
+    num_runnable = total - len(refused)
+    if num_runnable:  # a search skips the others, whatever else is odd about them
+        for (stops, _, _), (_, members) in found.items():
+            members -= set() if stops else {*refused}
     findings = []
     for (stops, _, _), (problem, members) in found.items():
+        if not members:
+            continue
         share = None
         if len(members) < total:
             part = sum(index < points.num_drawn for index in members) / points.num_drawn

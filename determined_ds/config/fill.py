@@ -20,7 +20,6 @@ from determined_ds.config.ds_schema import ZERO, params_of
 from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Batch
 from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, Hyperparameters
 from determined_ds.documents.document import Change, Document, KeyPath
-from determined_ds.documents.points import compared
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
 
 if TYPE_CHECKING:
@@ -135,16 +134,12 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
     hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
     """
-
-    def stated_values() -> list[KeyPath]:
-        places = _places_of_rate(ds)
-        paths = [rate, *(path for path in (*IF_ABSENT, CLIPPING) if path not in places)]
-        return [path for path in paths if path and ds.get(path) not in (None, AUTO)]
-
-    problems, rate = [], place_of_rate(ds)
-    for path in ds.once("stated values", stated_values):
-        value, (name, own) = ds.get(path), _hyperparameter(path[-1], hyperparameters)
-        compared(hyperparameters.data, name)
+    problems, rate, places = [], place_of_rate(ds), _places_of_rate(ds)
+    for path in (rate, *(path for path in (*IF_ABSENT, CLIPPING) if path not in places)):
+        value = path and ds.get(path)
+        if not path or value in (None, AUTO):
+            continue
+        name, own = _hyperparameter(path[-1], hyperparameters)
         if own not in (None, value):
             message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
             fix = f'write "auto" there to use the hyperparameter, or remove {name}'
@@ -204,7 +199,7 @@ def fills(c: ResolvedConfig) -> tuple[list[Change], list[Problem]]:
             fill(("expert_parallel", name), value, "expert_parallel_size")
 
     # All else that is open, by whoever states it.
-    places = ds.once(_open_places, lambda: _open_places(ds))
+    places = _open_places(ds)
     rate, rates = place_of_rate(ds), _places_of_rate(ds)
     for path in places:
         if path[-1] == "pin_memory":

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
 from determined_ds.documents.judging import JSON_TYPES, Json, faults, problem_of
-from determined_ds.documents.points import shared
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
@@ -416,15 +415,6 @@ NUMBERS = {
     **dict.fromkeys(_NUMBERS_OF_MODELS, _NUMBER),
     **{name: {**_NUMBER, "exclusiveMaximum": 1} for name in ("adam_beta1", "adam_beta2")},
 }
-# Those of which one real number above 0, below 1, is as good as another, where nothing else states the same.
-REALS = words(
-    "learning_rate lr warmup_min_lr warmup_max_lr weight_decay eps adam_epsilon adam_beta1 adam_beta2"
-)
-
-
-def is_any_number(name: str, value: Any) -> bool:
-    """Whether whatever is decided by a hyperparameter would be the same with another such number."""
-    return name in REALS and type(value) is float and 0 < value < 1
 
 
 def parse_hyperparameters(document: Document) -> Hyperparameters:
@@ -444,10 +434,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     """As :func:`parse_hyperparameters`, but hands back the problems; what is wrong is taken as absent."""
     schemas, values = _schemas(), dict[str, Any]()
     problems = list[Problem]()
-    for name in document.data:  # other values are not looked at: a check of a search records what is read
+    for name in document.data:
         if name in schemas:
-            judge = functools.partial(_read, schemas[name], document, (name,))
-            value, found = shared(document.data, (_read, name), judge)
+            value, found = _read(schemas[name], document, (name,))
             problems += found
             if value is not NOT_GIVEN and name in OWN_KEYS:
                 values[name] = value
@@ -498,7 +487,7 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
     def add(name: str, message: str, fix: str, *, is_refused: bool = True) -> None:
         found[is_refused].append(hyperparameters.problem((name,), message, fix, "other-name"))
 
-    for name in list(hyperparameters.data):  # other values are not looked at: a check records what is read
+    for name in list(hyperparameters.data):
         if name in NOT_READ and not (
             name == "batch_size" and stated_at(hyperparameters, (TOTAL,)) is not None
         ):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined_ds.config.ds_schema import located_problems, normalized
 from determined_ds.config.fill import (
@@ -51,11 +51,10 @@ from determined_ds.config.params import (
     read_hyperparameters,
     read_loggers,
 )
-from determined_ds.config.rules import OF_SLOTS, Rule, broken_rules
+from determined_ds.config.rules import OF_SLOTS, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
 from determined_ds.documents.document import Change, Document, KeyPath, dotted, nearest
 from determined_ds.documents.files import read_json
-from determined_ds.documents.points import shared
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
@@ -204,7 +203,7 @@ def reconcile(
     hyperparameters, misnamed, renamed = by_real_names(hyperparameters)
     hp, problems = read_hyperparameters(hyperparameters)
     stated, faults = _judged(ds, overwrites(ds, hyperparameters, hp))
-    refused, ignored = stated.once(json_problems, lambda: json_problems(stated))
+    refused, ignored = json_problems(stated)
     problems += [*misnamed, *faults]
     blamed = {problem.key for problem in problems}
     problems += [problem for problem in refused if problem.key not in blamed]
@@ -246,62 +245,37 @@ def reconcile(
         stated=stated,
     )
 
-    def whole(full: Document, batch: Batch, warnings: list[Problem]) -> ResolvedConfig:
+    def whole(full: Document, warnings: list[Problem]) -> ResolvedConfig:
         place, is_stated = hyperparameters.origin((TOTAL,)), hp.global_batch_size is not None
-        sizes = batch_sizes(full, batch, place, is_stated=is_stated)
-        return replace(c, ds=full.overwritten(*sizes), batch=batch, warnings=tuple(warnings))
+        sizes = batch_sizes(full, c.batch, place, is_stated=is_stated)
+        return replace(c, ds=full.overwritten(*sizes), warnings=tuple(warnings))
 
-    # Points of a search that differ in what is not read here, such as the batch without a pipeline, share the rest.
-    judged = c.batch if layout.pipe_parallel_size > 1 else assumed  # no other rule reads a batch
-
-    def fill() -> _Filled:
-        changes, undetermined = fills(c)
-        full, faults = _judged(stated, changes)
-        broken = [*broken_rules(whole(full, judged, []), slots_origin=slots_origin)]
-        return _Filled(full, undetermined, faults, broken)
-
-    given = (stated, layout, judged, accelerator, machines, slots_origin, hp.fit, hp.torch_compile)
-    filled = shared(hyperparameters.data, given, fill)
+    changes, undetermined = fills(c)
+    full, faults = _judged(stated, changes)
     blamed = {problem.key for problem in problems}
-    problems += filled.undetermined
-    for problem in filled.faults:  # a hyperparameter at fault is named itself, and not what it fills
+    problems += undetermined
+    for problem in faults:  # a hyperparameter at fault is named itself, and not what it fills
         filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
         if filled_by not in blamed and problem not in problems:
             problems.append(problem)
-    for rule, problem in filled.broken:
+    for rule, problem in broken_rules(whole(full, []), slots_origin=slots_origin):
         if rule.warning and batch is not None:  # an assumed batch supports no warning
             warnings.append(problem)
         elif not rule.warning and (counted or rule.code not in OF_SLOTS):
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
-    return whole(filled.ds, c.batch, warnings)
-
-
-class _Filled(NamedTuple):
-    """What a configuration comes to but for its batch."""
-
-    ds: Document
-    undetermined: list[Problem]
-    faults: list[Problem]  # of values that were filled
-    broken: list[tuple[Rule, Problem]]
+    return whole(full, warnings)
 
 
 def _judged(ds: Document, changes: list[Change]) -> tuple[Document, list[Problem]]:
-    """A DeepSpeed JSON with changes, in normal form and without the values that have a problem; and the problems.
-
-    Points of a search that change the same get the same document, and with it all that is worked out of it.
-    """
-
-    def judge() -> tuple[Document, list[Problem]]:
-        changed = ds.overwritten(*changes)
-        found = located_problems(changed)
-        for path in {path for path, _ in found if path}:
-            if changed.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
-                changed = changed.overwritten((path, NOT_GIVEN, ""))
-        return normalized(changed), [problem for _, problem in found]
-
-    return ds.once(tuple((path, repr(value), origin) for path, value, origin in changes), judge)
+    """A DeepSpeed JSON with changes, in normal form and without the values that have a problem; and the problems."""
+    changed = ds.overwritten(*changes)
+    found = located_problems(changed)
+    for path in {path for path, _ in found if path}:
+        if changed.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
+            changed = changed.overwritten((path, NOT_GIVEN, ""))
+    return normalized(changed), [problem for _, problem in found]
 
 
 def missing_packages(ds: Document | None, hyperparameters: Document | None = None) -> list[Problem]:

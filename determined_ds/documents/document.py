@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
 
-T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column in a file, both counted from 1
 Change = tuple[KeyPath, Any, str]  # path, value, and where it came from
@@ -34,14 +33,6 @@ class Document:
     places: Mapping[KeyPath, Place] = field(default_factory=dict)
     overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
     prefix: str = ""
-    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    def once(self, what: Any, make: Callable[[], T]) -> T:
-        """What ``make`` returns, derived from this document: made for the first caller, and kept for the next."""
-        if what not in self._made:
-            self._made[what] = make()
-        made: T = self._made[what]
-        return made
 
     def key(self, path: KeyPath) -> str:
         """Dotted name of a path, prefix included."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
@@ -81,15 +81,12 @@ def keys_of(*names: str) -> frozenset[str]:
     return frozenset(key for name in names for key in schema(name)["properties"])
 
 
+@lru_cache(maxsize=4)  # several questions are asked of one document
 def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
     """The fault of each place, and the document as it was meant.
 
     A misspelt key counts as the one that was meant, unless that is given too, so that this is not missing.
     """
-    return document.once(SCHEMAS, lambda: _as_meant(document))
-
-
-def _as_meant(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
     storage = document.get(("checkpoint_storage",))
     if isinstance(storage, dict) and "type" not in storage:
         # The cluster's own completes it, which is of the type that fits; its nulls stand for the cluster's values.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 LARGEST_UNIT = (2**53 - 1) / 2**53  # the last number below 1 that is drawn
 LARGEST_WHOLE = 1e21  # from here on Go writes a whole number with an exponent, which is read as a float
-MOST_POINTS = 5_000
-MOST_CORNERS = 1_024
+MOST_POINTS = 1_000
+MOST_CORNERS = 256
 CONTINUOUS_SAMPLE = 200  # each may need a decision of its own
 AXES = ("categorical", "double", "int", "log")  # types of hyperparameters that are searched
 HALVING = ("adaptive_asha", "async_halving")
@@ -266,7 +266,7 @@ class Points(NamedTuple):
 
 
 def points_of(space: SearchSpace) -> Points:
-    """The points of a space to check: all of up to 5,000, else a sample and the corners.
+    """The points of a space to check: all of up to 1,000, else a sample and the corners.
 
     All points come in the order in which a master lays out a grid (it runs it from its end). A sample is drawn as a
     master draws its trials: it begins with those that the search will create, unless a mapping in the hyperparameters
@@ -276,7 +276,6 @@ def points_of(space: SearchSpace) -> Points:
     if size is not None and size <= MOST_POINTS:
         every = [[axis.value(index) for index in range(axis.num_values or 0)] for axis in axes]
         return Points([*itertools.product(*every)], size, True)
-    # Where there are more than a thousand, the sample has to do for the rest.
     corners = [*itertools.islice(itertools.product(*(axis.corners for axis in axes)), MOST_CORNERS)]
     source = master_random(space.seed)
     drawn: dict[str, tuple[Any, ...]] = {}

@@ -68,7 +68,7 @@ def test_of_a_large_space_a_sample_is_taken_and_its_ends_which_a_range_excludes_
     wide, narrow = ranged("int", 1, 10**14, count=10**14), ranged("int", 0, 1, count=2)
     large = config({"a": wide, "b": wide, "c": narrow})
     found = [tuple(point.values()) for point in points(large)]
-    assert len({*found}) == len(found) == 5_000
+    assert len({*found}) == len(found) == 1_000
     assert {*itertools.product([1, 10**14], [1, 10**14], [0, 1])} < {*found}
     assert [tuple(point.values()) for point in points(large)] == found
     drawn = {point["a"] for point in points(config({"a": ranged("double", 0.0, 1.0)}, "random"))}
