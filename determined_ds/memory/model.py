@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.pipe.bytes_held import PartBytes
 
 # (parameters, layers) of published transformers; a model of which only the size is known is assumed to be as deep as
 # the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
@@ -15,6 +15,23 @@ PUBLISHED = (
     *((6.7e9, 32), (13e9, 40), (66e9, 64), (175e9, 96)),
 )
 VOCAB_SIZE, SEQUENCE_LENGTH = 50257, 1024  # assumed of it: GPT-2's
+
+
+class PartBytes(NamedTuple):
+    """Bytes of a micro-batch in a layer, or in the layers of a part of the model."""
+
+    inputs: int = 0  # what it takes, and the gradient of that
+    # From its forward to its backward pass, beside the inputs: what layers save, the outputs that are sent; of a part
+    # also a copy of its inputs.
+    kept: int = 0
+    forward: int = 0  # at the peak of the forward pass, beside the inputs
+    backward: int = 0  # at the peak of the backward pass, beside the inputs and the gradient of the outputs
+    outputs: int = 0  # what it hands on, or the loss is made of
+    unsaved: int = 0  # as much of that as is not in ``kept``: neither it nor the loss saves them
+
+    def scaled(self, by: int, over: int) -> PartBytes:
+        """In elements of another width."""
+        return PartBytes(*(each * by // over for each in self))
 
 
 @dataclass(frozen=True, kw_only=True)

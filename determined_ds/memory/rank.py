@@ -36,16 +36,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
-from determined_ds.memory.model import ModelShape
-from determined_ds.memory.parts import measured_parts, stage_parameters
-from determined_ds.pipe.bytes_held import PartBytes, most_bytes
+from determined_ds.memory.model import ModelShape, PartBytes
+from determined_ds.memory.parts import measured_parts, most_bytes, stage_parameters
 
 ALIGNMENT = 2  # elements a rank
 # DeepSpeedEngine.buffered_allreduce_fallback's elements_per_buffer (deepspeed 0.19.8 runtime/engine.py).
 ALLREDUCE_ELEMENTS = 500_000_000
-# Of what a block keeps for its backward pass, the gradients that zb-h1 keeps until the weights' pass: those of the
-# outputs of its products, 9 of 16 sbh, and of its norms, 2. Measured on GPT-2: tests/memory/test_schedules.py.
-GRADIENTS_BETWEEN = 11 / 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +228,7 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     """Bytes of activations at the peak, on a rank of each pipeline stage; of one rank without a pipeline.
 
     Of a pipeline they are those of the micro-batches that its schedule has under way on a rank, in parts of the sizes
-    that the layers have, where these were measured, else in parts of one size: :mod:`determined_ds.pipe.bytes_held`.
+    that the layers have, where these were measured, else in parts of one size: :func:`.parts.most_bytes`.
     """
     pipe = strategy.pipeline
     are_measured = any(layer.of(1).kept for layer in shape.layers)
@@ -269,7 +265,6 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
     parts = []
     for part in range(pipe.parts):
         own = blocks // pipe.parts + (head if part == pipe.parts - 1 else 0)
-        whole, split = own + (0 if part else fixed), int(own * (1 + GRADIENTS_BETWEEN))
-        passes = {"forward": whole, "backward": whole, "input_pass": split, "weight_pass": split}
-        parts.append(PartBytes(inputs=width if part else 0, kept=own, split=split, **passes))
+        whole = own + (0 if part else fixed)
+        parts.append(PartBytes(width if part else 0, own, forward=whole, backward=whole))
     return most_bytes(pipe, parts)

@@ -26,11 +26,9 @@ from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape
-from determined_ds.pipe.bytes_held import PartBytes
+from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape, PartBytes
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.train.bare_trial import SAY_SIZE, Layer, bare_trial, chain_of, inside, trial_class
-from determined_ds.trial.split_backward import input_pass, weight_pass
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Hyperparameters that change neither a model nor its samples.
@@ -403,40 +401,25 @@ def _measured_layers(
 def _measure_layer(
     layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
 ) -> tuple[Bytes, Any]:
-    """Bytes of a layer, and its outputs: forward and backward, then again with the backward pass in two."""
-    found, handed_on = {"inputs": _bytes(inputs), "unsaved": 0}, None
-    for splits in (False, True):
-        start = live.begin()
-        outputs = layer(inputs)
-        if not splits:
-            found["outputs"] = _bytes(outputs)
-            if after is None:
-                handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-        if after is not None:
-            outputs, with_outputs = after(outputs), live.live_bytes
-            if not splits:
-                found["unsaved"] = with_outputs - live.live_bytes
-        kept = live.live_bytes - start
-        found |= {} if splits else {"kept": kept, "forward": live.peak_bytes - start}
-        floats = [each for each in _tensors(outputs) if each.requires_grad]
-        gradients = [torch.empty_like(each) for each in floats]
-        begin, held = live.begin(), None
-        if splits:
-            parameters = [each for each in layer.parameters() if each.requires_grad]
-            held = input_pass(floats, gradients, _tensors(inputs), parameters)
-            gradients.clear()
-        elif floats:
-            _run_backward(floats, gradients)
-        found["input_pass" if splits else "backward"] = kept + live.peak_bytes - begin
-        for each in _tensors(inputs):
-            each.grad = None
-        if held is not None:
-            found["gradients"] = live.live_bytes - start - kept
-        del outputs, floats, gradients
-        if held is not None:
-            found["split"] = live.begin() - start
-            weight_pass(held)
-            found["weight_pass"] = live.peak_bytes - start
+    """Bytes of a layer's forward and backward pass, and its outputs."""
+    start = live.begin()
+    outputs = layer(inputs)
+    found, handed_on = {"inputs": _bytes(inputs), "outputs": _bytes(outputs), "unsaved": 0}, None
+    if after is None:
+        handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+    else:
+        outputs, with_outputs = after(outputs), live.live_bytes
+        found["unsaved"] = with_outputs - live.live_bytes
+    kept = live.live_bytes - start
+    found |= {"kept": kept, "forward": live.peak_bytes - start}
+    floats = [each for each in _tensors(outputs) if each.requires_grad]
+    gradients = [torch.empty_like(each) for each in floats]
+    begin = live.begin()
+    if floats:
+        _run_backward(floats, gradients)
+    found["backward"] = kept + live.peak_bytes - begin
+    for each in _tensors(inputs):
+        each.grad = None
     return found, handed_on
 
 

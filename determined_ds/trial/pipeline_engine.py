@@ -5,7 +5,8 @@ The way of a batch::
     Pipeline -> steps of this rank -> PlannedSchedule (DeepSpeed's instructions) -> PlannedEngine, one method each
 
 DeepSpeed's engine does what a pass does, and all that comes before and after the micro-batches: the data, gradients of
-tied weights, reduction over replicas, the optimizer. Here are the parts of a rank, and what passes between ranks.
+tied weights, reduction over replicas, the optimizer. Here are the parts of a rank, what passes between ranks, and a
+backward pass in two: for the inputs of a part, which the rank before waits for, and for its weights, later.
 
 Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for one schedule.
 """
@@ -34,11 +35,11 @@ MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each b
 
 
 class InputPass(schedule.BackwardPass):
-    """The part of a backward pass that the rank before waits for."""
+    """The half of a backward pass that the rank before waits for."""
 
 
 class WeightPass(schedule.BackwardPass):
-    """The part of a backward pass that only the optimizer waits for."""
+    """The half that only the optimizer waits for."""
 
 
 class AwaitMessage(schedule.BufferOpInstruction):
