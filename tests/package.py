@@ -230,8 +230,7 @@ def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> di
     ``schedule`` is arguments of ``order``; the spans of a rank are a pass as there, its start and its end.
     """
     from determined_ds.pipe.orders import Op, Pipeline
-    from determined_ds.pipe.recording import recorded_step
-    from determined_ds.pipe.timeline import Span
+    from determined_ds.pipe.timeline import Span, recorded_step
 
     pipe = Pipeline(**dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False)))
     made = [[Span(op=Op(*op), start=start, end=end) for op, start, end in own] for own in spans]

@@ -1,7 +1,8 @@
-"""When each pass of a schedule runs, by the time that passes take; the bubble; what ranks hold and send meanwhile."""
+"""When each pass of a schedule runs, planned or recorded; the bubble; what ranks hold and send meanwhile."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,8 @@ from determined_ds.pipe.orders import BACKWARD, DUALPIPEV, FORWARD, INPUT, WEIGH
 # A backward pass takes twice as long as a forward one, half of it for the weights. Whole numbers, so that what is
 # counted in them is exact.
 UNITS: Mapping[str, float] = {FORWARD: 1, BACKWARD: 2, INPUT: 1, WEIGHT: 1}
+LOAD = "L"  # beside the passes of a recorded step: a micro-batch is loaded
+DIGITS = 7  # of its seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +45,24 @@ def timeline(
     takes = cost or (lambda op: UNITS[op.kind])
     left = [list(reversed(order)) for order in (orders if orders is not None else pipe.orders())]
     spans: list[list[Span]] = [[] for _ in left]
+
+    def awaited(op: Op) -> list[Op]:
+        kind, part, micro_batch = op
+        if kind == FORWARD:
+            return [Op(FORWARD, part - 1, micro_batch)] if part else []
+        if kind == WEIGHT:
+            return [Op(INPUT, part, micro_batch)]
+        own = [Op(FORWARD, part, micro_batch)]
+        return [*own, Op(BACKWARD, part + 1, micro_batch)] if part < pipe.parts - 1 else own
+
     ended: dict[Op, float] = {}
     while any(left):
         before = len(ended)
         for rank, ops in enumerate(left):
-            while ops and all(op in ended for op in awaited(ops[-1], pipe.parts)):
+            while ops and all(each in ended for each in awaited(ops[-1])):
                 op = ops.pop()
                 free = spans[rank][-1].end if spans[rank] else 0
-                start = max([free, *(ended[each] for each in awaited(op, pipe.parts))])
+                start = max([free, *(ended[each] for each in awaited(op))])
                 ended[op] = start + takes(op)
                 if op.kind == INPUT:  # what a rank before waits for
                     ended[op._replace(kind=BACKWARD)] = ended[op]
@@ -58,17 +71,6 @@ def timeline(
             waiting = ", ".join(f"{ops[-1]}" for ops in left if ops)
             raise ValueError(f"the ranks of {pipe} wait for each other: {waiting}")
     return spans
-
-
-def awaited(op: Op, parts: int) -> list[Op]:
-    """The passes that must have ended before one starts."""
-    kind, part, micro_batch = op
-    if kind == FORWARD:
-        return [Op(FORWARD, part - 1, micro_batch)] if part else []
-    if kind == WEIGHT:
-        return [Op(INPUT, part, micro_batch)]
-    own = [Op(FORWARD, part, micro_batch)]
-    return [*own, Op(BACKWARD, part + 1, micro_batch)] if part < parts - 1 else own
 
 
 def bubble(spans: Sequence[Sequence[Span]]) -> float:
@@ -121,6 +123,48 @@ def most_held(pipe: Pipeline) -> list[int]:
             highest = max(highest, held)
         most.append(highest)
     return most
+
+
+# ------------------------------------------------------------------------------------------- recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """An optimizer step as it was carried out: which pass ran when on each rank, by one machine's clock."""
+
+    pipeline: Pipeline  # what ranks were to compute in which order
+    spans: tuple[tuple[Span, ...], ...]  # of each rank, as they ran; in seconds from the first start
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time in which they neither compute nor load, from the first start to the last end."""
+        return bubble(self.spans)
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        return max(rank[-1].end for rank in self.spans)
+
+    def planned(self) -> list[list[Span]]:
+        """The same schedule with passes of the median times of this step's, and messages that take no time."""
+        times: dict[tuple[str, int], list[float]] = {}
+        for span in (each for rank in self.spans for each in rank):
+            times.setdefault((span.op.kind, span.op.part), []).append(span.end - span.start)
+        medians = {passes: statistics.median(seconds) for passes, seconds in times.items()}
+        return timeline(self.pipeline, lambda op: medians.get((op.kind, op.part), 0.0))
+
+
+def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedStep | None:
+    """A step of what each of its ranks has recorded by one clock; None where a rank has nothing."""
+    if not all(spans):
+        return None
+    zero = min(own[0].start for own in spans)
+
+    def since(seconds: float) -> float:
+        return round(seconds - zero, DIGITS)
+
+    moved = (tuple(Span(op=s.op, start=since(s.start), end=since(s.end)) for s in own) for own in spans)
+    return RecordedStep(pipeline=pipe, spans=tuple(moved))
 
 
 # ------------------------------------------------------------------------------------------- messages

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
-from determined_ds.pipe.recording import LOAD, RecordedStep
-from determined_ds.pipe.timeline import Span, bubble, counted_bubble, timeline
+from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
 from determined_ds.report.columns import LEAST_SHARE, label, step_unit
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
 from determined_ds.report.results import PARTS, WINDOW, Results, Row

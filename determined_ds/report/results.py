@@ -31,7 +31,7 @@ from pydantic_core import core_schema
 from determined_ds.documents.document import refusal
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.pipe.recording import RecordedStep
+from determined_ds.pipe.timeline import RecordedStep
 from determined_ds.rundir.metrics_file import NOT_FINITE
 
 FORMAT = 3  # of results.json: raised when its keys or their meaning change

@@ -20,8 +20,7 @@ import torch
 from deepspeed.runtime.pipe import schedule
 
 from determined_ds.pipe.orders import ONE_F_ONE_B, Op, Pipeline
-from determined_ds.pipe.recording import LOAD
-from determined_ds.pipe.timeline import Span
+from determined_ds.pipe.timeline import LOAD, Span
 from determined_ds.trial.pipeline_engine import PASSES
 
 WORK = {schedule.LoadMicroBatch: LOAD, **{instruction: kind for kind, instruction in PASSES.items()}}

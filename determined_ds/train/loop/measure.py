@@ -13,7 +13,7 @@ import torch
 from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
-from determined_ds.pipe.recording import RecordedStep, recorded_step
+from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
