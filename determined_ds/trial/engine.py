@@ -24,7 +24,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial import expert_parallel, tensor_parallel
 from determined_ds.trial.author import refused
-from determined_ds.trial.instruction_times import time_instructions
+from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
 from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.timers import correct_timers
@@ -272,7 +272,8 @@ def _fix_pipeline(engine: Any) -> None:
         # no other rank holds. The copies of a tied weight are counted on one stage alone.
         for parameter in engine.module.parameters():
             parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
-    time_instructions(engine)
+    if engine.num_stages > 1:
+        setattr(engine, ATTRIBUTE, InstructionTimes(engine))
     if engine.num_stages <= 2 or isinstance(engine, PlannedEngine):
         return
     send = type(engine)._send_tensor_meta

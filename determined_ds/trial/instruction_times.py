@@ -25,18 +25,12 @@ from determined_ds.trial.pipeline_engine import PASSES
 
 WORK = {schedule.LoadMicroBatch: LOAD, **{instruction: kind for kind, instruction in PASSES.items()}}
 AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
-_ATTRIBUTE = "_instruction_times"
-
-
-def time_instructions(engine: Any) -> None:
-    """Have a pipeline time its instructions in training; does nothing with a single stage."""
-    if engine.num_stages > 1:
-        setattr(engine, _ATTRIBUTE, InstructionTimes(engine))
+ATTRIBUTE = "_instruction_times"  # of a pipeline's engine
 
 
 def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
     """The times of the first engine that is a pipeline, the same on every rank; None without one."""
-    return next((vars(engine)[_ATTRIBUTE] for engine in engines if _ATTRIBUTE in vars(engine)), None)
+    return next((vars(engine)[ATTRIBUTE] for engine in engines if ATTRIBUTE in vars(engine)), None)
 
 
 class _Batch(NamedTuple):

@@ -5,10 +5,13 @@ The way of a batch::
     Pipeline -> steps of this rank -> PlannedSchedule (DeepSpeed's instructions) -> PlannedEngine, one method each
 
 DeepSpeed's engine does what a pass does, and all that comes before and after the micro-batches: the data, gradients of
-tied weights, reduction over replicas, the optimizer. Here are the parts of a rank, what passes between ranks, and a
-backward pass in two: for the inputs of a part, which the rank before waits for, and for its weights, later.
+tied weights, reduction over replicas, the optimizer. Here are the parts of a rank, what passes between ranks, and
+backward passes in two: for the inputs of a part, which the rank before waits for, and for its weights, later.
 
 Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for one schedule.
+Of backward passes in two: Qi et al. 2023, arXiv:2401.10241, section 2; ``stage_backward_input`` and
+``stage_backward_weight`` in torch 2.13's ``distributed/pipelining/_backward.py``. The latter sets ``.grad`` itself,
+past the hooks on gradients by which ZeRO and DeepSpeed's bf16 optimizer take them, so the weights' pass is here.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ import deepspeed.comm as comm
 import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch.autograd.graph import GradientEdge
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.author import refused
 from determined_ds.trial.pipeline_module import ScheduledModule
-from determined_ds.trial.split_backward import input_pass, weight_pass
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
 MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each before the next is made
@@ -73,15 +76,13 @@ class PlannedSchedule(schedule.PipeSchedule):
     def steps(self) -> Iterator[list[Any]]:
         pipe, last = self.pipe, self.pipe.parts - 1
         for step in steps(pipe, forward_only=self._forward_only)[self.stage_id]:
+            kind, part, micro_batch = step.op if isinstance(step, (Send, Receive)) else step
+            if isinstance(step, Receive):  # into the buffer of the pass that takes it
+                part += 1 if kind == FORWARD else -1
+            buffer = part * pipe.micro_batches + micro_batch
             if isinstance(step, (Send, Receive)):
-                kind, part, micro_batch = step.op
-                if isinstance(step, Receive):  # into the buffer of the pass that takes it
-                    part += 1 if kind == FORWARD else -1
-                buffer = part * pipe.micro_batches + micro_batch
                 yield [MESSAGES[type(step), kind == FORWARD](buffer, part=part, peer=step.rank)]
                 continue
-            kind, part, micro_batch = step
-            buffer = part * pipe.micro_batches + micro_batch
             if kind == FORWARD and (part == 0 or (part == last and pipe.rank_of(0) != self.stage_id)):
                 yield [schedule.LoadMicroBatch(buffer, part=part)]
             if kind != WEIGHT:
@@ -89,6 +90,19 @@ class PlannedSchedule(schedule.PipeSchedule):
             yield [PASSES[kind](buffer, part=part)]
         if not self._forward_only:
             yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
+
+
+class _Joined(torch.autograd.Function):
+    """The outputs of a part as one scalar, so that all its parameters lie on a way from that to the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[torch.Tensor], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return (None, *ctx.gradients)
 
 
 class PlannedEngine(PipelineEngine):
@@ -111,15 +125,15 @@ class PlannedEngine(PipelineEngine):
     def _is_here(self, part: int) -> bool:
         return self.module.pipe.rank_of(part) == self.stage_id
 
+    def _is_active(self, part: int) -> bool:
+        """Whether a part is computed now; outside a pass, whether it is here."""
+        return self._is_here(part) if self._active is None else self._active == part
+
     def is_first_stage(self) -> bool:
         return self._is_active(0) if self._last >= 0 else bool(super().is_first_stage())
 
     def is_last_stage(self) -> bool:
         return self._is_active(self._last) if self._last >= 0 else bool(super().is_last_stage())
-
-    def _is_active(self, part: int) -> bool:
-        """Whether a part is computed now; outside a pass, whether it is here."""
-        return self._is_here(part) if self._active is None else self._active == part
 
     @property
     def loads_data(self) -> bool:
@@ -128,15 +142,6 @@ class PlannedEngine(PipelineEngine):
 
     def _loss_stage_global_rank(self) -> int:
         return int(self.grid.stage_to_global(self.module.pipe.rank_of(self._last)))
-
-    @contextlib.contextmanager
-    def _at(self, part: int) -> Iterator[None]:
-        self._active = part
-        self.module.activate(part)
-        try:
-            yield
-        finally:
-            self._active = None
 
     def _train_schedule(self) -> PlannedSchedule:
         return self._inference_schedule(self.micro_batches, forward_only=False)
@@ -154,9 +159,20 @@ class PlannedEngine(PipelineEngine):
         super().reset_activation_shape()
         self._specs.clear()
 
+    # ------------------------------------------------------------------------------------------- passes
+
     def _beside(self, buffer_id: int, by: int) -> int:
         """The buffer of the same micro-batch, so many parts further on."""
         return buffer_id + by * self._planned.micro_batches
+
+    @contextlib.contextmanager
+    def _at(self, part: int) -> Iterator[None]:
+        self._active = part
+        self.module.activate(part)
+        try:
+            yield
+        finally:
+            self._active = None
 
     def _exec_load_micro_batch(self, buffer_id: int, part: int) -> None:
         super()._exec_load_micro_batch(buffer_id)
@@ -202,26 +218,58 @@ class PlannedEngine(PipelineEngine):
             super()._exec_backward_pass(buffer_id)
 
     def _exec_input_pass(self, buffer_id: int, part: int) -> None:
-        """The gradient of a part's inputs, and what the gradients of its weights are made of later."""
+        """The gradient of a part's inputs.
+
+        What the gradients of its weights are made of later is held: groups of parameters, with the nodes of the graph
+        where their way leaves that to the inputs, and the gradients that arrived there; and outputs with their
+        gradients, where the whole backward pass is the weights'.
+        """
         buffers = self.pipe_buffers
-        with self._backward_of(buffer_id, part):
+        with self._backward_of(buffer_id, part), self._running_backward():
             if part == self._last:
                 outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
                 gradients = [torch.ones_like(outputs[0])]
             else:
                 outputs, gradients = _floats(buffers["outputs"][buffer_id]), _listed(self.grad_layer)
+            taken = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
             inputs = _listed(buffers["inputs"][buffer_id])
-            parameters = [each for each in self.module.parameters() if each.requires_grad]
-            with self._running_backward():
-                buffers["held"][buffer_id] = input_pass(outputs, gradients, inputs, parameters)
+            groups: list[dict[str, Any]] = []
+            if taken and any(each.requires_grad for each in inputs):
+                # Loading it takes a second, which only such a schedule needs.
+                from torch.distributed.pipelining._backward import stage_backward_input
+
+                joined = _Joined.apply([grad for _, grad in taken], *(each for each, _ in taken))
+                parameters = (each for each in self.module.parameters() if each.requires_grad)
+                _, groups = stage_backward_input([joined], None, inputs, parameters)
+            buffers["held"][buffer_id] = groups, [] if groups else taken
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
-        """The gradients of a part's weights."""
-        held, self.pipe_buffers["held"][buffer_id] = self.pipe_buffers["held"][buffer_id], None
+        """The gradients of a part's weights, which are added to their ``.grad``; the graph is freed."""
+        (groups, whole), self.pipe_buffers["held"][buffer_id] = self.pipe_buffers["held"][buffer_id], None
+        # From one node of a weight that is used twice, gradients reach the next one through nodes that others need.
+        is_kept = any(len(group["intermediates"]) > 1 for group in groups)
         with self._running_backward():
             if self.using_bf16_optimizer:
                 self.optimizer.clear_lp_grads()
-            weight_pass(held)
+            if whole:
+                torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
+            for group in groups:
+                arrived = zip(group.pop("intermediates"), group.pop("grads", ()), strict=False)
+                taken = [
+                    (node, grads) for node, grads in arrived if any(each is not None for each in grads or ())
+                ]
+                edges, gradients = [], []
+                with contextlib.ExitStack() as hooks:
+                    for node, grads in taken:
+                        # Nodes take what arrived there in the first pass: neither more from one another, nor by a
+                        # hook twice.
+                        hooks.callback(node.register_prehook(lambda _, own=grads: own).remove)
+                        present = [(index, grad) for index, grad in enumerate(grads) if grad is not None]
+                        edges += [GradientEdge(node, index) for index, _ in present]
+                        gradients += [grad for _, grad in present]
+                    if edges:
+                        own = [node.variable for node in group["params"]]
+                        torch.autograd.backward(edges, gradients, retain_graph=is_kept, inputs=own)
             if self.using_bf16_optimizer:  # does nothing where hooks on the gradients have done it
                 self.optimizer.update_hp_grads()
 
@@ -243,6 +291,8 @@ class PlannedEngine(PipelineEngine):
         finally:
             self._stop_timers(timers)
             self._running_engine_backward = False
+
+    # ------------------------------------------------------------------------------------------- messages
 
     def _exec_send_activations(self, buffer_id: int, part: int, peer: int) -> None:
         outputs, taker = self.pipe_buffers["outputs"][buffer_id], part + 1
@@ -287,6 +337,10 @@ class PlannedEngine(PipelineEngine):
         rank = self.grid.stage_to_global(peer)
         self._awaited[key] = [comm.irecv(each.detach(), rank) for each in made]
 
+    def _exec_await_message(self, buffer_id: int, kind: str) -> None:
+        for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):
+            work.wait()
+
     def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
         self._await_sent(peer, MOST_ON_THEIR_WAY - 1)
         rank = self.grid.stage_to_global(peer)
@@ -299,10 +353,6 @@ class PlannedEngine(PipelineEngine):
         while len(sent) > most:
             for work, _ in sent.popleft():
                 work.wait()
-
-    def _exec_await_message(self, buffer_id: int, kind: str) -> None:
-        for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):
-            work.wait()
 
     _INSTRUCTION_MAP = {  # noqa: RUF012 — named and kept as DeepSpeed does
         **PipelineEngine._INSTRUCTION_MAP,
