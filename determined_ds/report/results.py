@@ -13,33 +13,22 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetPydanticSchema,
-    PlainSerializer,
-    TypeAdapter,
-    ValidationError,
-)
-from pydantic_core import core_schema
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from determined_ds.documents.document import refusal
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.timeline import RecordedStep
-from determined_ds.rundir.metrics_file import NOT_FINITE
 
 FORMAT = 3  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
 KIND_OF_ROW = "a measurement of determined_ds"
 MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
 CANNOT_RUN, STOPPED = "cannot run", "stopped"
-STATUSES = (MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)
 WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
 # Part of a step -> what it is. The order is that of tables and pictures.
 PARTS = {
@@ -60,30 +49,17 @@ _NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")  # a list of them; JSON'
 _Loaded = TypeVar("_Loaded")
 
 
-def one_of(choices: tuple[str, ...]) -> GetPydanticSchema:
-    """A mark for a string that is one of these; for code it stays a ``str``."""
-    return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(choices)))
+def _one_of(*words: str) -> Any:
+    return Field(pattern=f"^({'|'.join(words)})$")
 
 
-# What a file may hold.
-Integer = Annotated[int, Field(strict=True)]
-Real = Annotated[
-    float,
-    Field(strict=True),
-    BeforeValidator(lambda value: float(value) if value in NOT_FINITE else value),
-    PlainSerializer(lambda value: value if math.isfinite(value) else json.dumps(value), when_used="json"),
-]
-Count = Annotated[Integer, Field(ge=1)]
-Number = Annotated[Integer, Field(ge=0)]
-Seconds = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
-StepSeconds = Annotated[Real, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[Real, Field(ge=0, le=1)]
-PartName = Annotated[str, one_of(tuple(PARTS))]
-Status = Annotated[str, one_of(STATUSES)]
-Precision = Annotated[str, one_of(("fp32", "bf16", "fp16"))]
-EngineName = Annotated[str, one_of(("deepspeed", "ddp"))]
-AcceleratorName = Annotated[str, one_of(("cpu", "cuda"))]
-KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
+# What a file may hold: no other keys, and numbers in their ranges; a loss that is not finite is a word.
+KNOWN_KEYS = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+Count = Annotated[int, Field(strict=True, ge=1)]
+Number = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+StepSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +70,7 @@ class Repetition:
 
     run_dir: str  # relative to the results' folder
     step_seconds: tuple[StepSeconds, ...]  # of each step after the warm-up
-    losses: tuple[Real, ...]  # of every step, the warm-up's too: means over the global batch
+    losses: tuple[float, ...]  # of every step, the warm-up's too: means over the global batch
     warmup: Number  # steps before step_seconds begins
     start_seconds: Seconds  # from the process's start to its first step
     peak_memory_bytes_by_rank: tuple[Number, ...]  # device memory on CUDA; resident memory on a CPU
@@ -103,7 +79,7 @@ class Repetition:
     bubble_ideal: Share | None = None  # the same by the schedule alone, counted
     pipeline_step: RecordedStep | None = None  # the median one: what each rank computed when
     # Name of PARTS -> seconds of a step under torch's profiler, the mean over ranks: a longer one than those timed.
-    parts: dict[PartName, Seconds] | None = None
+    parts: dict[str, Seconds] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +90,17 @@ class Row:
 
     name: str  # of the strategy or the variant, e.g. zero2
     slots: Count
-    status: Status
+    status: Annotated[str, _one_of(MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)]
     reason: str = ""  # one or two sentences where it was not measured
-    engine: EngineName | None = None  # what trained, seen on the engine itself
-    zero_stage: Annotated[Integer, Field(ge=0, le=3)] | None = None
+    engine: Annotated[str, _one_of("deepspeed", "ddp")] | None = (
+        None  # what trained, seen on the engine itself
+    )
+    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     micro_batch_size: Count | None = None
     accumulation: Count | None = None  # micro-batches of a step
     replicas: Count | None = None
     pipe_parallel_size: Count | None = None
-    precision: Precision | None = None
+    precision: Annotated[str, _one_of("fp32", "bf16", "fp16")] | None = None
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
     estimated_model_state_bytes: Number | None = None  # of the rank that holds most, by the memory model
@@ -159,6 +137,26 @@ class Row:
         """Lowest and highest of the repetitions' own median step times, in seconds."""
         medians = [statistics.median(each.step_seconds) for each in self.repetitions if each.step_seconds]
         return (min(medians), max(medians)) if medians else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """What the median step time lies between, in seconds: :attr:`spread`, or the quartiles of a single start."""
+        if len(self.repetitions) == 1 and len(self.step_seconds) > 1:
+            low, _, high = statistics.quantiles(self.step_seconds, n=4)
+            return low, high
+        return self.spread
+
+    def joined(self, start: Row) -> Row:
+        """This row with one more start of its variant. A failure decides: what fails once is not to be relied upon."""
+        if start.status == STOPPED and self.repetitions:
+            return self
+        if start.status != MEASURED:
+            once = f"in one of {len(self.repetitions) + 1} starts: " if self.repetitions else ""
+            start = replace(start, reason=f"{once}{start.reason}")
+        elif self.repetitions:  # one recorded step of a pipeline is enough
+            more = (replace(each, pipeline_step=None) for each in start.repetitions)
+            start = replace(self, repetitions=(*self.repetitions, *more))
+        return replace(start, estimated_model_state_bytes=self.estimated_model_state_bytes)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -254,7 +252,7 @@ class Results:
     command: str
     created: str
     machine: str
-    accelerator: AcceleratorName
+    accelerator: Annotated[str, _one_of("cpu", "cuda")]
     steps: Number
     rows: tuple[Row, ...]
 
@@ -336,7 +334,7 @@ def results_text(results: Results) -> str:
 
 
 def _text(value: Row | Results, kind: str) -> str:
-    data = {"kind": kind, "format": FORMAT, **TypeAdapter(type(value)).dump_python(value, mode="json")}
+    data = {"kind": kind, "format": FORMAT, **json.loads(TypeAdapter(type(value)).dump_json(value))}
     text = json.dumps(data, indent=2, allow_nan=False)
     return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 

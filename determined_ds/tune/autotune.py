@@ -30,18 +30,10 @@ from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.memory.fitting import usable_bytes
 from determined_ds.memory.rank import memory_per_rank
 from determined_ds.pipe.orders import DUALPIPEV, INTERLEAVED, ONE_F_ONE_B, ZB_H1
-from determined_ds.report.results import MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
+from determined_ds.report.results import FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
 from determined_ds.rundir.run_dir import RunLock, short
 from determined_ds.rundir.signals import Interrupts
-from determined_ds.tune.measure import (
-    Measurement,
-    Request,
-    Say,
-    Watch,
-    check_names,
-    in_words,
-    open_workbench,
-)
+from determined_ds.tune.measure import Request, Say, Watch, check_names, in_words, open_workbench
 from determined_ds.tune.variants import Base, Choice, Variant, decided
 
 # What may be searched over, in the words of --over. The simplest come first.
@@ -59,6 +51,7 @@ MAX_MICRO_BATCHES = 8  # sizes of a micro-batch that are tried: the largest powe
 CPU_BF16 = {"avx512_bf16", "amx_bf16"}
 PROCESS_BYTES = 600 * 2**20  # of a rank that holds no tensor yet: Python, torch and DeepSpeed on a CPU
 BEST = "best.yaml"
+REJECTED = "rejected: "  # of a reason: it ran, and its loss is another
 SHORTEST_S = 30  # starting the ranks alone takes about ten seconds
 UNITS = {"s": 1, "m": 60, "h": 3600}
 BEATEN = 1.25  # times the best step's time, at which a run is cut short
@@ -94,7 +87,8 @@ class Autotune:
         self._most_trials, self._most_seconds = allowed
         self._tolerance, self._say = tolerance, say
         self.interrupts = Interrupts("ending the measurement; the best so far is written")
-        self._measured: dict[str, Measurement] = {}  # by name
+        self._variants: dict[str, Variant] = {}  # by name, those that were measured
+        self._rows: dict[str, Row] = {}  # of them
         self._refused: dict[str, str] = {}  # name of a variant -> why it cannot run
         self._num_trials, self._started_s = 0, 0.0
 
@@ -114,7 +108,13 @@ class Autotune:
         self._own = decided(base, f"as it is ({name_of(base.own)})", base.own)
         if self._own.resolved is None:
             raise ConfigError(self._own.problems)
-        self._limit, self._knows_sizes = _memory_of_rank(base), True
+        self._knows_sizes = True
+        if base.accelerator.name == "cuda":  # bytes of tensors that a rank of this machine may hold
+            import torch
+
+            self._limit = usable_bytes(int(torch.cuda.get_device_properties(0).total_memory))
+        else:
+            self._limit = int(psutil.virtual_memory().available / slots) - PROCESS_BYTES
         try:
             self._memory_bytes(self._own)
         except ConfigError as error:
@@ -148,31 +148,29 @@ class Autotune:
                 ended = self._search()
             for reason, count in Counter(self._refused.values()).items():
                 self._say(f"  left out {count:>3} that cannot run: {reason}")
-            if not self._measured:
+            first, ranked = self._rows.get(self._own.name), self._ranked()
+            results = self._write(is_last=True) if self._rows else None
+            if first is None or results is None or (not ranked and self.interrupts.requested):
                 return None
-            results = bench.write(self._rows())
-            first, ranked = self._measured.get(self._own.name), self._ranked()
-            if first is None or (not ranked and self.interrupts.requested):
-                return None
-            if first.rejected:
-                why = f"no strategy reaches the loss of fp32; of the experiment as it is, {first.rejected}"
-                fix = "allow more by --loss-tolerance, or use another precision"
-            else:
-                why = f"the experiment as it is does not run: {first.row.reason}"
-                fix = f"see {short(bench.run_dir / 'runs')}, use det-ds run CONFIG --test, or raise --budget"
             if not ranked:
+                why, fix = f"the experiment as it is does not run: {first.reason}", "raise --budget, or see "
+                fix += f"{short(bench.run_dir / 'runs')}, and use det-ds run CONFIG --test"
+                if first.reason.startswith(REJECTED):
+                    why = f"no strategy reaches the loss of fp32; of the experiment as it is, {first.reason}"
+                    fix = "allow more by --loss-tolerance, or use another precision"
                 raise ConfigError(Problem(key="autotune", message=why, fix=fix))
             best = ranked[0] if _is_faster(ranked[0], first) or first not in ranked else first
             self._say(f"ended: {ended}")
             verdict = self._verdict(best, first)
             for line in verdict:
                 self._say(line)
-            assert best.variant.experiment is not None
-            among = f"the best of {len(self._measured)} strategies that were measured"
-            lines = [f"{best.variant.name}: {among} for {self._base.experiment.document.name}.", *verdict]
-            text = "".join(f"# {line}\n" for line in lines) + stored_yaml(best.variant.experiment.config)
+            experiment = self._variants[best.name].experiment
+            assert experiment is not None
+            among = f"the best of {len(self._rows)} strategies that were measured"
+            lines = [f"{best.name}: {among} for {self._base.experiment.document.name}.", *verdict]
+            text = "".join(f"# {line}\n" for line in lines) + stored_yaml(experiment.config)
             write_files({bench.run_dir / BEST: text}, overwrite=True)
-            return results, best.variant.name
+            return results, best.name
 
     # ------------------------------------------------------------------------------------------ searching
 
@@ -181,8 +179,7 @@ class Autotune:
         self._started_s = time.monotonic()
         if self._reference is not self._own:
             self._measure(self._reference)
-        first = self._measure(self._own)
-        if first is None or first.row.status != MEASURED:
+        if not self._measure(self._own) or self._rows[self._own.name].status != MEASURED:
             return ""  # there is nothing that others could be held against
         candidates = self._candidates()
         for kept in (FOR_THE_END, 0.0):  # what is kept, and not needed at the end, is searched with after all
@@ -193,7 +190,7 @@ class Autotune:
                     ended = "every value of each axis was tried with the best of the others"
                     break
                 self._measure(variant)
-            ended = self._tell_apart(first, ended)
+            ended = self._tell_apart(ended)
         return "it was interrupted" if self.interrupts.requested else ended
 
     def _candidates(self) -> Iterator[Variant]:
@@ -206,7 +203,8 @@ class Autotune:
             is_new = False
             for axis in self._over:
                 ranked = self._ranked()
-                for choice in _along(self._base, axis, (ranked[0].variant if ranked else self._own).choice):
+                best = self._variants[ranked[0].name] if ranked else self._own
+                for choice in _along(self._base, axis, best.choice):
                     variant = decided(self._base, name_of(choice), choice)
                     if variant.resolved is not None and _strategy_of(variant) in tried:
                         continue
@@ -227,9 +225,9 @@ class Autotune:
             return error.problems[0].message.rstrip(".")
         if needed > self._limit:
             return "it does not fit a rank's memory"
-        for other in self._measured.values():
-            if other.row.status == OUT_OF_MEMORY and needed >= self._memory_bytes(other.variant):
-                return f"{other.variant.name} ran out of memory, and it takes as much"
+        for name, row in self._rows.items():
+            if row.status == OUT_OF_MEMORY and needed >= self._memory_bytes(self._variants[name]):
+                return f"{name} ran out of memory, and it takes as much"
         return ""
 
     def _memory_bytes(self, variant: Variant) -> int:
@@ -240,34 +238,30 @@ class Autotune:
 
     # ------------------------------------------------------------------------------------------ measuring
 
-    def _measure(self, variant: Variant) -> Measurement | None:
-        """Measure a variant once more; None where it was interrupted."""
+    def _measure(self, variant: Variant) -> bool:
+        """Measure a variant once more. Returns whether it was not interrupted."""
         if self.interrupts.requested:
-            return None
-        bench = self.workbench
-        one = self._measured.get(variant.name) or Measurement(variant=variant)
+            return False
+        name, slots = variant.name, self._base.experiment.slots
+        row = self._rows.get(name) or variant.row(STOPPED, "not measured yet")
         self._num_trials += 1
-        row = bench.measure(
-            one,
-            variant.name,
-            self.interrupts,
-            most_slots=self._base.experiment.slots,
-            watch=self._watch_of(one),
-        )
-        if self.interrupts.requested and row.status == STOPPED:
-            return None
-        self._measured[variant.name] = one
-        one.rows.append(row)
-        one.rejected = one.rejected or self._disagreement(row)
-        note = f"  REJECTED: {one.rejected}" if one.rejected else ""
-        self._say(f"{self._num_trials:>3}  {variant.name:<34}  {in_words(row)}{note}")
-        bench.write(self._rows(), is_last=False)
-        return one
+        watch = self._watch_of(name)
+        start = self.workbench.measure(variant, row, name, self.interrupts, most_slots=slots, watch=watch)
+        if self.interrupts.requested and start.status == STOPPED:
+            return False
+        row, why = row.joined(start), self._disagreement(start)
+        if why:
+            row = replace(row, status=FAILED, reason=f"{REJECTED}{why}")
+        self._variants[name], self._rows[name] = variant, row
+        note = f"  REJECTED: {why}" if why else ""
+        self._say(f"{self._num_trials:>3}  {name:<34}  {in_words(start)}{note}")
+        self._write(is_last=False)
+        return True
 
-    def _watch_of(self, one: Measurement) -> Watch:
+    def _watch_of(self, name: str) -> Watch:
         """What cuts a run short: the clock, or, the first time, that it is clearly beaten."""
-        ranked = [] if one.rows else self._ranked()
-        best_s = ranked[0].row.median_step_seconds if ranked else None
+        ranked = [] if name in self._rows else self._ranked()
+        best_s = ranked[0].median_step_seconds if ranked else None
 
         def watch(seconds: Sequence[float]) -> str | None:
             if time.monotonic() - self._started_s > self._most_seconds:
@@ -288,8 +282,7 @@ class Autotune:
         The first loss is of the same weights, and may differ by a tenth of the tolerance; from then on rounding
         alone leads apart, the more the higher the learning rate.
         """
-        known = self._measured.get(self._reference.name)
-        fp32 = known.rows[0] if known and known.rows else None
+        fp32 = self._rows.get(self._reference.name)
         if row.status != MEASURED or row.loss is None or fp32 is None or fp32.loss is None:
             return ""
 
@@ -309,51 +302,48 @@ class Autotune:
         in_trials = self._most_trials - math.floor(kept * self._most_trials)
         return self._num_trials < in_trials and spent + each < (1 - kept) * self._most_seconds
 
-    def _tell_apart(self, first: Measurement, ended: str) -> str:
+    def _tell_apart(self, ended: str) -> str:
         """Measure again what cannot be told from the best, and the experiment as it was, in turns.
 
         Returns why it ended.
         """
         while ranked := self._ranked():
             best = ranked[0]
+            is_own = best.name == self._own.name
             # What is told apart by one measurement each is confirmed once: it may have been luck.
             close = [
                 each
                 for each in ranked[1:]
-                if not _is_faster(best, each) or (each is first and len(each.rows) < 2)
+                if not _is_faster(best, each) or (each.name == self._own.name and len(each.repetitions) < 2)
             ]
-            if not close and (len(best.rows) > 1 or best is first):
+            if not close and (len(best.repetitions) > 1 or is_own):
                 return f"{ended}; what is best was measured apart from the others"
-            again = min([best, *close], key=lambda each: len(each.rows))
-            if len(again.rows) >= MOST_REPETITIONS:
+            again = min([best, *close], key=lambda each: len(each.repetitions))
+            if len(again.repetitions) >= MOST_REPETITIONS:
                 return f"{ended}; {MOST_REPETITIONS} measurements each do not tell the best ones apart"
             if not self._may_start(0.0):
                 return "the budget is spent"
-            if self._measure(again.variant) is None:
+            if not self._measure(self._variants[again.name]):
                 break
         return ended
 
     # ------------------------------------------------------------------------------------------ the answer
 
-    def _ranked(self) -> list[Measurement]:
+    def _ranked(self) -> list[Row]:
         """What can be chosen, the fastest first; what was measured for its loss alone is none of it."""
-        timed = [
-            (seconds, each)
-            for each in self._measured.values()
-            if each.row.is_measured and (seconds := each.row.median_step_seconds) is not None
-            if each.variant is self._own or each.variant is not self._reference
-        ]
-        return [each for _, each in sorted(timed, key=lambda item: item[0])]
+        for_loss = {self._reference.name} - {self._own.name}
+        timed = [row for row in self._rows.values() if row.is_measured and row.name not in for_loss]
+        return sorted(timed, key=lambda row: row.median_step_seconds or math.inf)
 
-    def _rows(self) -> list[Measurement]:
-        """All, the experiment as it was first."""
-        return sorted(self._measured.values(), key=lambda each: each.variant is not self._own)
+    def _write(self, *, is_last: bool) -> Results:
+        """Write the report, the experiment as it was first."""
+        rows = sorted(self._rows.values(), key=lambda row: row.name != self._own.name)
+        return self.workbench.write(rows, is_last=is_last)
 
-    def _verdict(self, best: Measurement, first: Measurement) -> list[str]:
+    def _verdict(self, best: Row, first: Row) -> list[str]:
         """What may be claimed of the best, beside the experiment as it was."""
-        row, mine, its = best.row, best.interval, first.interval
-        value = row.samples_per_second or 0
-        lines = [f"{best.variant.name}: {value:,.1f} samples/s, {len(best.rows)} measurement(s)"]
+        mine, its, spread, times = best.interval, first.interval, best.spread, len(best.repetitions)
+        lines = [f"{best.name}: {best.samples_per_second or 0:,.1f} samples/s, {times} measurement(s)"]
         if best is first:
             lines.append(
                 "nothing that was tried is faster than the experiment as it was by more than repetitions differ"
@@ -361,14 +351,14 @@ class Autotune:
         elif mine is not None and its is not None and min(mine) > 0:
             low, high = its[0] / mine[1], its[1] / mine[0]
             lines.append(f"{low:.2f} to {high:.2f} times as fast as the experiment as it was")
-        if row.spread is not None and len(best.rows) > 1:
-            lines.append(f"its measurements differ by {row.spread[1] / row.spread[0] - 1:.0%}")
+        if spread is not None and times > 1:
+            lines.append(f"its measurements differ by {spread[1] / spread[0] - 1:.0%}")
         if self.workbench.load:
             lines.append(f"while it was measured, {self.workbench.load}")
         return lines
 
 
-def _is_faster(one: Measurement, other: Measurement) -> bool:
+def _is_faster(one: Row, other: Row) -> bool:
     """Whether one is faster than another by more than their measurements differ."""
     mine, its = one.interval, other.interval
     return mine is not None and its is not None and mine[1] < its[0]
@@ -487,13 +477,3 @@ def name_of(choice: Choice) -> str:
 def _strategy_of(variant: Variant) -> Strategy:
     assert variant.resolved is not None
     return variant.resolved.strategy
-
-
-def _memory_of_rank(base: Base) -> int:
-    """Bytes of tensors that a rank of this machine may hold."""
-    if base.accelerator.name == "cuda":
-        import torch
-
-        return usable_bytes(int(torch.cuda.get_device_properties(0).total_memory))
-    slots = base.resolved.topology.slots
-    return max(0, int(psutil.virtual_memory().available / slots) - PROCESS_BYTES)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from determined_ds.config.strategy import FORMS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.memory.rank import model_states
-from determined_ds.report.results import CANNOT_RUN, MEASURED, Results
+from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.rundir.run_dir import RunLock
 from determined_ds.rundir.signals import Interrupts
-from determined_ds.tune.measure import (
-    Measurement,
-    Request,
-    Say,
-    Workbench,
-    check_names,
-    in_words,
-    open_workbench,
-    unmeasured,
-)
-from determined_ds.tune.variants import named_variants
+from determined_ds.tune.measure import Request, Say, Workbench, check_names, in_words, open_workbench
+from determined_ds.tune.variants import Variant, named_variants
 
 PARTS = 3  # steps that are taken apart: enough for a mean
 
@@ -109,45 +101,46 @@ def measure_strategies(
     bench = open_workbench(request, found, "compare", say=say)
     variants = named_variants(bench.base, strategies, slots or [bench.base.experiment.slots])
     most_slots = max(each.choice.slots for each in variants)
-    measurements = [Measurement(variant=variant) for variant in variants]
     with RunLock(bench.run_dir):
-        _estimate(bench, measurements)
+        rows = _rows(bench, variants)
         for repetition in range(repeat):
             # Forwards, then backwards, so that each is early as often as late.
-            for each in measurements[::-1] if repetition % 2 else measurements:
+            order = range(len(variants))
+            for number in reversed(order) if repetition % 2 else order:
+                variant, row = variants[number], rows[number]
                 if interrupts.requested:
                     break
-                if any(row.status != MEASURED for row in each.rows):
+                if repetition and row.status != MEASURED:
                     continue  # it failed once, which is enough
-                name = f"{each.variant.name} x{each.variant.choice.slots}"
-                if each.variant.resolved is None:
-                    row = unmeasured(each.variant, CANNOT_RUN, each.variant.reason)
+                name = f"{variant.name} x{variant.choice.slots}"
+                if variant.resolved is None:
+                    start = variant.row(CANNOT_RUN, variant.reason)
                 else:
                     apart = 0 if repetition else parts
-                    row = bench.measure(each, name, interrupts, most_slots=most_slots, parts=apart)
-                each.rows.append(row)
-                say(f"{repetition + 1}/{repeat}  {name:<24}  {in_words(row)}")
-                bench.write(measurements, is_last=False)
+                    start = bench.measure(variant, row, name, interrupts, most_slots=most_slots, parts=apart)
+                rows[number] = row.joined(start)
+                say(f"{repetition + 1}/{repeat}  {name:<24}  {in_words(start)}")
+                bench.write(rows, is_last=False)
         if bench.load:
             say(f"warning: while it was measured, {bench.load}: compare times by their spread")
-        return bench.write(measurements), bench.run_dir
+        return bench.write(rows), bench.run_dir
 
 
-def _estimate(bench: Workbench, measurements: Sequence[Measurement]) -> None:
-    """Note the model states of a rank of each variant by the memory model; why not, where its model is not known."""
-    said = set[str]()
-    for each in measurements:
-        if each.variant.resolved is None:
-            continue
-        try:
-            shape = each.variant.shape(bench.base.context_dir)
-        except ConfigError as error:
-            if (reason := error.problems[0].message) not in said:
-                bench.say(f"no memory estimate: {reason}")
-            said.add(reason)
-            continue
-        states = model_states(shape, each.variant.resolved.strategy)
-        # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
-        on_host = states.host_bytes if bench.base.accelerator.name == "cpu" else 0
-        held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
-        each.estimate = held + on_host
+def _rows(bench: Workbench, variants: Sequence[Variant]) -> list[Row]:
+    """The rows of variants that are not measured yet, with the model states of a rank by the memory model, if known."""
+    rows, said = [], set[str]()
+    for each in variants:
+        row = each.row(STOPPED, "not measured yet")
+        if each.resolved is not None:
+            try:
+                states = model_states(each.shape(bench.base.context_dir), each.resolved.strategy)
+                # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
+                on_host = states.host_bytes if bench.base.accelerator.name == "cpu" else 0
+                held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
+                row = replace(row, estimated_model_state_bytes=held + on_host)
+            except ConfigError as error:
+                if (reason := error.problems[0].message) not in said:
+                    bench.say(f"no memory estimate: {reason}")
+                said.add(reason)
+        rows.append(row)
+    return rows

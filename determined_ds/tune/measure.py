@@ -6,14 +6,11 @@ import hashlib
 import json
 import os
 import platform
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -39,14 +36,13 @@ from determined_ds.report.results import (
     read_row,
     write_row,
 )
-from determined_ds.rundir.records import INVALID
+from determined_ds.rundir.records import INVALID, versions
 from determined_ds.rundir.run_dir import RUNS, STEP_GROUP, RunDir, check_run_dir, new_run_dir, short, slug
 from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.variants import Base, Variant, read_base
 
 POLL_S = 0.25
 MADE_BY = "measured_with.json"  # beside a measurement: all that its numbers depend on
-PACKAGES = ("determined", "deepspeed", "torch", "transformers")
 BUSY = 0.25  # other programs' share of the cores, above which times are said to be unsure
 LOOK_S = 0.2  # at what other programs take, before each start
 Say = Callable[[str], None]  # prints a line for people
@@ -67,51 +63,6 @@ class Request:
     run_dir: Path | None = None  # where everything is written; runs/<name>_<command>/<time>, if None
     accelerator: str | None = None  # cpu, cuda or None for the best there is
     command: str = ""  # for the report
-
-
-@dataclass(kw_only=True)
-class Measurement:
-    """A variant, and a row of each of its starts."""
-
-    variant: Variant
-    rows: list[Row] = field(default_factory=list)  # in order
-    rejected: str = ""  # why it is never selected although it ran
-    estimate: int | None = (
-        None  # bytes of a rank's model states, by the memory model; None where that is unknown
-    )
-
-    @property
-    def row(self) -> Row:
-        """All starts as one row: those that were measured, or the first failure; STOPPED without any."""
-        row = unmeasured(self.variant, STOPPED, "not measured yet")
-        good = [each for each in self.rows if each.status == MEASURED]
-        bad = [each for each in self.rows if each.status not in (MEASURED, STOPPED)]
-        if bad:  # what fails once in three times is not to be relied upon
-            reason = f"in one of {len(self.rows)} starts: {bad[0].reason}" if good else bad[0].reason
-            row = replace(bad[0], reason=reason)
-        elif good:  # one recorded step of a pipeline is enough
-            first, *others = (each for one in good for each in one.repetitions)
-            row = replace(
-                good[0], repetitions=(first, *(replace(each, pipeline_step=None) for each in others))
-            )
-        elif self.rows:
-            row = self.rows[0]
-        if self.rejected:
-            row = replace(row, status=FAILED, reason=f"rejected: {self.rejected}")
-        return replace(row, estimated_model_state_bytes=self.estimate)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """What the median step time lies between, in seconds; None where nothing was timed.
-
-        Of several starts their lowest and highest median, of a single one the quartiles of its steps.
-        """
-        row = self.row
-        timed = [each.step_seconds for each in row.repetitions if each.step_seconds]
-        if len(timed) == 1 and len(timed[0]) > 1:
-            low, _, high = statistics.quantiles(timed[0], n=4)
-            return low, high
-        return row.spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,115 +95,101 @@ class Workbench:
 
     def measure(
         self,
-        one: Measurement,
-        name: str,
+        variant: Variant,
+        row: Row,
+        title: str,
         interrupts: Interrupts,
         *,
         most_slots: int,
         watch: Watch | None = None,
         parts: int = 0,
     ) -> Row:
-        """Run a variant for some steps, in processes of its own, and read what it measured; the caller keeps the row.
+        """Run a variant for some steps, in processes of its own. Returns the row of this start alone.
 
         A measurement that is in the run directory already is taken instead, where it was made of the same experiment
         and code, by the same versions, on the same accelerator and with as many threads; that is said.
 
         Args:
-            one: Of a variant that can run.
-            name: Of its folder.
+            variant: One that can run.
+            row: Its starts so far.
+            title: What it is called here, and its folder.
             interrupts: Ends it.
             most_slots: Of all that are compared: the cores are shared as if all had as many.
             watch: May cut it short as long as a step is to come.
             parts: Further steps, not timed, that are taken apart by torch's profiler.
         """
-        variant, request, base = one.variant, self.request, self.base
-        assert variant.experiment is not None
-        run_dir = self.run_dir / "runs" / name.replace(" ", "-") / str(len(one.rows) + 1)
-        there, num_steps = RunDir(run_dir), request.warmup + request.steps
+        request, base, experiment, engine = self.request, self.base, variant.experiment, variant.choice.engine
+        assert experiment is not None
+        where = Path("runs", title.replace(" ", "-"), str(len(row.repetitions) + 1))
+        there, num_steps = RunDir(self.run_dir / where), request.warmup + request.steps
+        made_by = there.path / MADE_BY
         threads = os.environ.get("OMP_NUM_THREADS")
         if base.accelerator.name == "cpu" and threads is None:
             # With more threads where there are fewer ranks, one slot would measure all cores' work.
             threads = str(max(1, base.accelerator.num_devices // most_slots))
-        depends_on = self._depends_on(variant, threads)
+        depends_on = {
+            **versions(),
+            "determined_ds": _digest(Path(__file__).parents[1]),
+            "experiment": hashlib.sha256(stored_yaml(experiment.config).encode()).hexdigest(),
+            "code": _digest(base.context_dir),
+            "accelerator": f"{self.machine} ({base.accelerator.name})",
+            "threads": threads,
+            "steps": request.steps,
+            "warmup": request.warmup,
+        }
 
         def known() -> Row | None:
             try:
-                row = read_row(there.measured)
-                made_by = json.loads((run_dir / MADE_BY).read_text(encoding="utf-8"))
+                found = read_row(there.measured)
+                if json.loads(made_by.read_text(encoding="utf-8")) != depends_on or found.engine != engine:
+                    return None
             except (OSError, ValueError, ConfigError):
                 return None
-            if made_by != depends_on or row.engine != variant.choice.engine or len(row.repetitions) != 1:
-                return None
-            where = os.path.join(*run_dir.parts[-2:])
-            return replace(row, name=variant.name, repetitions=(replace(row.repetitions[0], run_dir=where),))
+            starts = (replace(each, run_dir=str(where.relative_to("runs"))) for each in found.repetitions)
+            return replace(found, name=variant.name, repetitions=tuple(starts))
 
-        if (row := known()) is not None:
-            self.say(
-                f"     {name}: measured before, in {os.path.join(*run_dir.parts[-3:])}; taken from there"
-            )
-            return row
-        arguments = ["--measure", str(request.steps), "--warmup", str(request.warmup)]
-        arguments += ["--engine", variant.choice.engine, *(["--parts", str(parts)] if parts else [])]
+        if (found := known()) is not None:
+            self.say(f"     {title}: measured before, in {where}; taken from there")
+            return found
+        arguments = ["--measure", str(request.steps), "--warmup", str(request.warmup), "--engine", engine]
         process = TrialProcess(
-            experiment=variant.experiment.document,
+            experiment=experiment.document,
             context_dir=base.context_dir,
-            run_dir=run_dir,
+            run_dir=there.path,
             accelerator=base.accelerator.name,
-            arguments=arguments,
+            arguments=[*arguments, *(["--parts", str(parts)] if parts else [])],
             environment={} if threads is None else {"OMP_NUM_THREADS": threads},
         )
-
-        def new_steps() -> list[float]:
-            records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
-            return [record["metrics"]["step_seconds"] for record in records]
-
         self.busy.append(psutil.cpu_percent(LOOK_S) / 100)
         there.measured.unlink(missing_ok=True)  # of other code, or of another version
         process.start()
-        write_whole(run_dir / MADE_BY, json.dumps(depends_on, indent=2) + "\n")
+        write_whole(made_by, json.dumps(depends_on, indent=2) + "\n")
         seconds: list[float] = []
         try:
-            while process.poll() is None:
-                time.sleep(POLL_S)
-                seconds += new_steps()
+            while True:
+                has_ended = process.poll() is not None  # first: its last records are read after that
+                records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
+                seconds += [record["metrics"]["step_seconds"] for record in records]
+                if has_ended:
+                    break
                 watched = watch is not None and len(seconds) < num_steps
                 cut = "interrupted" if interrupts.requested else watch(seconds) if watch and watched else None
                 if cut:
-                    return unmeasured(variant, STOPPED, cut)
-            seconds += new_steps()
+                    return variant.row(STOPPED, cut)
+                time.sleep(POLL_S)
         finally:
             process.kill()
         if process.poll() == 0:
             if parts:
-                _take_apart(run_dir)
-            missing = f"it ended without measuring {variant.choice.engine}"
-            return known() or unmeasured(variant, FAILED, missing)
+                _take_apart(there.path)
+            return known() or variant.row(FAILED, f"it ended without measuring {engine}")
         if parts and len(seconds) >= num_steps:  # it was the profiler that it failed for
-            return self.measure(one, name, interrupts, most_slots=most_slots, watch=watch)
+            return self.measure(variant, row, title, interrupts, most_slots=most_slots, watch=watch)
         result = process.result()
         failed = OUT_OF_MEMORY if result.ran_out_of_memory else FAILED
-        return unmeasured(variant, CANNOT_RUN if result.status == INVALID else failed, result.reason or "")
+        return variant.row(CANNOT_RUN if result.status == INVALID else failed, result.reason or "")
 
-    def _depends_on(self, variant: Variant, threads: str | None) -> dict[str, str | int | None]:
-        """All that a measurement depends on."""
-        assert variant.experiment is not None
-        found: dict[str, str | int | None] = {
-            "experiment": hashlib.sha256(stored_yaml(variant.experiment.config).encode()).hexdigest(),
-            "code": _digest(self.base.context_dir),
-            "determined_ds": _digest(Path(__file__).parents[1]),
-            "accelerator": f"{self.machine} ({self.base.accelerator.name})",
-            "threads": threads,
-            "steps": self.request.steps,
-            "warmup": self.request.warmup,
-        }
-        for name in PACKAGES:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        return found
-
-    def write(self, measurements: Sequence[Measurement], *, is_last: bool = True) -> Results:
+    def write(self, rows: Iterable[Row], *, is_last: bool = True) -> Results:
         """Write the report, whose first row is the baseline; the page, which takes a second, with the last."""
         results = Results(
             title=self.base.experiment.name,
@@ -261,7 +198,7 @@ class Workbench:
             machine=", ".join(filter(None, [self.machine, self.load])),
             accelerator=self.base.accelerator.name,
             steps=self.request.steps,
-            rows=tuple(each.row for each in measurements),
+            rows=tuple(rows),
         )
         write_report(results, self.run_dir, page=is_last)
         return results
@@ -273,10 +210,9 @@ def open_workbench(request: Request, found: Problems, command: str, *, say: Say)
     Raises:
         ConfigError: every problem, those of the command's own options too.
     """
+    config, context_dir = request.config, request.context_dir
     document = found.of(
-        lambda: read_document(
-            request.config, request.context_dir, slots=request.slots, overrides=request.overrides
-        )
+        lambda: read_document(config, context_dir, slots=request.slots, overrides=request.overrides)
     )
     found.raise_any()
     assert document is not None
@@ -287,7 +223,7 @@ def open_workbench(request: Request, found: Problems, command: str, *, say: Say)
     found.raise_any()
     assert devices is not None
     found.warn(ignored_keys(document, MEASURE))
-    base = found.of(lambda: read_base(document, request.context_dir, devices))
+    base = found.of(lambda: read_base(document, context_dir, devices))
     found.of(lambda: check_run_dir(run_dir))
     found.raise_any()
     assert base is not None
@@ -337,19 +273,6 @@ def _take_apart(run_dir: Path) -> None:
     if profile is not None and profile.step_s > 0:
         repetitions = tuple(replace(each, parts=profile.seconds) for each in row.repetitions)
         write_row(replace(row, repetitions=repetitions), path)
-
-
-def unmeasured(variant: Variant, status: str, reason: str) -> Row:
-    """The row of a variant without numbers."""
-    known: dict[str, Any] = {}
-    if variant.resolved is not None:
-        batch = variant.resolved.batch
-        known = {name: getattr(batch, name) for name in ("micro_batch_size", "accumulation", "replicas")}
-        known["samples_per_step"] = batch.global_batch_size
-        known["precision"] = variant.resolved.strategy.precision
-    stage, stages = variant.choice.zero_stage, variant.choice.pipe_parallel_size
-    row = Row(name=variant.name, slots=variant.choice.slots, status=status, reason=reason)
-    return replace(row, zero_stage=stage, pipe_parallel_size=stages, **known)
 
 
 def in_words(row: Row) -> str:

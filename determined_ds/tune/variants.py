@@ -37,6 +37,7 @@ from determined_ds.experiment.source import (
 from determined_ds.launch.run import as_constants
 from determined_ds.memory.model import ModelShape
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline, default_chunks
+from determined_ds.report.results import Row
 
 ENTRYPOINT = ("entrypoint",)
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -63,9 +64,7 @@ class Choice:
     micro_batch_size: int | None = None  # divides a replica's share of the global batch
     offload_optimizer: bool = False
     offload_param: bool = False  # ZeRO 3
-    zeropp: bool = (
-        False  # quantized communication, and a second copy of the parameters within a machine; ZeRO 3
-    )
+    zeropp: bool = False  # quantized communication, a second copy of the parameters within a machine; ZeRO 3
     precision: str | None = None  # fp32, bf16 or fp16
     activation_checkpointing: bool | None = None  # for a model that reads it
     engine: str = "deepspeed"  # or ddp: torch's own DistributedDataParallel
@@ -103,9 +102,8 @@ class Base:
         text = "\n".join(source.text for source in sources)
         stated = [name for name in SWITCHES if name in self.experiment.hyperparameters.data]
         # Read where the name is in quotes, or is a field with a type.
-        reads = (rf'["\']{name}["\']|^\s*{name}\s*:' for name in SWITCHES)
         read = [
-            name for name, form in zip(SWITCHES, reads, strict=True) if re.search(form, text, re.MULTILINE)
+            name for name in SWITCHES if re.search(rf'["\']{name}["\']|^\s*{name}\s*:', text, re.MULTILINE)
         ]
         return next(iter([*stated, *read]), None)
 
@@ -127,6 +125,19 @@ class Variant:
         for problem in self.problems:
             keys.setdefault(problem.message, problem.key.removeprefix("hyperparameters."))
         return "; ".join(f"{key}: {message}" for message, key in keys.items())
+
+    def row(self, status: str, reason: str) -> Row:
+        """Its row without numbers."""
+        choice, known = self.choice, dict[str, Any]()
+        if self.resolved is not None:
+            batch = self.resolved.batch
+            known = {name: getattr(batch, name) for name in ("micro_batch_size", "accumulation", "replicas")}
+            known |= {
+                "samples_per_step": batch.global_batch_size,
+                "precision": self.resolved.strategy.precision,
+            }
+        known |= {"zero_stage": choice.zero_stage, "pipe_parallel_size": choice.pipe_parallel_size}
+        return Row(name=self.name, slots=choice.slots, status=status, reason=reason, **known)
 
     def shape(self, context_dir: Path) -> ModelShape:
         """The sizes of its model, built without weights.
