@@ -20,7 +20,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",
-        ".*/(search|pipeline4|zero3_offload).yaml",
+        ".*/(search|pipeline|zero3).yaml",
     ),
     "checkpoints/test_import.py::test_every_strategy_starts_from_them": ("zero3", "pipeline", "partitions"),
     "checkpoints/test_export_to_hugging_face.py::test_from_pretrained_computes_what_the_engine_did": (

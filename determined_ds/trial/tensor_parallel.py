@@ -56,7 +56,7 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     refuse_adapters(model, SIZE, degree)
     if "Conv1D" in {type(module).__name__ for module in model.modules()}:
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
-        fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
+        fix = "use a model of nn.Linear, such as model_type llama (experiments/causal_lm/const.yaml)"
         raise undivided(model, SIZE, degree, message, fix)
     # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
     logger = logging.getLogger("DeepSpeed")

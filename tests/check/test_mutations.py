@@ -31,7 +31,7 @@ def test_whatever_is_changed_in_it(tmp_path: Path, seed: int) -> None:
         mutant = damaged(mutant, choices)
     written = {"a.yaml": mutant}
     if good.suffix == ".json":
-        whole = yaml.safe_load((EXPERIMENTS / f"gpt2/{good.stem}.yaml").read_text())
+        whole = yaml.safe_load((EXPERIMENTS / "gpt2/const.yaml").read_text())
         whole["hyperparameters"]["deepspeed_config"] = {"type": "const", "val": mutant}
         written = {"ds.json": mutant, "a.yaml": whole}
     for name, content in written.items():

@@ -23,7 +23,8 @@ def hyperparameters(kind: str, zero_stage: int, **more: Any) -> dict[str, Any]:
         "learning_rate": 0.01,
         "weight_decay": 0.1,
         "warmup_num_steps": 1,
-        "deepspeed_config": f"experiments/deepspeed/zero{zero_stage}.json",
+        "deepspeed_config": "experiments/deepspeed/zero1.json",
+        "zero_stage": zero_stage,
         **more,
         "overwrite_deepspeed_args": {**overwritten, **more.get("overwrite_deepspeed_args", {})},
     }

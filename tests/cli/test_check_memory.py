@@ -61,9 +61,12 @@ def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None
 
 def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
     """Those that can order its micro-batches; the others are named."""
-    picture, config = tmp_path / "schedules.png", ROOT / "experiments" / "gpt2" / "pipeline4.yaml"
+    picture, config = tmp_path / "schedules.png", ROOT / "experiments" / "gpt2" / "pipeline.yaml"
+    stages = "hyperparameters.pipe_parallel_size=4"
     fewer = "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=4"
-    assert shown(config, ROOT, "--schedules", picture, "--set", fewer).splitlines()[-2:] == [
+    assert shown(
+        config, ROOT, "--schedules", picture, "--slots", 4, "--set", stages, "--set", fewer
+    ).splitlines()[-2:] == [
         str(picture),
         "not drawn: dualpipev needs 2 micro-batches a rank: at least 8, not 4",
     ]

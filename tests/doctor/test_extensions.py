@@ -120,7 +120,9 @@ def test_what_is_compiled_for_gpus_is_refused_without_nvcc_by_a_run_and_by_a_tas
     for name, value in (*no_toolkit.items(), ("CUDA_HOME", ""), ("CUDA_PATH", "")):
         monkeypatch.setenv(name, value)
     run_dir = tmp_path / "run"
-    words = [str(ROOT / "experiments/gpt2/zeropp.yaml"), str(ROOT), "--run-dir", str(run_dir)]
+    plus_plus = "hyperparameters.deepspeed_config=experiments/deepspeed/zeropp.json"
+    config = str(ROOT / "experiments/gpt2/const.yaml")
+    words = [config, str(ROOT), "--run-dir", str(run_dir), "--set", plus_plus]
     done = prepared_by_run(words, CUDA)
     assert done.exit_code == 2, done.output
     assert "zero_quantized_weights = true" in done.stderr

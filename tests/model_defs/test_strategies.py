@@ -79,7 +79,8 @@ def hyperparameters(model: str, stage: int, accumulation: int = 1, **more: Any) 
     own = MODELS[model].hparams
     overwritten = {**own.get("overwrite_deepspeed_args", {}), "gradient_accumulation_steps": accumulation}
     return {
-        "deepspeed_config": f"experiments/deepspeed/zero{stage}.json",
+        "deepspeed_config": "experiments/deepspeed/zero1.json",
+        "zero_stage": stage,
         "learning_rate": 0.002,
         "warmup_num_steps": 2,
         **own,
@@ -88,12 +89,9 @@ def hyperparameters(model: str, stage: int, accumulation: int = 1, **more: Any) 
     }
 
 
-def engines(generator: int, discriminator: int) -> dict[str, str]:
+def engines(generator: int, discriminator: int) -> dict[str, int]:
     """The ZeRO stages of DCGAN's engines."""
-    return {
-        f"{name}_deepspeed_config": f"experiments/deepspeed/zero{stage}.json"
-        for name, stage in (("generator", generator), ("discriminator", discriminator))
-    }
+    return {"generator_zero_stage": generator, "discriminator_zero_stage": discriminator}
 
 
 RECOMPUTED = {"activation_checkpointing": True}

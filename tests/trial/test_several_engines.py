@@ -56,7 +56,7 @@ def test_engines_are_alike_unless_told(one_rank: Ranks, tmp_path: Path) -> None:
     more = {
         "critic_learning_rate": 0.2,
         "critic_overwrite_deepspeed_args": {"zero_optimization": {"stage": 2}},
-        "writer_deepspeed_config": str(JSON.with_name("zero0.json")),
+        "writer_deepspeed_config": str(JSON.with_name("pipeline.json")),
     }
     (found,) = one_rank.run(build, tmp_path, more)
     writer, critic = found["configs"].values()

@@ -7,6 +7,7 @@ the ranks nor by the micro-batch.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ OF_SLICES = 1e-5
 
 
 class Strategy(NamedTuple):
-    """How a run is shared out: the ranks, the DeepSpeed JSON, and how each replica's batch is cut."""
+    """How a run is shared out: the ranks, the ZeRO stage or the DeepSpeed JSON, and how each replica's batch is cut."""
 
     num_ranks: int
     deepspeed_config: str
@@ -55,7 +56,7 @@ STRATEGIES = {
     "ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2),
     "ZeRO 3, accumulation 2": Strategy(2, "zero3", accumulation=2),
     "pipeline": Strategy(2, "pipeline", accumulation=4, stages=2),
-    "pipeline, ZeRO 1": Strategy(2, "pipeline_zero1", accumulation=4, stages=2),
+    "pipeline, ZeRO 1": Strategy(2, "zero1", accumulation=4, stages=2),
     "sequence 2, ZeRO 0": Strategy(2, "zero0", sequence=2),
     "sequence 2, ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2, sequence=2),
     "sequence 2, ZeRO 3": Strategy(2, "zero3", sequence=2),
@@ -78,11 +79,13 @@ def data_section(folder: Path) -> dict[str, Any]:
 
 
 def hyperparameters(strategy: Strategy) -> dict[str, Any]:
+    stage = re.fullmatch("zero([0-3])", strategy.deepspeed_config)
     return {
         "global_batch_size": GLOBAL_BATCH_SIZE,
         "pipe_parallel_size": strategy.stages,
         "sequence_parallel_size": strategy.sequence,
-        "deepspeed_config": f"experiments/deepspeed/{strategy.deepspeed_config}.json",
+        "deepspeed_config": f"experiments/deepspeed/{'zero1' if stage else strategy.deepspeed_config}.json",
+        "zero_stage": int(stage[1]) if stage else None,
         "overwrite_deepspeed_args": {
             "gradient_accumulation_steps": strategy.accumulation,
             "gradient_clipping": CLIPPING,

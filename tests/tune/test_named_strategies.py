@@ -146,10 +146,11 @@ def test_a_schedule_is_that_of_the_experiments_own_pipeline(name: str) -> None:
     """Its stages, ZeRO stage and micro-batches stay; whatever it is scheduled by."""
     own = settings(
         pipe_schedule="dualpipev",
+        zero_stage=1,
         global_batch_size=48,
         overwrite_deepspeed_args__gradient_accumulation_steps=6,
     )
-    strategy = under_strategy(GPT2 / "pipeline_zero1.yaml", name, *own, slots=4)[1].strategy
+    strategy = under_strategy(PIPELINE, name, *own, slots=4)[1].strategy
     assert (strategy.pipe_schedule, strategy.zero_stage) == (name, 1)
     assert (strategy.pipe_parallel_size, strategy.replicas, strategy.accumulation) == (2, 2, 6)
     assert strategy.pipe_chunks == (2 if name in ("interleaved", "dualpipev") else 1)

@@ -20,12 +20,8 @@ GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
 PLUS_PLUS = {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True}
 TEMPLATES: dict[str, Json] = {
     "pipeline": {"zero_stage": 0},
-    "pipeline_zero1": {"zero_stage": 1},
     "tensor_parallel": {"zero_stage": 1, "sections": {"tensor_parallel": {"autotp_size": "auto"}}},
-    "zero0": {"zero_stage": 0},
     "zero1": {"zero_stage": 1},
-    "zero2": {"zero_stage": 2, **OVERLAP},
-    "zero3": {"zero_stage": 3, **OVERLAP, **GATHER},
     "zero3_offload": {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", **GATHER},
     "zeropp": {"zero_stage": 3, **PLUS_PLUS, **OVERLAP},
 }

@@ -81,7 +81,7 @@ def test_a_model_that_is_saved_loads_in_plain_hugging_face(tmp_path: Path) -> No
     settings = {
         "data.path": tmp_path / "reviews.csv",
         "data.vocab_size": 300,
-        "hyperparameters.deepspeed_config": "experiments/deepspeed/zero3.json",
+        "hyperparameters.zero_stage": 3,
         "hyperparameters.fit.max_length.batches": 3,
         "hyperparameters.warmup_num_steps": 1,
     }

@@ -16,7 +16,7 @@ HPARAMS = {
     "global_batch_size": 64,
     "deepspeed_config": "experiments/deepspeed/zero1.json",
     "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
-    "generator_deepspeed_config": "experiments/deepspeed/zero2.json",
+    "generator_zero_stage": 2,
     "discriminator_learning_rate": 0.002,
     "learning_rate": 0.001,
     "warmup_num_steps": 2,
