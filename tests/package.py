@@ -408,7 +408,7 @@ def train_in_fp16_on_cpus() -> None:
 
 
 def profile_of(folder: Path) -> dict[str, Any]:
-    """What ``det-ds profile FOLDER --json`` prints, of the traces in a folder or a run directory."""
+    """What ``det-ds profile FOLDER`` writes to profile.json, of the traces in a folder or a run directory."""
     from determined_ds.profile.findings import analyse
     from determined_ds.profile.record import traces_in
 

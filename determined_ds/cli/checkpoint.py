@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from determined_ds.checkpoints.files import Checkpoint
+from determined_ds.cli.options import json_option
 from determined_ds.memory.units import format_bytes, format_count
 from determined_ds.rundir.handed_on import LAST, count
 from determined_ds.rundir.metrics_file import jsonable
@@ -43,7 +44,6 @@ OUTPUT_HELP = (
 )
 CONFIG_HELP = "A folder with the config.json and tokenizer of the model; the trial is not run then."
 run_dir_option = click.option("--run-dir", type=A_PATH, help="Of best, last, or a uuid given as PATH.")
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 
 
 @click.group(epilog=EPILOG)

@@ -8,14 +8,15 @@ import sys
 
 import click
 
-from determined_ds.documents.document import words
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
 # Command -> the module that has it under its own name.
 COMMANDS = {
-    name: f"determined_ds.cli.{name}"
-    for name in words("autotune check checkpoint compare new profile report run search watch")
-} | {"doctor": "determined_ds.doctor.__main__"}
+    **{name: f"determined_ds.cli.{name}" for name in ("check", "checkpoint", "new", "run")},
+    **dict.fromkeys(("autotune", "compare", "search"), "determined_ds.cli.tuning"),
+    **dict.fromkeys(("profile", "report", "watch"), "determined_ds.cli.looking"),
+    "doctor": "determined_ds.doctor.__main__",
+}
 
 
 class _Commands(click.Group):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.cli.options import Count
+from determined_ds.cli.options import COUNT, options
 
 if TYPE_CHECKING:
     from determined_ds.check.output import Report
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from determined_ds.errors import ConfigError
     from determined_ds.memory.fitting import Fit
     from determined_ds.memory.model import ModelShape
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SLOTS = 8
 # Of the JSON -> its column, and its rank: where there is no room, those of the highest go first, never those of 0.
@@ -32,24 +30,26 @@ PARTS = {
     "total": ("total", 0),
     "host": ("host", 5),
 }
-COUNT, PRECISION, PNG = Count(), click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
-
-
-def memory_options(command: F) -> F:
-    """The options of ``--memory``; each of them asks for it."""
-    options: list[tuple[str, str, dict[str, Any]]] = [
-        ("--memory", "The bytes that a rank needs, by strategy. Loads torch.", {"is_flag": True}),
-        ("--parameters", "Of a model without a CONFIG, e.g. 7B. Loads no torch.", {"metavar": "COUNT"}),
-        ("--hf-config", "Memory of a Hugging Face config.json, or its folder's.", {"metavar": "PATH"}),
-        ("--sequence-length", "Tokens of a sample, without a CONFIG.", {"type": COUNT}),
-        ("--micro-batch-size", "For --memory.  [default: CONFIG's, or 1]", {"type": COUNT}),
-        ("--precision", "For --memory.  [default: CONFIG's, or bf16]", {"type": PRECISION}),
-        ("--activation-checkpointing", "For --memory: blocks are computed again.", {"is_flag": True}),
-        ("--schedules", "Draw CONFIG's pipeline under each schedule.", {"type": PNG, "metavar": "PNG"}),
-    ]
-    for name, text, how in reversed(options):
-        command = click.option(name, help=text, **how)(command)
-    return command
+PRECISION, PNG = click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
+MEMORY_HELP = "The bytes that a rank needs, by strategy. Loads torch."
+PARAMETERS_HELP = "Of a model without a CONFIG, e.g. 7B. Loads no torch."
+HF_HELP = "Memory of a Hugging Face config.json, or its folder's."
+MICRO_HELP, PRECISION_HELP = (
+    f"For --memory.  [default: CONFIG's, or {otherwise}]" for otherwise in (1, "bf16")
+)
+CHECKPOINTING_HELP = "For --memory: blocks are computed again."
+SCHEDULES_HELP = "Draw CONFIG's pipeline under each schedule."
+# Each of them asks for the memory.
+memory_options = options(
+    click.option("--memory", is_flag=True, help=MEMORY_HELP),
+    click.option("--parameters", metavar="COUNT", help=PARAMETERS_HELP),
+    click.option("--hf-config", metavar="PATH", help=HF_HELP),
+    click.option("--sequence-length", type=COUNT, help="Tokens of a sample, without a CONFIG."),
+    click.option("--micro-batch-size", type=COUNT, help=MICRO_HELP),
+    click.option("--precision", type=PRECISION, help=PRECISION_HELP),
+    click.option("--activation-checkpointing", is_flag=True, help=CHECKPOINTING_HELP),
+    click.option("--schedules", type=PNG, metavar="PNG", help=SCHEDULES_HELP),
+)
 
 
 def show_memory(
@@ -59,7 +59,7 @@ def show_memory(
 
     Args:
         report: Of the experiment CONFIG, in which no error was found; None where the model is given by its sizes.
-        asked: The options of :func:`memory_options`, by their names.
+        asked: The options of :data:`memory_options`, by their names.
         slots: Of a model that is given by its sizes.
         gpu_memory: Of one slot, as typed; None: what fits is not shown.
         as_json: Print one JSON object, in bytes.
@@ -67,8 +67,9 @@ def show_memory(
     Raises:
         ConfigError: no model is given, or two; or it cannot be built.
     """
-    from determined_ds.memory.fitting import Fit, alternatives, schedule_fits
+    from determined_ds.memory.fitting import Fit, alternatives, schedule_fits, usable_bytes
     from determined_ds.memory.units import parse_bytes
+    from determined_ds.pipe.timeline import most_held
     from determined_ds.report.numbers import terminal_width, wrapped
 
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
@@ -77,18 +78,53 @@ def show_memory(
     rows = [Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu) for each in alternatives(strategy)]
     schedules = schedule_fits(shape, strategy)
     own = None if report is None else strategy_label(strategy)
-    if as_json:
-        click.echo(json.dumps(_as_json(shape, strategy, own, rows, gpu, schedules), indent=2))
+    if not as_json:
+        names = [strategy_label(row.strategy) for row in rows]
+        lines = [*_heading(shape, strategy), ""]
+        lines += memory_table([f"{name} *" if name == own else name for name in names], rows, gpu)
+        lines += ["", *(["* the strategy of CONFIG"] if own else []), *_verdict(rows, gpu)]
+        lines += _schedules_table(schedules, strategy) if schedules else []
+        for line in lines:
+            click.echo("\n".join(wrapped(line, terminal_width())) if line else "")
+        for line in picture:  # a path is copied from here: it is not wrapped
+            click.echo(line)
         return
-    names = [strategy_label(row.strategy) for row in rows]
-    lines = [*_heading(shape, strategy), ""]
-    lines += memory_table([f"{name} *" if name == own else name for name in names], rows, gpu)
-    lines += ["", *(["* the strategy of CONFIG"] if own else []), *_verdict(rows, gpu)]
-    lines += _schedules_table(schedules, strategy) if schedules else []
-    for line in lines:
-        click.echo("\n".join(wrapped(line, terminal_width())) if line else "")
-    for line in picture:  # a path is copied from here: it is not wrapped
-        click.echo(line)
+    strategies = [
+        {
+            "name": row.strategy.name,
+            "is_configured": strategy_label(row.strategy) == own,
+            **asdict(row.strategy),
+            **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
+            "fits": row.fits,
+            "largest_micro_batch": row.largest_micro_batch,
+        }
+        for row in rows
+    ]
+    stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
+    of_schedules = [
+        {
+            "schedule": each.strategy.pipe_schedule,
+            "chunks": each.strategy.pipe_chunks,
+            "is_configured": own is not None and each.strategy == strategy,
+            "bubble": each.strategy.bubble,
+            "most_held": most_held(each.strategy.pipeline),
+            "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
+        }
+        for each in schedules
+    ]
+    found = {
+        "version": 1,
+        "model": {key: value for key, value in asdict(shape).items() if not key.startswith("layer")},
+        "gpu_memory_bytes": gpu,
+        "usable_bytes": None if gpu is None else usable_bytes(gpu),
+        "strategies": strategies,
+        "cheapest": next((row.strategy.name for row in rows if row.fits), None),
+        "schedules": of_schedules,
+    }
+    click.echo(json.dumps(found, indent=2))
+
+
+# ---------------------------------------------------------------------------------------------- the question
 
 
 def _refusal(message: str, fix: str, value: object = None, key: str = "--memory") -> ConfigError:
@@ -111,9 +147,8 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
     if len(given) == 2:
         raise _refusal(f"the model is given twice: {', '.join(given)}", "keep one of them")
     if not given or asked["schedules"]:
-        raise _refusal(
-            "no model is given", "give a CONFIG, or --hf-config PATH or --parameters 6B without --schedules"
-        )
+        fix = "give a CONFIG, or --hf-config PATH or --parameters 6B without --schedules"
+        raise _refusal("no model is given", fix)
     if slots is not None and slots < 1:
         raise _refusal("must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}", slots, "--slots")
     precision, length = asked["precision"] or "bf16", asked["sequence_length"]
@@ -142,10 +177,8 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
     if given := _given(asked, "parameters", "hf_config", "sequence_length"):
         raise _refusal(f"the model is given twice: CONFIG and {', '.join(given)}", "keep one of them")
     if experiment is None or report.context_dir is None:
-        message = "is not an experiment of determined_ds, whose model could be built"
-        raise _refusal(
-            message, "give an experiment's YAML, --hf-config PATH, or --parameters 6B", report.file
-        )
+        fix = "give an experiment's YAML, --hf-config PATH, or --parameters 6B"
+        raise _refusal("is not an experiment of determined_ds, whose model could be built", fix, report.file)
     if resolved is None:
         raise ConfigError(left_open(experiment))
     strategy = resolved.strategy
@@ -156,6 +189,24 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
 
     shape = shape_of_experiment(experiment, resolved, report.context_dir, precision=strategy.precision)
     return shape, strategy.checkpointed_by(shape.checkpoint_interval or asked["activation_checkpointing"])
+
+
+def _drawn(strategy: Strategy, path: Path) -> list[str]:
+    """Draw every schedule of a pipeline's ranks and micro-batches; what was written, and what could not be drawn."""
+    pipe = strategy.pipeline
+    if pipe.ranks < 2:
+        fix = "--set hyperparameters.pipe_parallel_size=2"
+        raise _refusal("draws a pipeline, and CONFIG has none", fix, str(path), "--schedules")
+    from determined_ds.report.charts import planned_picture
+    from determined_ds.report.style import png_of
+
+    try:
+        picture, problems = planned_picture(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
+        path.write_bytes(png_of(picture))
+    except (ImportError, OSError) as error:
+        fix = "install matplotlib, and name a file in a folder that exists"
+        raise _refusal(f"cannot be drawn: {error}", fix, str(path), "--schedules") from None
+    return [str(path), *(f"not drawn: {problem}" for problem in problems)]
 
 
 # ---------------------------------------------------------------------------------------------- the answer
@@ -259,88 +310,23 @@ def _verdict(rows: Sequence[Fit], gpu: int | None) -> list[str]:
     from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, usable_bytes
     from determined_ds.memory.units import format_bytes
 
-    lines = [
+    parts = (
         "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step"
-    ]
+    )
     if gpu is None:
-        return [*lines, "--gpu-memory 80GiB shows what fits"]
-    lines.append(
+        return [parts, "--gpu-memory 80GiB shows what fits"]
+    usable = (
         f"usable: {format_bytes(usable_bytes(gpu))} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
         f" {FRAGMENTED:.0%} of the rest for fragments; micro: the largest micro-batch that fits"
     )
     if cheapest := next((row for row in rows if row.fits), None):
-        return [
-            *lines,
-            f"cheapest that fits: {cheapest.strategy.name}, {format_bytes(cheapest.memory.total_bytes)}",
-        ]
+        needed = format_bytes(cheapest.memory.total_bytes)
+        return [parts, usable, f"cheapest that fits: {cheapest.strategy.name}, {needed}"]
     least = min(rows, key=lambda each: each.memory.total_bytes)
     device = format_bytes(device_bytes(least.memory.total_bytes))
-    fix = f"use GPUs of {device} or more, more --slots, --activation-checkpointing, or a micro-batch of that column"
-    return [*lines, f"none fits at this micro-batch; {least.strategy.name} needs least", f"  fix: {fix}"]
-
-
-def _drawn(strategy: Strategy, path: Path) -> list[str]:
-    """Draw every schedule of a pipeline's ranks and micro-batches; what was written, and what could not be drawn."""
-    pipe = strategy.pipeline
-    if pipe.ranks < 2:
-        fix = "--set hyperparameters.pipe_parallel_size=2"
-        raise _refusal("draws a pipeline, and CONFIG has none", fix, str(path), "--schedules")
-    from determined_ds.report.charts import planned_picture
-    from determined_ds.report.style import png_of
-
-    try:
-        picture, problems = planned_picture(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
-        path.write_bytes(png_of(picture))
-    except (ImportError, OSError) as error:
-        fix = "install matplotlib, and name a file in a folder that exists"
-        raise _refusal(f"cannot be drawn: {error}", fix, str(path), "--schedules") from None
-    return [str(path), *(f"not drawn: {problem}" for problem in problems)]
-
-
-def _as_json(
-    shape: ModelShape,
-    own: Strategy,
-    label: str | None,
-    rows: Sequence[Fit],
-    gpu: int | None,
-    schedules: Sequence[Fit],
-) -> dict[str, Any]:
-    from determined_ds.memory.fitting import usable_bytes
-    from determined_ds.memory.parts import stage_parameters
-    from determined_ds.memory.rank import checkpoint_copy_bytes
-    from determined_ds.pipe.timeline import most_held
-
-    first = rows[0].strategy
-    stages = stage_parameters(shape, first) if first.pipe_parallel_size > 1 else []
-    model = {key: value for key, value in asdict(shape).items() if not key.startswith("layer")}
-    stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
-    return {
-        "version": 1,
-        "model": {**model, "stage_parameters": [in_all for in_all, _ in stages]},
-        "gpu_memory_bytes": gpu,
-        "usable_bytes": None if gpu is None else usable_bytes(gpu),
-        "strategies": [
-            {
-                "name": row.strategy.name,
-                "is_configured": strategy_label(row.strategy) == label,
-                **asdict(row.strategy),
-                "checkpoint_copy_bytes": checkpoint_copy_bytes(shape, row.strategy),
-                **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
-                "fits": row.fits,
-                "largest_micro_batch": row.largest_micro_batch,
-            }
-            for row in rows
-        ],
-        "cheapest": next((row.strategy.name for row in rows if row.fits), None),
-        "schedules": [
-            {
-                "schedule": each.strategy.pipe_schedule,
-                "chunks": each.strategy.pipe_chunks,
-                "is_configured": label is not None and each.strategy == own,
-                "bubble": each.strategy.bubble,
-                "most_held": most_held(each.strategy.pipeline),
-                "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
-            }
-            for each in schedules
-        ],
-    }
+    return [
+        parts,
+        usable,
+        f"none fits at this micro-batch; {least.strategy.name} needs least",
+        f"  fix: use GPUs of {device} or more, more --slots, --activation-checkpointing, or a smaller micro-batch",
+    ]

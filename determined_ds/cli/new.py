@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.cli.options import Count
+from determined_ds.cli.options import COUNT
 
 if TYPE_CHECKING:
     from determined_ds.config.strategy import Strategy
@@ -33,7 +33,6 @@ FROM_HELP = (
 OFFLOAD_HELP = """cpu, nvme: where the optimizer is kept, and the parameters if needed. auto: cpu, if nothing fits
 without.  [default: none]"""
 CODE_HELP = "The trial or the script (train.py ARGS, -m package.train ARGS) to run.  [default: GPT-2's trial]"
-COUNT = Count()
 
 
 @click.command(epilog=EPILOG)

@@ -1,18 +1,12 @@
-"""Options that several commands have."""
+"""Options and types of arguments that several commands have."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from determined_ds.report.results import Results
-    from determined_ds.rundir.signals import Interrupts
-    from determined_ds.tune.measure import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,13 +31,13 @@ class Count(click.ParamType):
         return int(str(value))
 
 
-class Numbers(click.ParamType):
+class Numbers(Names):
     """Whole numbers of at least 1, with commas between them."""
 
     name = "N[,N...]"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        return [Count().convert(word.strip(), param, ctx) for word in str(value).split(",")]
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return [Count().convert(word, param, ctx) for word in str(value).split(",")]
 
 
 class GivenPath(click.Path):
@@ -58,43 +52,9 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def set_option(command: F) -> F:
-    """``--set``, as ``overrides``."""
-    return click.option(
-        "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable."
-    )(command)
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several arguments and options as one decorator, in this order."""
 
-
-def experiment_options(run_dir: str) -> Callable[[F], F]:
-    """CONFIG and CONTEXT_DIR, ``--set``, ``--run-dir`` and ``--accelerator``.
-
-    Args:
-        run_dir: Help of ``--run-dir``.
-    """
-    return _all(
-        click.argument("config", type=GivenPath()),
-        click.argument("context_dir", type=GivenPath(), default="."),
-        set_option,
-        click.option("--run-dir", type=GivenPath(), help=run_dir),
-        click.option(
-            "--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where available."
-        ),
-    )
-
-
-def measuring_options(*, steps: int, fewest: int) -> Callable[[F], F]:
-    """Those of an experiment that is measured: also ``--steps`` and ``--warmup``."""
-    at_least = click.IntRange(min=fewest)
-    return _all(
-        experiment_options("Where the report goes; runs that are already there are not repeated."),
-        click.option("--steps", type=at_least, default=steps, show_default=True, help="Steps to time."),
-        click.option(
-            "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before them."
-        ),
-    )
-
-
-def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         for decorator in reversed(decorators):
             command = decorator(command)
@@ -103,34 +63,22 @@ def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def request_of(options: dict[str, Any]) -> Request:
-    """The options of :func:`measuring_options` as one value."""
-    from determined_ds.experiment.secrets import masked_command
-    from determined_ds.tune.measure import Request
-
-    return Request(**options, command=masked_command(["det-ds", *sys.argv[1:]]))
-
-
-def show_results(results: Results, run_dir: Path, *, best: str = "") -> None:
-    """Print the table and the files that were written."""
-    from rich.console import Console
-
-    from determined_ds.report.columns import results_tables
-    from determined_ds.rundir.run_dir import short
-
-    for table in results_tables(results):
-        click.echo()
-        Console().print(table)
-    if best:
-        click.echo(f"best: {best}")
-    for name in (*(["best.yaml"] if best else []), "report.html", "results.json", "results.csv"):
-        click.echo(short(run_dir / name))
+COUNT = Count()
+SET_HELP = "As det's --config. Repeatable."
+set_option = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help=SET_HELP)
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+warmup_option = click.option(
+    "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before them."
+)
 
 
-def exit_if_interrupted(interrupts: Interrupts, run_dir: Path) -> None:
-    """End the command where it was interrupted, with what to type to resume."""
-    from determined_ds.rundir.run_dir import short
-
-    if interrupts.requested:
-        click.echo(f"interrupted; to resume: the same command with --run-dir {short(run_dir)}", err=True)
-        sys.exit(interrupts.exit_code)
+def experiment_options(run_dir: str, config: str = "CONFIG") -> Callable[[F], F]:
+    """CONFIG and CONTEXT_DIR, ``--set``, ``--run-dir`` with a help, and ``--accelerator``."""
+    devices = click.Choice(["cpu", "cuda"])
+    return options(
+        click.argument("config", type=GivenPath(), metavar=config),
+        click.argument("context_dir", type=GivenPath(), default="."),
+        set_option,
+        click.option("--run-dir", type=GivenPath(), help=run_dir),
+        click.option("--accelerator", type=devices, help="Default: CUDA where available."),
+    )

@@ -86,16 +86,6 @@ def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
     return found
 
 
-def checkpoint_copy_bytes(shape: ModelShape, strategy: Strategy) -> int:
-    """Host memory of a rank for checkpoints that are written while training continues: a copy of its share.
-
-    All ranks together write each weight and each optimizer state once.
-    """
-    most = max(_shares(shape, strategy))
-    weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * most.whole
-    return -(-(weights + _optimizer_bytes(strategy) * most.trainable) // strategy.shards)
-
-
 # ------------------------------------------------------------------------------------------------- model states
 
 

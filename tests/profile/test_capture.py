@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from determined_ds.cli.main import main
 from tests.harness.ranks import Ranks, RanksFailed
+from tests.package import profile_of
 
 PROFILE = {"wait": 2, "warmup": 1, "active": 3}
 SAMPLES, TOKENS, LAYERS, WIDTH, WORDS = 2, 128, 2, 64, 256
@@ -67,13 +65,6 @@ def train(run_dir: Path, profile: Any, zero_stage: int = 1, case: str = "") -> A
         arguments = {"checkpoint_policy": "none", "validation_period": Batch(4), "profile": profile}
         Trainer(Mine(context), context).fit(max_length=length, **arguments)
     return losses, before == patched()
-
-
-def profile_of(run_dir: Path) -> dict[str, Any]:
-    """As ``det-ds profile DIR --json`` has it."""
-    shown = CliRunner().invoke(main, ["profile", str(run_dir), "--json"])
-    assert shown.exit_code == 0, shown.output
-    return dict(json.loads(shown.stdout))
 
 
 def assert_adds_up(profile: dict[str, Any]) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from determined_ds.cli.main import main
 from tests.harness.ranks import Ranks
-from tests.package import checkpoints, records
+from tests.package import checkpoints, profile_of, records
 from tests.train.small import fit, hyperparameters, linear_trial
 
 PARAMETERS = (4 * 4 + 4) + (4 * 2 + 2)
@@ -111,8 +108,7 @@ def test_steps_that_are_taken_apart_follow_those_that_count(
     assert repetition.losses == without.losses
     assert len(repetition.step_seconds) == STEPS
     assert repetition.model_state_bytes_by_rank == without.model_state_bytes_by_rank
-    shown = CliRunner().invoke(main, ["profile", str(tmp_path), "--json"])
-    ranks = json.loads(shown.stdout)["ranks"]
+    ranks = profile_of(tmp_path)["ranks"]
     assert [len(rank["steps"]) for rank in ranks] == [2, 2]
     assert ranks[0]["steps"][0]["batch"] == WARMUP + STEPS + 2
 
