@@ -462,8 +462,6 @@ def own_layout(engine: Any) -> str:
         each is not None and each.device == "nvme" for each in (zero.offload_optimizer, zero.offload_param)
     ):
         return "its states are on NVMe"
-    if getattr(zero, "mics_shard_size", -1) > 0:
-        return "MiCS shards it"
     if getattr(engine, "zenflow", False) or getattr(engine, "super_offload", bool)() is True:
         return "its optimizer runs beside it"
     if engine.random_ltd_enabled() or engine.curriculum_learning_enabled():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from determined_ds.callbacks import EMA
-from determined_ds.errors import ConfigError
+from determined_ds.errors import ConfigError, DeterminedDSError
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints
 from tests.trial.regression import train, trial_class
@@ -25,6 +25,50 @@ def test_a_decay_is_between_0_and_1(decay: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------- in ranks
+
+
+def refused(run_dir: Path, own_layout: bool) -> str:
+    """In this rank: the words that refuse an EMA where no checkpoint of ours would hold it."""
+    import torch
+    from deepspeed.moe.layer import MoE
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = MoE(4, torch.nn.Linear(4, 4), num_experts=1)
+
+        def forward(self, inputs: Any) -> Any:
+            return self.experts(inputs)[0].sum(1, keepdim=True)
+
+    class Averaged:
+        def build_callbacks(self) -> Any:
+            return {"ema": EMA(DECAY)}
+
+        if own_layout:
+
+            def build_model(self) -> Any:
+                return Experts()
+
+        else:
+
+            def save(self, context: Any, path: Path) -> None:
+                """Write the engine in another way than the library's."""
+
+    ds_config = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}}
+    with pytest.raises(DeterminedDSError) as found:
+        train(run_dir, trial_class("", Averaged), {"deepspeed_config": ds_config}, steps=1)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("own_layout", "says"), [(True, "DeepSpeed writes itself: it has experts"), (False, "save")]
+)
+def test_an_average_that_no_checkpoint_would_hold_is_refused(
+    own_layout: bool, says: str, one_rank: Ranks, tmp_path: Path
+) -> None:
+    (words,) = one_rank.run(refused, tmp_path / "run", own_layout)
+    assert "EMA" in words
+    assert says in words
 
 
 def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = None) -> dict[str, Any]:
