@@ -44,7 +44,8 @@ def hyperparameters(zero_stage: int, **more: Any) -> dict[str, Any]:
     model = {} if "model" in more else {"model_config": MODEL_CONFIG}
     return {
         "global_batch_size": 8,
-        "deepspeed_config": f"experiments/deepspeed/zero{zero_stage}.json",
+        "deepspeed_config": "experiments/deepspeed/zero1.json",
+        "zero_stage": zero_stage,
         "overwrite_deepspeed_args": {
             "gradient_accumulation_steps": 2,
             "gradient_clipping": 1.0,
