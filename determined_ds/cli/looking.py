@@ -53,7 +53,7 @@ def report(
     open_: bool,
     as_json: bool,
 ) -> None:
-    """Write a page of a run: curves, validations, checkpoints, configuration, environment, warnings.
+    """Write a page of a run: curves, validations, checkpoints, configuration, environment.
 
     RUN_DIR is a run's directory, while it trains or afterwards, or a folder that holds several: of det-ds search,
     compare or autotune. Several runs are shown beside each other, what differs between them first. Trials on a cluster
@@ -74,9 +74,9 @@ def report(
         from determined_ds.cluster.trials import recorded_trials  # loads determined's client
 
         taken = {run.label for run in runs}
-        for number, run, warnings in recorded_trials(trials, experiments, master):
+        for number, run in recorded_trials(trials, experiments, master):
             label, place = f"trial {number}", f"trial {number} on the cluster"
-            runs.append(RunView(run, place if label in taken else label, warnings, place))
+            runs.append(RunView(run, place if label in taken else label, place))
     if as_json:
         click.echo(json.dumps(runs_as_json(runs), indent=2))
     if not as_json or output is not None or open_:

@@ -21,24 +21,21 @@ from determined_ds.rundir.records import (
     RESUME,
     START,
     STOPPED,
-    KeptWarning,
     Launch,
     RecordedRun,
     RunResult,
-    counted,
 )
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
 ENDED = {"COMPLETED": COMPLETED, "CANCELED": STOPPED, "PAUSED": STOPPED, "ERROR": FAILED}
-MOST_LINES = 5000  # of a log, at level WARNING and above; the last ones
 LOGIN = "log in: det user login NAME; or export DET_USER and DET_PASS"
 
 
 def recorded_trials(
     trials: Sequence[int], experiments: Sequence[int], master: str | None
-) -> list[tuple[int, RecordedRun, tuple[KeptWarning, ...]]]:
-    """Trials by their ids, and all those of experiments, each once, with the warnings in their logs.
+) -> list[tuple[int, RecordedRun]]:
+    """Trials by their ids, and all those of experiments, each once.
 
     Args:
         trials: Ids of trials.
@@ -60,7 +57,7 @@ def recorded_trials(
     runs = []
     for number in wanted:
         with _explained("--trial", number, master):
-            runs.append((number, *_recorded(client.get_trial(number))))
+            runs.append((number, _recorded(client.get_trial(number))))
     return runs
 
 
@@ -88,9 +85,9 @@ def _problem(key: str, value: object, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="master"))
 
 
-def _recorded(trial: Any) -> tuple[RecordedRun, tuple[KeptWarning, ...]]:
-    """A trial of Determined's client with its metrics, checkpoints and result; and the warnings in its log."""
-    from determined.common.api import bindings, logs
+def _recorded(trial: Any) -> RecordedRun:
+    """A trial of Determined's client with its metrics, checkpoints and result."""
+    from determined.common.api import bindings
     from determined.common.experimental.checkpoint import CheckpointState
 
     found = bindings.get_GetTrial(trial._session, trialId=trial.id).trial
@@ -131,8 +128,7 @@ def _recorded(trial: Any) -> tuple[RecordedRun, tuple[KeptWarning, ...]]:
         batches = int(found.totalBatchesProcessed or 0)
         result = RunResult(status=ENDED[state], reason=reasons.get(state), steps_completed=batches)
 
-    lines = logs.trial_logs(trial._session, trial.id, tail=MOST_LINES, min_level=bindings.v1LogLevel.WARNING)
-    run = RecordedRun(
+    return RecordedRun(
         path=Path(f"trial-{trial.id}"),
         config=config,
         ds_config={},
@@ -144,7 +140,6 @@ def _recorded(trial: Any) -> tuple[RecordedRun, tuple[KeptWarning, ...]]:
         result=result,
         is_running=state not in ENDED,
     )
-    return run, counted(_warning(line) for line in lines)
 
 
 def _launches(
@@ -187,15 +182,6 @@ def _launches(
         steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)
         launches.append(replace(launch, time=time, kind=again, steps_completed=steps))
     return tuple(launches)
-
-
-def _warning(line: Any) -> KeptWarning:
-    """A line of the log; of a rank of ours, its level is the line's own."""
-    level = str(line.level.value).removeprefix("LOG_LEVEL_")
-    at = _seconds(line.timestamp) or 0.0
-    message = (line.log or line.message).strip().removeprefix(f"{level}: ")
-    ranks = () if line.rankId is None else (line.rankId,)
-    return KeptWarning(message=message, source="task log", level=level, ranks=ranks, time=at, last_time=at)
 
 
 def _seconds(timestamp: str | None) -> float | None:

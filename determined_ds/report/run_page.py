@@ -1,4 +1,4 @@
-"""Recorded runs as one HTML page: what differs, final figures, curves, launches, warnings, configuration.
+"""Recorded runs as one HTML page: what differs, final figures, curves, launches, configuration.
 
 The way of the data::
 
@@ -96,7 +96,6 @@ def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
                 name: {key: setting._asdict() for key, setting in settings.items()}
                 for name, settings in shown.sections.items()
             },
-            "warnings": [asdict(each) for each in shown.warnings],
             "curves": {
                 name: {"steps": curve.steps, "seconds": curve.seconds, "values": curve.values}
                 for name, curve in shown.curves.items()

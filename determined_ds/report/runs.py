@@ -18,14 +18,12 @@ from determined_ds.report.numbers import count
 from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.rundir.records import (
     COMPLETED,
-    KeptWarning,
     Launch,
     RecordedRun,
     is_run,
     read_run,
-    read_warnings,
 )
-from determined_ds.rundir.run_dir import RunDir, short
+from determined_ds.rundir.run_dir import short
 
 RUNNING, UNFINISHED = "running", "not finished"
 # Facts of a launch that are decided, in the order of the page.
@@ -58,19 +56,11 @@ class RunView:
     Args:
         run: What it has left.
         label: A name that no other run on the page has.
-        warnings: What its ranks have warned of.
         place: Where it lies, for people.
     """
 
-    def __init__(
-        self, run: RecordedRun, label: str = "", warnings: Sequence[KeptWarning] = (), place: str = ""
-    ) -> None:
+    def __init__(self, run: RecordedRun, label: str = "", place: str = "") -> None:
         self.run, self.label, self.place = run, label, place
-        configured = dict.fromkeys(text for launch in run.launches for text in launch.warnings)
-        self.warnings = [
-            *(KeptWarning(message=text, source="configuration") for text in configured),
-            *warnings,
-        ]
         self.launch, result = run.launches[-1] if run.launches else None, run.result
         self.status = RUNNING if run.is_running else UNFINISHED if result is None else result.status
         self.why = ""  # it is not complete
@@ -268,8 +258,4 @@ def find_runs(folders: Iterable[Path]) -> list[RunView]:
         if len(set(labels)) == len(labels):
             break
         labels = ["/".join(parts[-depth:]) for parts in whole]
-    runs = []
-    for path, label in zip(paths, labels, strict=True):
-        run = read_run(path)
-        runs.append(RunView(run, label, read_warnings(RunDir(path)), short(path)))
-    return runs
+    return [RunView(read_run(path), label, short(path)) for path, label in zip(paths, labels, strict=True)]

@@ -1,10 +1,8 @@
-"""What a run records of itself: each launch, how it ended, what its ranks have warned of; and the run read whole.
+"""What a run records of itself: each launch, how it ended; and the run read whole.
 
 ``launches.jsonl`` has a line each time ranks are started, with what was decided and where they run; a resume and a
 restart keep the lines before. ``result.json`` says how the run ended, for programs: nothing that is printed for people
-has to be parsed. ``logs/warnings-rank<R>.jsonl`` counts warnings: a rank writes a line at the first time, at the
-second, the fourth, the eighth and so on, and what is left at its end, so it stays small whatever warns. Secrets are
-masked.
+has to be parsed. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +41,7 @@ from determined_ds.errors import EXIT_CONFIG, ConfigError, DeterminedDSError
 from determined_ds.experiment.secrets import masked, masked_command
 from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.limits import num_cores
-from determined_ds.rundir.metrics_file import Record, append_record, jsonable, read_records
+from determined_ds.rundir.metrics_file import Record, jsonable, read_records
 from determined_ds.rundir.run_dir import CHECKPOINTS, PARTIAL_FILE, RunDir, is_held, run_dir_problem, short
 
 T = TypeVar("T")
@@ -100,7 +98,6 @@ class Launch:
     ds_config: Mapping[str, Any] = field(default_factory=dict)  # what DeepSpeed is given
     # Dotted key of ds_config -> where its value came from.
     origins: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()  # about the configuration
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages
     machine: Mapping[str, Any] = field(default_factory=dict)  # facts of the machine that the chief is on
 
@@ -146,7 +143,6 @@ def decided_fields(resolved: ResolvedConfig) -> dict[str, Any]:
         "replicas": batch.replicas,
         "ds_config": masked({"deepspeed_config": resolved.ds_config})["deepspeed_config"],
         "origins": dict(resolved.origins),
-        "warnings": tuple(map(str, resolved.warnings)),
     }
 
 
@@ -297,64 +293,6 @@ def command_here(command: str | None, run_dir: RunDir) -> str | None:
     # Of a session: in the environment.
     name, is_variable, _ = words[0].partition("=") if words else ("", "", "")
     return f"{name}={shlex.quote(here)} {shlex.join(words[1:])}" if is_variable else command
-
-
-# ------------------------------------------------------------------------------------------- warnings of ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptWarning:
-    """A warning, however often it came and from however many ranks."""
-
-    message: str  # as it came first
-    source: str = ""  # the logger, or the category of a Python warning with its place
-    level: str = "WARNING"  # or ERROR or CRITICAL
-    count: int = 1  # how often it came, at least: what a killed rank had not written yet is not in it
-    ranks: tuple[int, ...] = ()  # those it came from
-    time: float = 0.0  # of the first one, seconds since the epoch
-    last_time: float = 0.0  # of the last one that was written
-    steps_completed: int = 0  # batches that had been trained when it came first; 0 before the first one
-
-
-def kind_of(source: str, message: str) -> tuple[str, str]:
-    """What two warnings have in common that are counted together: they differ in numbers at most."""
-    return re.sub(r"\d+", "0", source), re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "0", message)
-
-
-def append_warning(folder: Path, warning: KeptWarning, rank: int) -> None:
-    """Append a line about a warning; where it cannot be written, training matters more.
-
-    Args:
-        folder: ``logs`` of a run directory.
-        warning: It; its ``count`` is since the line before.
-        rank: That has warned.
-    """
-    line = asdict(replace(warning, message=warning.message[:2000], ranks=(rank,), time=warning.last_time))
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        append_record(folder / f"warnings-rank{rank}.jsonl", line)
-
-
-def read_warnings(run_dir: RunDir) -> tuple[KeptWarning, ...]:
-    """The warnings of all ranks, in the order in which they came first; lines that are torn are left out."""
-    files = sorted(run_dir.logs.glob("warnings-rank*.jsonl"))
-    return counted(warning for path in files for warning in _read(KeptWarning, path))
-
-
-def counted(warnings: Iterable[KeptWarning]) -> tuple[KeptWarning, ...]:
-    """Warnings with those of one kind counted together, in the order in which they came first."""
-    found: dict[tuple[str, str], KeptWarning] = {}
-    for warning in warnings:
-        kind = kind_of(warning.source, warning.message)
-        if (known := found.get(kind)) is not None:
-            warning = replace(
-                min(known, warning, key=lambda each: each.time),
-                count=known.count + warning.count,
-                ranks=tuple(sorted({*known.ranks, *warning.ranks})),
-                last_time=max(known.last_time, warning.last_time),
-            )
-        found[kind] = warning
-    return tuple(sorted(found.values(), key=lambda each: each.time))
 
 
 # ------------------------------------------------------------------------------------------- a run, read whole

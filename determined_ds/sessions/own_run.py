@@ -33,7 +33,7 @@ from determined_ds.rundir.run_dir import RUNS, RunDir, RunLock, new_run_dir, sho
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
-from determined_ds.train.rank_process import KEEPER, cause_of, exit_code_of, reason_of, show_own_errors
+from determined_ds.train.rank_process import cause_of, exit_code_of, reason_of, show_own_errors
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
@@ -75,8 +75,6 @@ def own_run(
             for warning in (*run.start.damages, *run.warnings):
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
         ranks.allgather(None)  # what ranks read is written
-        KEEPER.begin(RunDir(run.run_dir).logs, ranks.rank)
-        stack.callback(KEEPER.end)
         if threading.current_thread() is threading.main_thread():
             stack.enter_context(_stopping(ranks.rank == 0))
         begin(

@@ -29,7 +29,6 @@ from determined_ds.rundir.handed_on import STORE
 from determined_ds.train.group.process_group import TorchDistributedContext, load_deepspeed
 from determined_ds.train.here import ScriptRun, task_of
 from determined_ds.train.local_core import local_core_context, master_report
-from determined_ds.train.rank_process import warned
 
 # There is no master. A name under .invalid is resolved nowhere (RFC 2606).
 NO_MASTER = "http://no-master.invalid:80"
@@ -60,7 +59,7 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 ConfigError: there are several ranks, and ``distributed`` is missing.
             """
             if checkpoint_storage is not None and is_chief:
-                print(warned(f"warning: {NO_STORAGE}"), file=sys.stderr)
+                print(f"warning: {NO_STORAGE}", file=sys.stderr)
             if distributed is None and size > 1:
                 raise _unmet(f"core.init() needs to know the {size} ranks")
             run.listens = True

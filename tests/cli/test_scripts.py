@@ -108,33 +108,6 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     assert list(losses(own_script / "run")) == list(range(1, STEPS + 1))
 
 
-WARNS = """
-import logging, os, runpy, warnings
-warnings.warn("a slow loader")
-for batch in range(5):
-    logging.getLogger("data").error("rank %s lost batch %d", os.environ["RANK"], batch)
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def test_what_its_ranks_warn_of_is_shown_kept_and_on_its_page(own_script: Path) -> None:
-    (own_script / "warns.py").write_text(WARNS)
-    done = det_ds(*words(own_script, "warns.py"))
-    assert done.returncode == 0, done.stderr
-    assert "UserWarning: a slow loader" in done.stderr
-    assert "rank 0 lost batch 4" in done.stderr
-    logs = own_script / "run/logs"
-    assert "rank 1 lost batch 4" in (logs / "rank1.log").read_text()
-    lines = [line for rank in (0, 1) for line in (logs / f"warnings-rank{rank}.jsonl").open()]
-    kept = [json.loads(line) for line in lines]
-    assert sum(each["count"] for each in kept if each["message"] == "a slow loader") == 2
-    lost = [each for each in kept if "lost batch" in each["message"]]
-    assert sum(each["count"] for each in lost) == 10
-    assert {(each["level"], each["source"]) for each in lost} == {("ERROR", "data")}
-    assert CliRunner().invoke(main, ["report", str(own_script / "run")]).exit_code == 0
-    assert "a slow loader" in (own_script / "run/report.html").read_text()
-
-
 def test_without_a_context_the_first_signal_ends_it(own_script: Path) -> None:
     started = Started(*words(own_script, "train.py --quietly", "--slots", "1"), merged=True)
     while "sleeping" not in (line := started.stdout.readline()):

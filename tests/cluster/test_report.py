@@ -41,7 +41,7 @@ def master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Master]:
 
 @pytest.fixture
 def trials(master: Master) -> list[Trial]:
-    """Two trials of a search; the first one has trained, was restarted once, and has warned."""
+    """Two trials of a search; the first one has trained, was restarted once."""
     first, second = create(master, CONFIG).trials
     for step, value, run in ((10, 4.0, 2), (20, 3.0, 1), (20, 3.5, 2), (30, "NaN", 2)):
         metrics = {"loss": value, "samples_per_second": 100.0, "batches": step}
@@ -57,13 +57,6 @@ def trials(master: Master) -> list[Trial]:
         "metadata": {"steps_completed": 20},
     }
     first.checkpoints["a-uuid"] = Checkpoint(body=body)
-    for line in (
-        "[rank=1] WARNING: loader slow: 3 s",
-        "[rank=0] WARNING: loader slow: 4 s",
-        "INFO: fine",
-        "ERROR: lost",
-    ):
-        master.log(first, line)
     return [first, second]
 
 
@@ -91,8 +84,6 @@ def test_a_trial_is_shown_as_a_run_is(trials: list[Trial]) -> None:
     assert [(each["uuid"], each["steps_completed"]) for each in found["checkpoints"]] == [("a-uuid", 20)]
     rate = found["configuration"]["hyperparameters"]["learning_rate"]["value"]
     assert rate == str(trials[0].hparams["learning_rate"])
-    warnings = [(each["level"], each["message"], each["count"], each["ranks"]) for each in found["warnings"]]
-    assert warnings == [("WARNING", "loader slow: 3 s", 2, [0, 1]), ("ERROR", "lost", 1, [])]
 
 
 @pytest.mark.parametrize(

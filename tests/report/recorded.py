@@ -100,11 +100,3 @@ def recorded(
         (folder / "model0/index.json").write_text("{}")
         (folder / "metadata.json").write_text(json.dumps({"steps_completed": step}))
     return path
-
-
-def warned(path: Path, message: str, source: str, *, rank: int = 0, count: int = 1, steps: int = 0) -> None:
-    """Have a rank of a run warn."""
-    (path / "logs").mkdir(exist_ok=True)
-    kept = {"time": BEGAN, "ranks": [rank], "steps_completed": steps, "level": "WARNING"}
-    with (path / "logs" / f"warnings-rank{rank}.jsonl").open("a") as file:
-        file.write(line({**kept, "source": source, "message": message, "count": count}))

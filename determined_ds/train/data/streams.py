@@ -27,7 +27,6 @@ from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
 from determined_ds.train.data.loaders import has_state, start_worker
 from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
-from determined_ds.train.rank_process import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
 CPU = torch.device("cpu")
@@ -259,7 +258,7 @@ class TrainingStream:
                 "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
                 "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
             )
-            note(warned(said))
+            note(said)
         self._place = pickle.dumps(dict(place))
         self.apart = (loader.name, False) if loader.sharded else None
         stream = ReplicaStream(
@@ -288,7 +287,7 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
         return
     name, is_sharded, are_same = found[0].name, found[0].sharded, len({row.digest for row in found}) == 1
     if is_sharded and are_same:
-        note(warned(f"warning: {name} is sharded=True, and its first samples are the same on every replica"))
+        note(f"warning: {name} is sharded=True, and its first samples are the same on every replica")
     elif not is_sharded and not are_same:
         message = "yields other samples on one replica than on another: some would count twice, others never"
         fix = (
