@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 EPILOG = """\b
 Examples:
   det-ds doctor
-  det-ds doctor experiments/gpt2/zero3_xl.yaml
+  det-ds doctor experiments/gpt2/zero3_offload.yaml
   det-ds doctor --measure                # or of several machines: srun --ntasks 16 det-ds doctor --measure
   det cmd run --context . --include experiments/gpt2/const.yaml 'python3 -m determined_ds.doctor const.yaml'
 
@@ -34,7 +33,6 @@ SLOTS_HELP = "Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
 @click.option("--measure", "measures", is_flag=True, help=MEASURE_HELP)
 @click.option("--slots", type=click.IntRange(min=1), help=SLOTS_HELP)
 @click.option("--seconds", type=SECONDS, default=20, show_default=True, help="Of --measure: at most.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def doctor(
     config: Path | None,
     context_dir: Path,
@@ -43,7 +41,6 @@ def doctor(
     measures: bool,
     slots: int | None,
     seconds: float,
-    as_json: bool,
 ) -> None:
     """Check what this machine, or this task's container, can run, and say how to get what it lacks.
 
@@ -59,19 +56,14 @@ def doctor(
             message = "--measure needs determined_ds installed in the image: pip install determined-ds"
             raise click.UsageError(message) from error
         sys.stdout.flush()
-        sys.exit(measuring.measure(slots=slots, accelerator=accelerator, seconds=seconds, as_json=as_json))
+        sys.exit(measuring.measure(slots=slots, accelerator=accelerator, seconds=seconds))
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
-    from determined_ds.doctor.examine import STATES, examine
+    from determined_ds.doctor.examine import examine
     from determined_ds.report.numbers import terminal_width, wrapped
 
     findings = examine(config, context_dir.absolute(), run_dir, accelerator)
     counts = Counter(finding.state for finding in findings)
-    if as_json:
-        by_state = {state: counts[state] for state in STATES}
-        said = [finding._asdict() for finding in findings]
-        click.echo(json.dumps({"version": 1, **by_state, "findings": said}, indent=2))
-        sys.exit(1 if counts["missing"] else 0)
     indent = " " * (max(len(finding.name) for finding in findings) + 11)
     for finding in findings:
         texts = [finding.found]
@@ -80,7 +72,7 @@ def doctor(
         lines = [line for text in texts for line in wrapped(text, max(30, terminal_width() - len(indent)))]
         head = f"{click.style(f'{finding.state:<8}', fg=COLOURS[finding.state])} {finding.name}"
         click.echo(head.ljust(len(indent) + len(head) - len(finding.name) - 9) + f"\n{indent}".join(lines))
-    click.echo(", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]))
+    click.echo(", ".join(f"{counts[state]} {state}" for state in COLOURS if counts[state]))
     sys.exit(1 if counts["missing"] else 0)
 
 

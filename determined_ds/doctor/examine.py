@@ -48,7 +48,6 @@ OK = "ok"
 WARNING = "warning"  # it runs, perhaps not well or not for long
 MISSING = "missing"  # it does not run
 UNKNOWN = "unknown"  # it cannot be found out here
-STATES = (OK, WARNING, MISSING, UNKNOWN)
 
 # Docker's default of /dev/shm is 64 MiB, for all processes together; with less than 8 MiB each, ranks end at once.
 SHARED_EACH, SHARED_LEAST = 64 * MIB, 8 * MIB
@@ -96,7 +95,7 @@ class Diagnosis(NamedTuple):
 
     Args:
         name: Stable, for programs, e.g. ``nvcc``.
-        state: One of :data:`STATES`.
+        state: ``ok``, ``warning``, ``missing`` or ``unknown``.
         found: What there is.
         needed: What there should be, and for what; "" where nothing is needed.
         fix: What to do; it counts only where something is wrong.
@@ -210,32 +209,24 @@ def _workers(node: Any) -> int:
 
 
 def _versions() -> Iterator[Diagnosis]:
-    """What is installed, against what determined-ds and its models require: by the metadata, in a task by setup.cfg."""
+    """What is installed, against what determined-ds requires: by its metadata, in a task by setup.cfg."""
     yield Diagnosis("python", OK, platform.python_version())  # pip refuses one that is too old
-    root = Path(determined_ds.__file__).parents[1]
-    setup = configparser.ConfigParser()
     try:
-        lines = metadata.requires("determined-ds") or []
+        lines = [line for line in metadata.requires("determined-ds") or [] if "extra ==" not in line]
     except metadata.PackageNotFoundError:
-        setup.read(root / "setup.cfg")
+        setup = configparser.ConfigParser()
+        setup.read(Path(determined_ds.__file__).parents[1] / "setup.cfg")
         lines = setup.get("options", "install_requires", fallback="").splitlines()
-        models = setup.get("options.extras_require", "models", fallback="").splitlines()
-        lines += [
-            f'{line.partition("#")[0].strip()} ; extra == "models"' for line in models if line.strip(" #")
-        ]
     for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
         requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": "models"}):
-            continue
-        name, found, optional = requirement.name, _installed(requirement.name), requirement.marker is not None
-        needed = f"{requirement.specifier}{', for the models of this repository' if optional else ''}"
-        fix = f"pip install '{name}{requirement.specifier}'"
+        name, found = requirement.name, _installed(requirement.name)
+        needed = str(requirement.specifier)
+        fix = f"pip install '{name}{needed}'"
         if name in ("torch", "determined"):
             fix += ", or on a cluster another environment.image: docker build -f docker/Dockerfile ."
         # NVIDIA's images have a torch that calls itself 2.6.0a0+...: it sorts below 2.6, and has nearly all of it.
         fits = found is not None and requirement.specifier.contains(Version(found).base_version)
-        state = OK if fits else WARNING if optional else MISSING
-        yield Diagnosis(name, state, found or "not installed", needed, fix)
+        yield Diagnosis(name, OK if fits else MISSING, found or "not installed", needed, fix)
 
 
 def _installed(name: str) -> str | None:

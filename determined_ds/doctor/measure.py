@@ -1,21 +1,15 @@
 """``det-ds doctor --measure``: what the ranks of this machine, or of this task, reach.
 
-torchrun starts the ranks; under another launcher this process is one of them. The figures of rank 0 are plain data::
-
-    {"ranks": 2, "machines": 1, "backend": "gloo", "threads": 1, "notes": [...],
-     "peaks": {"fp32": 1.8e11},                                            operations a second of a rank
-     "collectives": {"all_reduce": [{"bytes": 1024, "s": 1e-4, "bytes_per_s": 1e7, "low_s": ..., "high_s": ...}]}}
-
-A time is that of the slowest rank: the median of rounds that all ranks begin together, each of as many calls as take a
-few milliseconds. Sizes and bandwidths follow nccl-tests: the size is that of the whole (the output of an all-gather,
-the input of a reduce-scatter), and the bus bandwidth is size / time, times 2(n-1)/n for all-reduce, (n-1)/n for
-reduce-scatter, all-gather and all-to-all, 1 for the others. A send is half of one there and back between the first and
-the last rank. torch is loaded by ranks alone.
+torchrun starts the ranks; under another launcher this process is one of them. A time is that of the slowest rank: the
+median of rounds that all ranks begin together, each of as many calls as take a few milliseconds. Sizes and bandwidths
+follow nccl-tests: the size is that of the whole (the output of an all-gather, the input of a reduce-scatter), and the
+bus bandwidth is size / time, times 2(n-1)/n for all-reduce, (n-1)/n for reduce-scatter, all-gather and all-to-all, 1
+for the others. A send is half of one there and back between the first and the last rank. torch is loaded by ranks
+alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -24,10 +18,9 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from determined_ds.devices import detect_accelerator, detect_without_torch
 from determined_ds.errors import ConfigError, Problem
@@ -47,14 +40,13 @@ ROUNDS, ROUND_S, MOST_CALLS = 15, 0.003, 100
 ELEMENT_BYTES = 4
 
 
-def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_json: bool) -> int:
+def measure(*, slots: int | None, accelerator: str | None, seconds: float) -> int:
     """Measure matrix products, and collectives by size, on this machine or in this task; print the figures.
 
     Args:
         slots: Ranks; None: one a GPU, two on a CPU, or as many as another launcher has started.
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
         seconds: How long the collectives may take once the ranks have met.
-        as_json: Print the figures as one JSON object.
 
     Returns:
         The exit code; above 0, why it failed has been printed.
@@ -71,54 +63,23 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
             fix = f"use --slots {device.max_ranks} or fewer"
             raise ConfigError(Problem(key="--slots", value=size, message=message, fix=fix, code="slots"))
         words = [*TORCHRUN, str(size), "-m", "determined_ds.cli", "doctor", "--measure"]
-        words += ["--accelerator", device.name, "--seconds", str(seconds), *["--json"] * as_json]
+        words += ["--accelerator", device.name, "--seconds", str(seconds)]
         environment = {"COLUMNS": str(terminal_width()), **environment_of_ranks(size, device, Path.cwd(), {})}
-        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
-        print(done.stdout, end="")
-        return done.returncode
+        return subprocess.run(words, env=environment).returncode
     if slots not in (None, placed.size):
         message = f"{placed.launcher} has started {count(placed.size, 'rank')}"
         raise ConfigError(Problem(key="--slots", value=slots, message=message, fix="leave --slots out"))
     take_threads(placed)
     os.environ.update(environment_of_ranks(placed.local_size, device, Path.cwd(), {}))
     os.environ.update({**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"})
-    figures = measured(device.name, seconds)
-    if placed.rank == 0:
-        _show(figures, as_json)
+    _measure_as_rank(device.name, seconds)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of the process group may wait for a peer that is gone
 
 
-def _show(figures: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"version": 1, **figures}))
-        return
-    console = Console(width=terminal_width(), highlight=False)
-    where = f"{count(figures['ranks'], 'rank')} on {count(figures['machines'], 'machine')}"
-    threads = f", {count(figures['threads'], 'thread')} each" if figures["threads"] else ""
-    peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in figures["peaks"].items())
-    console.print(f"{where}{threads}\nmatrix products of a rank, while all compute: {peaks}")
-    collectives: dict[str, list[dict[str, float]]] = figures["collectives"]
-    most = max((len(points) for points in collectives.values()), default=0)
-    for title, key, factor in (
-        (("ms", "s", 1e3), ("GB/s of bus bandwidth", "bytes_per_s", 1e-9)) if most else ()
-    ):
-        table = Table("", *(name.replace("_", " ") for name in collectives), box=None, title_justify="left")
-        table.title = f"{figures['backend']}, float32: {title}"
-        for column in table.columns:
-            column.justify = "right"
-        for row in range(most):
-            there = [points[row] if row < len(points) else None for points in collectives.values()]
-            size = format_bytes(int(max(each["bytes"] for each in there if each)))
-            table.add_row(size, *("" if each is None else f"{each[key] * factor:.3g}" for each in there))
-        console.print(table)
-    for note in figures["notes"]:
-        console.print(f"note: {note}")
-
-
-def measured(accelerator: str, seconds: float) -> dict[str, Any]:
-    """Measure with the other ranks that the environment describes. Returns the figures, as above."""
+def _measure_as_rank(accelerator: str, seconds: float) -> None:
+    """Measure with the other ranks that the environment describes; rank 0 prints."""
     import torch
     import torch.distributed as dist
 
@@ -134,6 +95,7 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
         torch.cuda.set_device(device)
 
     def timed(call: Callable[[], object], calls: int = 1) -> float:
+        """Seconds of a call, by the slowest rank."""
         dist.barrier()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -142,10 +104,7 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
             call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return (time.perf_counter() - started) / calls
-
-    def slowest(values: list[float]) -> list[float]:
-        return [max(each) for each in zip(*distributed.allgather(values), strict=True)]
+        return float(max(distributed.allgather((time.perf_counter() - started) / calls)))
 
     def collective(name: str, num_bytes: int) -> tuple[Callable[[], object], int]:
         """One at one size, rounded to whole elements for each rank; and that size in bytes."""
@@ -174,36 +133,42 @@ def measured(accelerator: str, seconds: float) -> dict[str, Any]:
 
     dist.barrier()
     kinds = ["fp32", "bf16", *(["fp16"] * (accelerator == "cuda"))]
-    peaks = [-each for each in slowest([-(peak_flops(device, kind) or 0.0) for kind in kinds])]
-    collectives: dict[str, list[dict[str, float]]] = {}
+    peaks = [min(distributed.allgather(peak_flops(device, kind) or 0.0)) for kind in kinds]
+    sizes = SIZES[device.type]
+    found: dict[tuple[str, int], tuple[float, float]] = {}  # ms, and GB/s of bus bandwidth
     unfinished: list[str] = []
     for name in COLLECTIVES if ranks > 1 else ():
         until = time.monotonic() + seconds / len(COLLECTIVES)
         bus = {"all_reduce": 2.0}.get(name, 1.0) * (ranks - 1) / ranks
         bus = 1.0 if name in ("broadcast", "send_recv") else bus
-        points = collectives[name] = []
-        for num_bytes in SIZES[device.type]:
+        for num_bytes in sizes:
             HEART.beat()
             call, size = collective(name, num_bytes)
-            [_, call_s] = slowest([timed(call), timed(call)])  # the first call prepares
+            timed(call)  # the first call prepares
+            call_s = timed(call)
             calls = max(1, min(MOST_CALLS, int(ROUND_S / call_s)))
             left_s = float(distributed.broadcast(until - time.monotonic()))  # rank 0's clock decides
-            if points and ROUNDS * calls * call_s > left_s:
+            if num_bytes > sizes[0] and ROUNDS * calls * call_s > left_s:
                 unfinished.append(name)
                 break
-            times = slowest([timed(call, calls) for _ in range(ROUNDS)])
-            times = [each / (2 if name == "send_recv" else 1) for each in times]
-            low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-            speed = bus * size / median
-            points.append({"bytes": size, "s": median, "low_s": low, "high_s": high, "bytes_per_s": speed})
+            median = statistics.median(timed(call, calls) for _ in range(ROUNDS))
+            median /= 2 if name == "send_recv" else 1
+            found[name, num_bytes] = 1e3 * median, 1e-9 * bus * size / median
     distributed.allgather(None)  # none ends while another needs it
-    note = f"no time was left for the larger sizes of {', '.join(unfinished)}; give more --seconds"
-    return {
-        "ranks": ranks,
-        "machines": int(distributed.cross_size),
-        "backend": str(dist.get_backend()),
-        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
-        "peaks": dict(zip(kinds, peaks, strict=True)),
-        "collectives": collectives,
-        "notes": [note] if unfinished else [],
-    }
+    if rank != 0:
+        return
+    console = Console(width=terminal_width(), highlight=False)
+    threads = f", {count(torch.get_num_threads(), 'thread')} each" if device.type == "cpu" else ""
+    console.print(f"{count(ranks, 'rank')} on {count(int(distributed.cross_size), 'machine')}{threads}")
+    products = ", ".join(f"{kind} {peak / 1e9:,.0f} GFLOP/s" for kind, peak in zip(kinds, peaks, strict=True))
+    console.print(f"matrix products of a rank, while all compute: {products}")
+    for index, title in enumerate(("ms", "GB/s of bus bandwidth")) if found else ():
+        heads = [Column(""), *(Column(name.replace("_", " "), justify="right") for name in COLLECTIVES)]
+        table = Table(*heads, box=None, title_justify="left", title=f"{dist.get_backend()}, float32: {title}")
+        for size in sizes:
+            times = [found.get((name, size)) for name in COLLECTIVES]
+            if any(times):
+                table.add_row(format_bytes(size), *(f"{each[index]:.3g}" if each else "" for each in times))
+        console.print(table)
+    if unfinished:
+        console.print(f"note: no time for the larger sizes of {', '.join(unfinished)}; give more --seconds")
