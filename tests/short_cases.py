@@ -103,14 +103,14 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "session/test_ported_scripts.py::test_the_port_is_run_and_resumed": ("cifar10",),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
+        "llama, ZeRO 1, two replicas",
         "qwen3",
         "GPT-2 by nn.Linear",
     ),
-    "trial/test_tensor_parallel.py::test_two_replicas_of_two_ranks_each": ("1",),
     "trial/test_strategies_agree.py::test_losses_and_norms_are_those_of_plain_pytorch": (
         "one rank, micro-batch 1",
-        "ZeRO [13]",
-        "ZeRO 2, accumulation 2",
+        "ddp",
+        "ZeRO [23], accumulation 2",
         "pipeline, ZeRO 1",
         "sequence 2, ZeRO [03]",
     ),

@@ -1,8 +1,8 @@
 """A strategy changes how a step is computed, and nothing of what is computed.
 
 GPT-2 with its own trials, in fp32, without dropout, with clipping that bites and more than one epoch of data: the
-losses of 20 steps are those of plain PyTorch, whatever shares the work. The validation data divides neither by
-the ranks nor by the micro-batch.
+losses, rates and norms of 20 steps are those of plain PyTorch, whatever shares the work. The validation data divides
+neither by the ranks nor by the micro-batch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Strategy(NamedTuple):
     stages: int = 1
     sequence: int = 1
     overwrites: dict[str, Any] = {}  # noqa: RUF012 — of the DeepSpeed JSON
+    engine: str = "deepspeed"
 
 
 class Losses(NamedTuple):
@@ -43,14 +44,15 @@ class Losses(NamedTuple):
     training: list[float]
     validation: list[float]
     norms: list[float]
+    rates: list[float]
 
 
 STRATEGIES = {
     "one rank": Strategy(1, "zero0"),
     "one rank, micro-batch 1": Strategy(1, "zero1", accumulation=8),
+    "ddp": Strategy(2, "zero0", accumulation=2, engine="ddp"),
+    "ddp, one rank": Strategy(1, "zero0", accumulation=2, engine="ddp"),
     "ZeRO 0": Strategy(2, "zero0"),
-    "ZeRO 1": Strategy(2, "zero1"),
-    "ZeRO 3": Strategy(2, "zero3"),
     "ZeRO 0, accumulation 2": Strategy(2, "zero0", accumulation=2),
     "ZeRO 1, micro-batch 1": Strategy(2, "zero1", accumulation=4),
     "ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2),
@@ -109,7 +111,8 @@ def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
     from model_defs.gpt2.trial import GPT2PipelineTrial, GPT2Trial
 
     hparams, exp_conf = hyperparameters(strategy), {"data": data}
-    with open_context(hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu") as context:
+    opened = {"run_dir": run_dir, "accelerator": "cpu", "engine": strategy.engine}
+    with open_context(hparams=hparams, exp_conf=exp_conf, **opened) as context:
         trial = (GPT2PipelineTrial if strategy.stages > 1 else GPT2Trial)(context)
         periods = {"reporting_period": Batch(1), "validation_period": Batch(STEPS // 2)}
         Trainer(trial, context).fit(max_length=Batch(STEPS), checkpoint_policy="none", **periods)
@@ -117,8 +120,8 @@ def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
 
 def reported(run_dir: Path) -> Losses:
     training, validation = ([m for _, m in records(run_dir, group)] for group in ("training", "validation"))
-    losses, norms = ([m[name] for m in training] for name in ("loss", "grad_norm"))
-    return Losses(losses, [m["validation_loss"] for m in validation], norms)
+    losses, norms, rates = ([m[name] for m in training] for name in ("loss", "grad_norm", "lr"))
+    return Losses(losses, [m["validation_loss"] for m in validation], norms, rates)
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +151,11 @@ def plain(data: dict[str, Any]) -> Losses:
     stream = training_data(loader, (1, 1, GLOBAL_BATCH_SIZE), seed=SEED)
     assert stream.batches_per_epoch < STEPS, "the data is to be passed through more than once"
     assert len(text.validation) == 11, "a number that divides by no micro-batch size"
-    losses = Losses([], [], [])
+    losses = Losses([], [], [], [learning_rate(step + 1) for step in range(STEPS)])  # of the next step
     for step in range(STEPS):
         inputs, targets = next(stream.batches)
-        rate = learning_rate(step)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(step)
         optimizer.zero_grad()
         loss = next_token_loss(model(inputs), targets)
         loss.backward()
@@ -195,3 +197,27 @@ def test_losses_and_norms_are_those_of_plain_pytorch(
     assert losses.training == pytest.approx(plain.training, rel=tolerance)
     assert losses.validation == pytest.approx(plain.validation, rel=tolerance)
     assert losses.norms == pytest.approx(plain.norms, rel=TOLERANCE)
+    assert losses.rates == pytest.approx(plain.rates)
+
+
+def ignored(run_dir: Path) -> tuple[float, float]:
+    """In a rank: the mean over the tokens of its sequence that count, all in the second slice; its gradient."""
+    import torch.distributed as dist
+
+    from determined_ds import SequenceGroup, open_context
+
+    hparams = {"global_batch_size": 1, "sequence_parallel_size": 2, "deepspeed_config": {}}
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu"):
+        sequence, weight = SequenceGroup(2), torch.ones(1, requires_grad=True)
+        values, counts = sequence.cut(
+            {"values": torch.arange(6.0)[None], "counts": torch.arange(6)[None] > 3}
+        ).values()
+        loss = sequence.mean((weight * values)[counts].sum(), counts.sum())
+        loss.backward()
+        dist.all_reduce(weight.grad)  # as DeepSpeed adds them up
+        return loss.item(), float(weight.grad)
+
+
+def test_labels_that_are_ignored_count_in_no_slice(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A slice may have none that counts: the mean is not that of the slices' means."""
+    assert two_ranks.run(ignored, tmp_path) == [(4.5, 4.5)] * 2

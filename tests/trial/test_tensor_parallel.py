@@ -16,12 +16,11 @@ import transformers
 from determined_ds.errors import ConfigError
 from tests.harness.ranks import Ranks
 from tests.package import records
-from tests.trial.regression import train
+from tests.trial import regression
 
 STEPS, BATCH, TOKENS, VOCABULARY, CLIPPING, RATE = 20, 8, 16, 64, 0.5, 0.003
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 SIZES = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -30,9 +29,11 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 32,
 }
-# GPT-2 by nn.Linear; DeepSpeed does not know which of its layers to cut.
-BIGCODE = {"multi_query": False, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 32}
-BIGCODE |= {f"{kind}_pdrop": 0.0 for kind in ("embd", "attn", "resid")}
+THREE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, **dict.fromkeys(DROPOUT, 0.0)}
+# Of each kind its sizes; gpt_bigcode is GPT-2 by nn.Linear, of which DeepSpeed does not know the layers to cut.
+KINDS = {"llama": SIZES, "qwen3": SIZES, "gpt2": GPT2, "gpt_bigcode": {"multi_query": False, **GPT2}}
 BIGCODE_CUT = {
     "use_default_specs": False,
     "layer_specs": [
@@ -41,17 +42,12 @@ BIGCODE_CUT = {
     ],
 }
 NOTHING_CUT = {"use_default_specs": False, "layer_specs": [{"patterns": ["nothing"]}]}
-THREE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 
 
-def model_of(kind: str, **more: Any) -> Any:
-    if kind == "gpt_bigcode":
-        config: Any = transformers.GPTBigCodeConfig(vocab_size=VOCABULARY, **{**BIGCODE, **SPECIAL, **more})
-    elif kind == "gpt2":
-        config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_head=4, n_layer=2, **SPECIAL)
-    else:
-        classes = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
-        config = classes[kind](**{**SIZES, **SPECIAL, **more})
+def model_of(kind: str, more: dict[str, Any]) -> Any:
+    config = transformers.AutoConfig.for_model(
+        kind, **{"vocab_size": VOCABULARY, **KINDS[kind], **SPECIAL, **more}
+    )
     torch.manual_seed(3)
     return transformers.AutoModelForCausalLM.from_config(config).float()
 
@@ -68,10 +64,8 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
 
-def trial_class() -> Any:
+def trial_class(kind: str, more: dict[str, Any]) -> Any:
     from determined import pytorch
-
-    from determined_ds import DataParallelTrial
 
     class Count(pytorch.MetricReducer):
         """Samples that were validated."""
@@ -85,50 +79,40 @@ def trial_class() -> Any:
         def cross_slot_reduce(self, per_slot_metrics: list[int]) -> dict[str, int]:
             return {"validated": sum(per_slot_metrics)}
 
-    class Trial(DataParallelTrial):
-        def prepare(self) -> None:
-            self.counted = self.context.wrap_reducer(Count(), for_training=False)
+    def prepare(self: Any) -> None:
+        self.counted = self.context.wrap_reducer(Count(), for_training=False)
 
-        def build_model(self) -> torch.nn.Module:
-            hparams = self.context.get_hparams()
-            return model_of(hparams["kind"], **hparams["more"])
+    def evaluate(self: Any, model: Any, batch: Any) -> dict[str, Any]:
+        self.counted.count += len(batch[0])
+        return {"validation_loss": loss_of(model, batch)}
 
-        def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            return loss_of(model, batch)
-
-        def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-            self.counted.count += len(batch[0])
-            return super().evaluate(model, batch)
-
-        def build_training_data_loader(self) -> Any:
-            return self.training_loader(samples(), shuffle=False)
-
-        def build_validation_data_loader(self) -> Any:
-            return self.validation_loader(samples(5))
-
-    return Trial
+    return regression.trial_class(
+        prepare=prepare,
+        build_model=lambda self: model_of(kind, more),
+        loss=lambda self, model, batch: loss_of(model, batch),
+        evaluate=evaluate,
+        build_training_data_loader=lambda self: self.training_loader(samples(), shuffle=False),
+        build_validation_data_loader=lambda self: self.validation_loader(samples(5)),
+    )
 
 
-def hyperparameters(
-    kind: str, stage: int, more: Any = None, ds_config: Any = None, **given: Any
-) -> dict[str, Any]:
-    own = {
+def hyperparameters(kind: str, stage: int, **given: Any) -> dict[str, Any]:
+    cut = {"partition_config": BIGCODE_CUT} if kind == "gpt_bigcode" else {}
+    ds_config = {
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "optimizer": {"type": "AdamW", "params": {"lr": RATE, "weight_decay": 0.01}},
         "gradient_clipping": CLIPPING,
-        **({"tensor_parallel": {"partition_config": BIGCODE_CUT}} if kind == "gpt_bigcode" else {}),
-        **(ds_config or {}),
+        "tensor_parallel": cut,
     }
-    sizes = {"global_batch_size": BATCH, "model_parallel_size": 2}
-    return {**sizes, "deepspeed_config": own, "kind": kind, "more": more or {}, **given}
+    return {"global_batch_size": BATCH, "model_parallel_size": 2, "deepspeed_config": ds_config, **given}
 
 
-def run(run_dir: Path, hparams: dict[str, Any]) -> dict[str, Any]:
+def run(run_dir: Path, kind: str, more: dict[str, Any], hparams: dict[str, Any]) -> dict[str, Any]:
     """Train in this rank; what it holds at the end."""
     from determined.pytorch import Batch
 
     fit = {"validation_period": Batch(STEPS), "checkpoint_policy": "none"}
-    trial = train(run_dir, trial_class(), hparams, steps=STEPS, **fit)
+    trial = regression.train(run_dir, trial_class(kind, more), hparams, steps=STEPS, **fit)
     return {
         "shapes": {name: tuple(each.shape) for name, each in trial.engine.module.named_parameters()},
         "replica": trial.context._mpu.data_parallel_rank,
@@ -136,15 +120,14 @@ def run(run_dir: Path, hparams: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plain(kind: str, **more: Any) -> tuple[list[float], list[float], float]:
+def plain(kind: str, more: dict[str, Any]) -> tuple[list[float], list[float], float]:
     """Losses and norms of gradients of PyTorch alone, and the loss of the validation."""
-    model = model_of(kind, **more)
+    model = model_of(kind, more)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     losses, norms, data = [], [], samples()
     for step in range(STEPS):
         at = step % 2 * BATCH
-        batch = [torch.stack(part) for part in zip(*data[at : at + BATCH], strict=True)]
-        loss = loss_of(model, batch)
+        loss = loss_of(model, [torch.stack(part) for part in zip(*data[at : at + BATCH], strict=True)])
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)))
@@ -155,108 +138,79 @@ def plain(kind: str, **more: Any) -> tuple[list[float], list[float], float]:
         return losses, norms, loss_of(model, batch).item()
 
 
-def reported(run_dir: Path, group: str, name: str) -> list[float]:
-    return [metrics[name] for _, metrics in records(run_dir, group)]
-
-
-CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    **{f"llama, ZeRO {stage}": ("llama", stage, {}) for stage in range(4)},
-    "llama, tied": ("llama", 1, {"more": {"tie_word_embeddings": True}}),
-    "llama, 3 heads of keys": ("llama", 1, {"more": THREE_HEADS}),
-    "llama, accumulation": ("llama", 2, {"micro_batch_size": 2}),
-    "qwen3": ("qwen3", 1, {}),
-    "GPT-2 by nn.Linear": ("gpt_bigcode", 1, {}),
+# Kind, ZeRO stage, ranks; of the model; of the hyperparameters.
+CASES: dict[str, tuple[str, int, int, dict[str, Any], dict[str, Any]]] = {
+    **{f"llama, ZeRO {stage}": ("llama", stage, 2, {}, {}) for stage in range(4)},
+    **{f"llama, ZeRO {stage}, two replicas": ("llama", stage, 4, {}, {}) for stage in (1, 3)},
+    "llama, tied": ("llama", 1, 2, {"tie_word_embeddings": True}, {}),
+    "llama, 3 heads of keys": ("llama", 1, 2, THREE_HEADS, {}),
+    "llama, accumulation": ("llama", 2, 2, {}, {"micro_batch_size": 2}),
+    "qwen3": ("qwen3", 1, 2, {}, {}),
+    "GPT-2 by nn.Linear": ("gpt_bigcode", 1, 2, {}, {}),
 }
 
 
-def check_losses(run_dir: Path, kind: str, more: dict[str, Any]) -> None:
-    losses, norms, validation = plain(kind, **more)
-    assert max(norms) > CLIPPING
-    assert reported(run_dir, "training", "loss") == pytest.approx(losses, abs=1e-5)
-    assert reported(run_dir, "training", "grad_norm") == pytest.approx(norms, rel=1e-4)
-    assert reported(run_dir, "validation", "validation_loss") == pytest.approx([validation], abs=1e-5)
-    assert reported(run_dir, "validation", "validated") == [5], "each sample counts once"
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_plain_pytorch(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
+def test_losses_are_those_of_plain_pytorch(
+    name: str, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
+) -> None:
     """``model_parallel_size`` alone asks for it, and each rank holds half of every layer."""
-    kind, stage, given = CASES[name]
-    ranks = two_ranks.run(run, tmp_path, hyperparameters(kind, stage, **given))
-    check_losses(tmp_path, kind, given.get("more", {}))
-    for rank in ranks:
-        assert (rank["replica"], rank["batch_size"]) == (0, BATCH)
-        if name == "llama, ZeRO 0":
-            layer = "model.layers.0."
-            assert rank["shapes"][layer + "self_attn.q_proj.weight"] == (16, 32)
-            assert rank["shapes"][layer + "self_attn.o_proj.weight"] == (32, 16)
-            assert rank["shapes"][layer + "mlp.up_proj.weight"] == (32, 32)
-            assert rank["shapes"]["model.embed_tokens.weight"] == (VOCABULARY, 32)
-    written = json.loads((tmp_path / "deepspeed_config.json").read_text())["tensor_parallel"]
-    assert written["autotp_size"] == 2
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_two_replicas_of_two_ranks_each(stage: int, four_ranks: Ranks, tmp_path: Path) -> None:
-    ranks = four_ranks.run(run, tmp_path, hyperparameters("llama", stage))
-    check_losses(tmp_path, "llama", {})
-    assert [rank["replica"] for rank in ranks] == [0, 0, 1, 1]
-
-
-# --------------------------------------------------------------------------------------- dropout
+    kind, stage, size, more, given = CASES[name]
+    hparams = hyperparameters(kind, stage, **given)
+    ranks = (two_ranks if size == 2 else four_ranks).run(run, tmp_path, kind, more, hparams)
+    losses, norms, validation = plain(kind, more)
+    assert max(norms) > CLIPPING
+    training, [validated] = ([m for _, m in records(tmp_path, group)] for group in ("training", "validation"))
+    assert [metrics["loss"] for metrics in training] == pytest.approx(losses, abs=1e-5)
+    assert [metrics["grad_norm"] for metrics in training] == pytest.approx(norms, rel=1e-4)
+    assert validated["validation_loss"] == pytest.approx(validation, abs=1e-5)
+    assert validated["validated"] == 5, "each sample counts once"
+    assert [(rank["replica"], rank["batch_size"]) for rank in ranks] == [(n // 2, BATCH) for n in range(size)]
+    if name == "llama, ZeRO 1":
+        layer, shapes = "model.layers.0.", ranks[1]["shapes"]
+        assert shapes[layer + "self_attn.q_proj.weight"] == (16, 32)
+        assert shapes[layer + "self_attn.o_proj.weight"] == (32, 16)
+        assert shapes["model.embed_tokens.weight"] == (VOCABULARY, 32)
+    assert json.loads((tmp_path / "deepspeed_config.json").read_text())["tensor_parallel"]["autotp_size"] == 2
 
 
 def dropped(run_dir: Path, hparams: dict[str, Any]) -> list[float]:
     """In each rank, some of what the model returns in training mode after a step: equal where its dropout is."""
-    trial = train(run_dir, trial_class(), hparams, steps=2)
+    kind = trial_class("gpt_bigcode", dict.fromkeys(DROPOUT, 0.3))
+    trial = regression.train(run_dir, kind, hparams, steps=2)
     trial.engine.train()
-    tokens = torch.stack([each for each, _ in samples(4)])
     with torch.no_grad():
-        found = trial.engine(input_ids=tokens, use_cache=False).logits.flatten()[::97]
-    return [float(each) for each in found]
+        tokens = torch.stack([each for each, _ in samples(4)])
+        return list(trial.engine(input_ids=tokens, use_cache=False).logits.flatten()[::97].tolist())
 
 
 def test_ranks_draw_the_same_dropout_for_what_they_share(two_ranks: Ranks, tmp_path: Path) -> None:
     """Without it their residual streams would be different ones, and no error would say so."""
-    more = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
-    first, second = two_ranks.run(dropped, tmp_path, hyperparameters("gpt_bigcode", 1, more=more))
+    first, second = two_ranks.run(dropped, tmp_path, hyperparameters("gpt_bigcode", 1))
     assert first == second
 
 
-# --------------------------------------------------------------------------------------- refused
-
-
-def refusal(run_dir: Path, hparams: dict[str, Any]) -> str:
-    from determined_ds import open_context
-
-    with (
-        open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context,
-        pytest.raises(ConfigError) as caught,
-    ):
-        trial_class()(context)
+def refusal(run_dir: Path, kind: str, more: dict[str, Any], hparams: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        regression.train(run_dir, trial_class(kind, more), hparams, steps=1)
     return str(caught.value)
 
 
+UNCUT = {"overwrite_deepspeed_args": {"tensor_parallel": {"partition_config": NOTHING_CUT}}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "given", "message"),
+    ("kind", "more", "given", "message"),
     [
-        ("gpt2", {}, "its matrices are Conv1D, which hold the transposed weights"),
-        (
-            "llama",
-            {"more": {**THREE_HEADS, "attention_dropout": 0.1}},
-            "so the ranks would draw different dropout",
-        ),
-        (
-            "llama",
-            {"ds_config": {"tensor_parallel": {"partition_config": NOTHING_CUT}}},
-            "none of its layers was cut",
-        ),
+        ("gpt2", {}, {}, "its matrices are Conv1D, which hold the transposed weights"),
+        ("llama", {**THREE_HEADS, "attention_dropout": 0.1}, {}, "the ranks would draw different dropout"),
+        ("llama", {}, UNCUT, "none of its layers was cut"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(
-    kind: str, given: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
+    kind: str, more: dict[str, Any], given: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    for said in two_ranks.run(refusal, tmp_path, hyperparameters(kind, 1, **given)):
+    for said in two_ranks.run(refusal, tmp_path, kind, more, hyperparameters(kind, 1, **given)):
         assert "hyperparameters.model_parallel_size = 2" in said
         assert message in said
         assert "fix: " in said
