@@ -7,8 +7,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.harness.ranks import Ranks
 from tests.trial.regression import train, trial_class
 
@@ -16,7 +14,7 @@ BATCHES = 4
 OURS = ("training ", "checkpoint ", "trained ", "best ", "newest ", "validation ")
 
 
-def printed(run_dir: str, ds_config: dict[str, Any], kind: str) -> str:
+def printed(run_dir: Path, ds_config: dict[str, Any], kind: str) -> str:
     """In a rank: train some batches, and return what was printed and logged."""
     from deepspeed.utils import logger
 
@@ -24,23 +22,20 @@ def printed(run_dir: str, ds_config: dict[str, Any], kind: str) -> str:
     logger.handlers[0].setStream(out)  # type: ignore[attr-defined]
     adam = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
     with contextlib.redirect_stdout(out):
-        train(Path(run_dir), trial_class(kind), {"deepspeed_config": adam | ds_config}, steps=BATCHES)
+        train(run_dir, trial_class(kind), {"deepspeed_config": adam | ds_config}, steps=BATCHES)
     return out.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["", "pipeline"])
-def test_only_what_is_asked_for_is_printed(one_rank: Ranks, tmp_path: Path, kind: str) -> None:
-    """A section that is not enabled asks for nothing; ``profile`` prints each layer that is computed again."""
-    asked: dict[str, Any] = {"comms_logger": {"enabled": False, "verbose": True}}
-    if kind:
-        asked |= {
-            "activation_checkpointing": {"partition_activations": True, "profile": True},
-            "pipeline": {"activation_checkpoint_interval": 1},
-        }
-    [text] = one_rank.run(printed, str(tmp_path), asked, kind)
-    if kind:
-        assert text.count("| backward: ") >= BATCHES
-    else:
-        assert [
-            line for line in text.splitlines() if not line.startswith(OURS) and "validation" not in line
-        ] == []
+def test_a_section_that_is_not_enabled_asks_for_nothing(one_rank: Ranks, tmp_path: Path) -> None:
+    asked = {"comms_logger": {"enabled": False, "verbose": True}}
+    [text] = one_rank.run(printed, tmp_path, asked, "")
+    assert [
+        each for each in text.splitlines() if not each.startswith(OURS) and "validation" not in each
+    ] == []
+
+
+def test_profile_prints_each_layer_that_is_computed_again(one_rank: Ranks, tmp_path: Path) -> None:
+    asked = {"activation_checkpointing": {"partition_activations": True, "profile": True}}
+    asked |= {"pipeline": {"activation_checkpoint_interval": 1}}
+    [text] = one_rank.run(printed, tmp_path, asked, "pipeline")
+    assert text.count("| backward: ") >= BATCHES
