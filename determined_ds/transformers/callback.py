@@ -28,7 +28,6 @@ from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
 from determined_ds.transformers.here import is_chief, num_ranks, placed, trial_here
-from determined_ds.trial.timers import correct_comms_logger, print_communication
 
 logger = logging.getLogger("determined_ds")
 
@@ -122,11 +121,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             )
         self._is_training, self._is_stopping = True, False
         given = getattr(args, "hf_deepspeed_config", None)
-        if given is not None:
-            correct_comms_logger()
-            if self._is_chief and self._trial is not None and self._trial.run is not None:
-                path = self._trial.run.there.deepspeed_config
-                write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
+        if given is not None and self._is_chief and self._trial is not None and self._trial.run is not None:
+            path = self._trial.run.there.deepspeed_config
+            write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
@@ -222,7 +219,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
-        print_communication()
         self._report_validation()
         self._is_training = False
 

@@ -133,8 +133,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         """Build your own learning-rate schedule, in place of the one in the DeepSpeed JSON.
 
-        It steps once an optimizer step, and not where fp16 skips that; ``ReduceLROnPlateau`` steps at each validation,
-        by ``searcher.metric``. Checkpoints hold it. A ``scheduler`` in the JSON beside it is refused;
+        It steps once an optimizer step, and not where fp16 skips that; so ``ReduceLROnPlateau`` is refused.
+        Checkpoints hold it. A ``scheduler`` in the JSON beside it is refused;
         ``overwrite_deepspeed_args: {scheduler: null}`` removes that.
 
         Args:

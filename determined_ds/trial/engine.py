@@ -15,9 +15,10 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
 
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
@@ -27,13 +28,11 @@ from determined_ds.trial.author import refused
 from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
 from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.pipeline_module import ScheduledModule
-from determined_ds.trial.timers import correct_timers
 
 # Names that are replaced or overridden here, and that no version promises: of a module or a class.
 AVERAGED = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
 PATCHED = {
     "deepspeed": "PipelineEngine set_optimizer_flags",
-    "deepspeed.comm.comm": "timers comms_logger",
     "deepspeed.utils.groups": "_init_tp_mesh_device _get_expert_parallel_group",
     "deepspeed.runtime.compiler": "compile",
     "deepspeed.ops": "__compatible_ops__",
@@ -255,8 +254,38 @@ def fix_engine(engine: Any) -> None:
         )
 
     engine._backward_prologue, engine.clip_fp32_gradients = backward_prologue, clip_fp32_gradients
-    correct_timers(engine)
+    _correct_timers(engine)
     ENGINES.add(engine)
+
+
+class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
+    """Timers that may be started while they run, and stopped while they do not."""
+
+    class Timer(SynchronizedWallClockTimer.Timer):  # type: ignore[misc]
+        def start(self) -> None:
+            if not self.started_:
+                super().start()
+
+        def stop(self, reset: bool = False, record: bool = False) -> None:
+            if self.started_:
+                super().stop(reset, record)
+
+
+def _correct_timers(engine: Any) -> None:
+    """Let a pipeline train under ``wall_clock_breakdown``, and keep no record of every batch where nothing reads it.
+
+    A pipeline starts the timer of its backward pass, and the engine's hook on the tensors that it goes back through
+    starts it again.
+
+    Source: ``SynchronizedWallClockTimer`` in deepspeed 0.19.8's ``utils/timer.py``; ``PipelineEngine`` in
+    ``runtime/pipe/engine.py``.
+    """
+    engine.timers = _Timers()
+    if isinstance(engine, PipelineEngine) and not engine.steps_per_print():
+        if engine.wall_clock_breakdown():
+            engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
+        else:
+            engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()
 
 
 def _fix_pipeline(engine: Any) -> None:

@@ -18,43 +18,18 @@ NAME = "build_scheduler"
 NO_SCHEDULER = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
 
 
-class PlateauSchedule:
-    """``ReduceLROnPlateau`` as an engine takes it: its step does nothing, each validation drives it.
-
-    DeepSpeed would call its ``step`` with the batch size as the metric. A resumed run has the settings of its code and
-    the position of the checkpoint.
-
-    Source: ``DeepSpeedEngine._take_model_step`` in deepspeed 0.19.8's ``runtime/engine.py``.
-
-    Args:
-        plateau: Torch's schedule.
-    """
-
-    POSITION = ("best", "cooldown_counter", "num_bad_epochs", "last_epoch", "_last_lr")
-    __slots__ = ("plateau",)  # no __dict__, so no settings that a checkpoint would record
-
-    def __init__(self, plateau: ReduceLROnPlateau) -> None:
-        self.plateau = plateau
-
-    def step(self) -> None:
-        """After an optimizer step the rate stays."""
-
-    def get_last_lr(self) -> list[float]:
-        return [float(group["lr"]) for group in self.plateau.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.plateau, name) for name in self.POSITION if hasattr(self.plateau, name)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        vars(self.plateau).update(state_dict)
-
-
 def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
     """Give an engine that was made of ``ds_config`` the schedule of ``build_scheduler``, where it returns one."""
     optimizer = getattr(engine, "basic_optimizer", engine.optimizer)
     if optimizer is None:
         return
     value, kind = trial.build_scheduler(optimizer), (ds_config.get("scheduler") or {}).get("type")
+    if isinstance(value, ReduceLROnPlateau) or isinstance(engine.lr_scheduler, ReduceLROnPlateau):
+        # Its step would be given the batch size: ``DeepSpeedEngine._take_model_step`` in deepspeed 0.19.8.
+        key = "scheduler.type" if value is None else method_of(trial, NAME)
+        message = "ReduceLROnPlateau steps by a metric of a validation; a schedule here steps at each optimizer step"
+        fix = "take e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
+        raise refused(key, message, fix, "plateau")
     if value is None and (kind is not None or is_of_library(trial.build_scheduler)):
         return
     is_schedule = callable(getattr(value, "step", None)) and not isinstance(value, type)
@@ -66,16 +41,6 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         message = f"the JSON's schedule would not be used: {method_of(trial, NAME)} returns another"
         fix = f"remove it from the JSON, or {NO_SCHEDULER}; or remove {NAME}"
         raise refused("scheduler.type", message, fix, "two-schedulers", value=kind)
-    if isinstance(value, ReduceLROnPlateau):
-        try:
-            searcher = trial.context.get_experiment_config().get("searcher") or {}
-        except ValueError:  # Determined's: no experiment configuration was given
-            searcher = {}
-        if not searcher.get("metric"):
-            message = "is missing: ReduceLROnPlateau goes by it, at each validation"
-            fix = "name the metric, e.g. searcher: {name: single, metric: validation_loss}"
-            raise refused("searcher.metric", message, fix, "plateau")
-        value = PlateauSchedule(value)
     engine.lr_scheduler = value
 
 

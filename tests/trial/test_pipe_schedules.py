@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16": (0, BF16),
     "bf16, ZeRO 1": (1, {**BF16, **IN_FP32}),
     "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
-    "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2, "comms_logger": {"enabled": True}}),
+    "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2}),
 }
 
 

@@ -32,13 +32,7 @@ def one_cycle(optimizer: Any) -> Any:
 
 
 def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> tuple[list[float], str]:
-    """Train in this rank; of the kind ``plateau`` no validation is better than the first.
-
-    Returns:
-        The rates of each step, and the newest checkpoint.
-    """
-    from determined.pytorch import Batch
-
+    """Train in this rank. Returns the rates of each step, and the newest checkpoint."""
     rates: list[float] = []
 
     class Scheduled:
@@ -46,8 +40,6 @@ def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> tupl
 
         def build_scheduler(self, optimizer: Any) -> Any:
             assert kind != "engines" or self.building in ("writer", "critic")  # type: ignore[attr-defined]
-            if kind == "plateau":
-                return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
             return one_cycle(optimizer)
 
         def train_batch(self, *given: Any) -> Any:
@@ -64,37 +56,30 @@ def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> tupl
         "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": params},
     }
-    never_better = {"evaluate": lambda self, model, batch: {"validation_loss": 1.0}}
     trial = train(
         run_dir,
-        trial_class(kind, Scheduled, **(never_better if kind == "plateau" else {})),
+        trial_class(kind, Scheduled),
         {"pipe_parallel_size": 2 if kind == "pipeline" else 1, "deepspeed_config": ds_config},
         steps=steps,
         engine="ddp" if kind == "ddp" else "deepspeed",
-        exp_conf={"searcher": {"name": "single", "metric": "validation_loss"}},
-        validation_period=Batch(1),
         latest_checkpoint=resume,
     )
-    if kind != "plateau":
-        assert all(engine.lr_scheduler.last_epoch == steps for engine in trial.context.models)
+    assert all(engine.lr_scheduler.last_epoch == steps for engine in trial.context.models)
     return rates, checkpoints(run_dir)[0].name
 
 
-@pytest.mark.parametrize("kind", ["plateau", *SHORT, *(pytest.param(kind, marks=STAND) for kind in LONG)])
+@pytest.mark.parametrize("kind", [*SHORT, *(pytest.param(kind, marks=STAND) for kind in LONG)])
 def test_each_step_has_torchs_rate_and_a_resumed_run_goes_on(
     kind: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
     """As torch's schedule in a loop of its own: a step each, with accumulation, stopped and resumed."""
-    # The first validation is the best; every second one after it halves the rate of the next step.
-    expected = [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]
-    if kind != "plateau":
-        own, expected = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1), []
-        schedule = one_cycle(own)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no step of the optimizer
-            for _ in range(STEPS):
-                expected.append(own.param_groups[0]["lr"])
-                schedule.step()
+    own, expected = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1), []
+    schedule = one_cycle(own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no step of the optimizer
+        for _ in range(STEPS):
+            expected.append(own.param_groups[0]["lr"])
+            schedule.step()
     first, uuid = two_ranks.run(run, tmp_path, kind, 3)[0]
     then, _ = two_ranks.run(run, tmp_path, kind, STEPS, uuid)[0]
     assert first + then == pytest.approx(expected)

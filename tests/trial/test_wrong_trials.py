@@ -99,6 +99,10 @@ def halving_another(self: Any, optimizer: Any) -> Any:
     return lr_scheduler.StepLR(torch.optim.AdamW(linear().parameters()), 2)
 
 
+def on_a_plateau(self: Any, optimizer: Any) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
 WARM_UP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}}
 UNTESTED = {"zero_allow_untested_optimizer": True}
 LOSSES = lambda errors: {"loss": errors.mean(), "rare": None, "bias": errors.sum().detach()}  # noqa: E731
@@ -124,6 +128,7 @@ CASES = {
     ),
     "no parameters": of("requires a gradient", build_parameters=returning([])),
     "another optimizer's schedule": of("the optimizer that it is given", build_scheduler=halving_another),
+    "a plateau": of("steps at each optimizer step", build_scheduler=on_a_plateau),
     "two schedules": Case("the JSON's schedule would not be", "", {"build_scheduler": halving}, WARM_UP),
     # Data.
     "a dataset": of("Regression", build_validation_data_loader=returning(Regression())),

@@ -21,7 +21,7 @@ import torch
 from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
-from determined_ds.checkpoints.files import TrialState, finite, is_better, not_finite
+from determined_ds.checkpoints.files import TrialState, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.checkpoints.writer import Checkpoints
@@ -45,8 +45,6 @@ from determined_ds.train.loop.validation import Validator
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
-from determined_ds.trial.schedules import PlateauSchedule
-from determined_ds.trial.timers import print_communication
 
 logger = logging.getLogger("determined_ds")
 REPORTING_PERIOD = Length(unit="batches", value=100)  # Determined's default
@@ -383,11 +381,6 @@ class Trainer:
                 self._end_not_finite(said, advice)
             if self.is_chief:
                 logger.warning("warning: %s; check how the trial computes it", said)
-        value = finite(metrics.get(name)) if name else None
-        for engine in self.context.models:
-            schedule = getattr(engine, "lr_scheduler", None)
-            if value is not None and isinstance(schedule, PlateauSchedule):
-                schedule.plateau.step(value)
         if better:
             self._best_at = batch
         policy = self.fit_options.checkpoint_policy
@@ -565,7 +558,6 @@ class Trainer:
     def end(self, validate: Callable[[], Any] | None = None) -> None:
         """What comes after the last batch; a collective. A test validates by ``validate``, if given."""
         self.checkpoints.finish()
-        print_communication()
         if self._test_mode:
             proof, words = validate, "saved, loaded back, weights that add up to"
             if proof is None:
