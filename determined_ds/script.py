@@ -36,9 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     there = RunDir(options.run_dir)
     measurement = None
     if options.measure is not None:
-        measurement = Measurement(
-            steps=options.measure, warmup=options.warmup, profiles=options.profile, parts=options.parts
-        )
+        length = {"steps": options.measure, "warmup": options.warmup, "profiles": options.profile}
+        measurement = Measurement(**length)
     run = ScriptRun(
         run_dir=options.run_dir,
         experiment=load_experiment(there.current(there.experiment), name=EXPERIMENT),

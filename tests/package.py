@@ -431,10 +431,10 @@ def results_table(results: Results, columns: int) -> str:
 
     from rich.console import Console
 
-    from determined_ds.report.columns import results_tables
+    from determined_ds.report import columns as room
 
     text = io.StringIO()
-    Console(width=columns, file=text, color_system=None).print(*results_tables(results), sep="\n")
+    Console(width=columns, file=text, color_system=None).print(room.results_table(results))
     return text.getvalue()
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from determined_ds.cli.options import Names, Numbers, experiment_options, options, warmup_option
-from determined_ds.config.params import MOST_ACTIVE
 
 if TYPE_CHECKING:
     from determined_ds.report.results import Results
@@ -41,7 +40,6 @@ Examples:
 """
 AXES = "zero_stage,micro_batch,precision,activation_checkpointing,pipeline,pipe_schedule,offload"
 AT_LEAST_1, ABOVE_0 = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
-PARTS_HELP = "Steps to take apart after those of the first run of each, by torch's profiler. 0: none."
 TOLERANCE_HELP = "Largest relative difference from the loss of fp32; a tenth of it for the first step."
 
 
@@ -60,8 +58,7 @@ def _measuring(*, steps: int, fewest: int) -> Callable[[Any], Any]:
 @click.option("--slots", type=Numbers(), help="Ranks to measure on, e.g. 1,2.  [default: the experiment's]")
 @_measuring(steps=30, fewest=1)
 @click.option("--repeat", type=AT_LEAST_1, default=3, show_default=True, help="Runs of each, interleaved.")
-@click.option("--parts", type=click.IntRange(0, MOST_ACTIVE), default=3, show_default=True, help=PARTS_HELP)
-def compare(strategies: list[str], slots: list[int] | None, repeat: int, parts: int, **given: Any) -> None:
+def compare(strategies: list[str], slots: list[int] | None, repeat: int, **given: Any) -> None:
     """Measure strategies for the experiment CONFIG, each in fresh processes on the same model, data and batch.
 
     Writes results.json, results.csv and report.html.
@@ -70,7 +67,7 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, parts: 
     from determined_ds.rundir.signals import Interrupts
     from determined_ds.tune.compare import measure_strategies
 
-    chosen: dict[str, Any] = {"strategies": strategies, "slots": slots, "repeat": repeat, "parts": parts}
+    chosen: dict[str, Any] = {"strategies": strategies, "slots": slots, "repeat": repeat}
     with Interrupts("ending the measurement; what was measured so far is reported") as interrupts:
         results, run_dir = measure_strategies(_request(given), interrupts, click.echo, **chosen)
     _show(results, run_dir)
@@ -132,12 +129,11 @@ def _show(results: Results, run_dir: Path, *, best: str = "") -> None:
     """Print the table and the files that were written."""
     from rich.console import Console
 
-    from determined_ds.report.columns import results_tables
+    from determined_ds.report.columns import results_table
     from determined_ds.rundir.run_dir import short
 
-    for table in results_tables(results):
-        click.echo()
-        Console().print(table)
+    click.echo()
+    Console().print(results_table(results))
     if best:
         click.echo(f"best: {best}")
     for name in (*(["best.yaml"] if best else []), "report.html", "results.json", "results.csv"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
-from determined_ds.report.columns import LEAST_SHARE, label, step_unit
+from determined_ds.report.columns import label
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
 from determined_ds.report.results import PARTS, WINDOW, Results, Row
 from determined_ds.report.style import (
@@ -164,39 +164,6 @@ def memory(results: Results) -> Figure | None:
     return figure
 
 
-def _stacked(panel: Axes, at: int, widths: Mapping[str, float], texts: Mapping[str, str]) -> float:
-    """A bar of the parts of a step side by side, some with a text in them; returns where it ends."""
-    end = 0.0
-    for part, width in widths.items():
-        colour = PART_COLOURS[part]
-        panel.barh(at, width, 0.7, left=end, color=colour, label=part)
-        how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL_PT, "color": ink_on(colour)}
-        panel.text(end + width / 2, at, texts.get(part, ""), **how)
-        end += width
-    return end
-
-
-def parts(results: Results) -> Figure | None:
-    """Where the time of each row's steps goes: as long as its median step, divided as torch's profiler saw it."""
-    rows = [(row, row.parts) for row in results.measured if row.parts]
-    if not rows:
-        return None
-    named, (unit_name, unit) = [row for row, _ in rows], step_unit(results)
-    there = [part for part in PARTS if any(shares.get(part, 0) >= LEAST_SHARE for _, shares in rows)]
-    with drawing():
-        figure, (panel,) = figure_of([_height(results, named) + 0.5])
-        lengths = [(row.median_step_seconds or 0) / unit for row, _ in rows]
-        for at, (length, (_, shares)) in enumerate(zip(lengths, rows, strict=True)):
-            end = _stacked(panel, at, {part: shares.get(part, 0.0) * length for part in there}, {})
-            _beside(panel, end, at, number(length, 3))
-        _name_bars(panel, _names(results, named))
-        panel.set_xlim(0, ROOM * max(lengths))
-        panel.set_title("A step taken apart")
-        panel.set_xlabel(f"{unit_name} of a median step")
-        _legend(figure, panel, "upper")
-    return figure
-
-
 def loss(results: Results) -> Figure | None:
     """The loss against seconds of training, and when each row comes to the loss that all of them reach."""
     rows, target = [row for row in results.measured if row.loss_curve], results.target_loss
@@ -264,10 +231,6 @@ CHARTS: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
         "Shorter is better. On a CPU the peak is the whole process, torch itself included: it hides what the states"
         " show. The estimate of the states is what the memory model expects before anything runs.",
     ),
-    "parts": (
-        parts,
-        "A few steps after those that were timed, recorded by torch's profiler: its shares of the median step.",
-    ),
     "loss": (
         loss,
         "Further left is sooner. The loss is the highest that any ended at, so that all come to it; starting up is not"
@@ -306,7 +269,18 @@ def profile_picture(profile: Mapping[str, Any]) -> Figure | None:
         for at, rank in enumerate(ranks):
             seconds = {part: rank["seconds"].get(part, 0.0) for part in there}
             texts = {part: percent(s / rank["step_s"]) for part, s in seconds.items() if s > roomy_s}
-            _stacked(panel, at, {part: 1000 * s for part, s in seconds.items()}, texts)
+            end = 0.0
+            for part, taken in seconds.items():
+                colour, width = PART_COLOURS[part], 1000 * taken
+                panel.barh(at, width, 0.7, left=end, color=colour, label=part)
+                how: dict[str, Any] = {
+                    "ha": "center",
+                    "va": "center",
+                    "fontsize": SMALL_PT,
+                    "color": ink_on(colour),
+                }
+                panel.text(end + width / 2, at, texts.get(part, ""), **how)
+                end += width
         panel.set_yticks(range(len(ranks)), [f"rank {rank['rank']}" for rank in ranks], color=INK)
         panel.set_ylim(len(ranks) - 0.4, -0.6)
         panel.set_xlabel("milliseconds of a mean step")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,9 +23,8 @@ from determined_ds.report.numbers import (
     shortened,
     span,
 )
-from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, PARTS, STOPPED, Results, Row
+from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
 
-LEAST_SHARE = 0.005  # of a step that a part of it is shown from
 LONGEST_NAME, LONGEST_REASON = 80, 600
 
 # ------------------------------------------------------------------------------------------- rows in words
@@ -151,13 +150,6 @@ def _against_first(name: str, text: Callable[[Any], str], **how: Any) -> Column:
     )
 
 
-def _share_of(part: str) -> Column:
-    def share(_: Results, row: Row) -> float | None:
-        return None if row.parts is None else row.parts.get(part, 0.0)
-
-    return Column(value=share, head=part, text=lambda value: percent(value, 0))
-
-
 def _states_unit(results: Results) -> tuple[str, float]:
     rows = results.rows
     return byte_unit(
@@ -222,7 +214,6 @@ COLUMNS = {
         below="",
     ),
     "target_loss": Column(value=lambda results, _: results.target_loss),
-    **{f"{part}_share": _share_of(part) for part in PARTS},
 }
 
 
@@ -239,24 +230,11 @@ def rows_csv(results: Results) -> str:
     return text.getvalue()
 
 
-def results_tables(results: Results) -> list[Table]:
-    """The tables for a terminal, a line a row: the measurements, and where they were taken, steps taken apart.
-
-    Below the measurements stand the rows that have none, and why.
-    """
-
-    def table(rows: Sequence[Row], shown: dict[str, int], notes: list[str]) -> Table:
-        columns = {name: COLUMNS[name] for name in shown}
-        heads = [
-            Head(text=column.heading(results), align=column.align, drop=shown[name], folds=name == "name")
-            for name, column in columns.items()
-        ]
-        cells = [[column.shown(results, row) for column in columns.values()] for row in rows]
-        return Table(heads=heads, rows=cells, notes=notes)
-
+def results_table(results: Results) -> Table:
+    """The measurements for a terminal, a line a row; below them stand the rows that have none, and why."""
     notes = [f"{label(row, results)}: {reason(row)}" for row in unmeasured(results)]
     if results.first is None:
-        return [Table(heads=[], rows=[], notes=notes)] if notes else []
+        return Table(heads=[], rows=[], notes=notes)
     known = {
         name: column.drop
         for name, column in COLUMNS.items()
@@ -271,10 +249,10 @@ def results_tables(results: Results) -> list[Table]:
         notes.append("bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone")
     if "peak_memory_bytes" in known:
         notes.append(f"peak: of the rank that takes most; {memory_note(results)}")
-    tables = [table(results.measured, known, notes)]
-    if apart := [row for row in results.measured if row.parts]:
-        most = {part: max((row.parts or {}).get(part, 0) for row in apart) for part in PARTS}
-        parts = {f"{part}_share": 0 for part in PARTS if most[part] >= LEAST_SHARE}
-        about = "shares of a step: a few more steps, taken apart by torch's profiler"
-        tables.append(table(apart, {"name": 0, "slots": 1, **parts}, [about]))
-    return tables
+    columns = {name: COLUMNS[name] for name in known}
+    heads = [
+        Head(text=column.heading(results), align=column.align, drop=known[name], folds=name == "name")
+        for name, column in columns.items()
+    ]
+    cells = [[column.shown(results, row) for column in columns.values()] for row in results.measured]
+    return Table(heads=heads, rows=cells, notes=notes)

@@ -78,8 +78,6 @@ class Repetition:
     bubble: Share | None = None  # of a pipeline's time that its stages wait
     bubble_ideal: Share | None = None  # the same by the schedule alone, counted
     pipeline_step: RecordedStep | None = None  # the median one: what each rank computed when
-    # Name of PARTS -> seconds of a step under torch's profiler, the mean over ranks: a longer one than those timed.
-    parts: dict[str, Seconds] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +192,6 @@ class Row:
     def bubble_ideal(self) -> float | None:
         """What the schedule alone costs, were all stages and micro-batches alike."""
         return next((each.bubble_ideal for each in self.repetitions if each.bubble_ideal is not None), None)
-
-    @property
-    def parts(self) -> dict[str, float] | None:
-        """Name of :data:`PARTS` -> its share of a step, those that are nowhere left out; None where not recorded."""
-        seconds = [each.parts for each in self.repetitions if each.parts]
-        sums = {part: sum(each.get(part, 0.0) for each in seconds) for part in PARTS}
-        total = sum(sums.values())
-        return {part: value / total for part, value in sums.items() if value} if total else None
 
     @property
     def losses(self) -> tuple[float, ...]:

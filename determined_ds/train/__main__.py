@@ -99,14 +99,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             from determined_ds.report.results import write_row
             from determined_ds.train.loop.measure import measure_throughput
 
-            row = measure_throughput(
-                trial,
-                context,
-                steps=options.measure,
-                warmup=options.warmup,
-                profiles=options.profile,
-                parts=options.parts,
-            )
+            length = {"steps": options.measure, "warmup": options.warmup, "profiles": options.profile}
+            row = measure_throughput(trial, context, **length)
             if options.run_dir is not None and is_chief:
                 write_row(row, RunDir(options.run_dir).measured)
         elif evaluates:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import determined as det
     from determined import core
 
-PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first one being slower
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -30,23 +28,15 @@ class Measurement:
     steps: int  # whose time counts, >= 1
     warmup: int  # before them, >= 0
     profiles: bool = False  # by torch's profiler too
-    parts: int = 0  # further steps, whose time does not count, which torch's profiler records; >= 0
-
-    @property
-    def timed(self) -> int:
-        """Steps until all that count have ended."""
-        return self.warmup + self.steps
 
     @property
     def total(self) -> int:
         """Steps that are trained."""
-        return self.timed + (PARTS_WARMUP + self.parts if self.parts else 0)
+        return self.warmup + self.steps
 
     @property
     def profile(self) -> ProfiledSteps | None:
         """The steps that are recorded."""
-        if self.parts:
-            return ProfiledSteps(wait=self.timed, warmup=PARTS_WARMUP, active=self.parts)
         warmup = min(2, self.warmup)
         wait = self.warmup - warmup
         return ProfiledSteps(wait=wait, warmup=warmup, active=self.steps) if self.profiles else None

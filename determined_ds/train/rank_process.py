@@ -167,7 +167,6 @@ def rank_parser(module: str, description: str) -> argparse.ArgumentParser:
     add("--measure", **steps, help="measure this many steps, instead of training to the end")
     add("--warmup", **steps, default=5, help="steps before those measured")
     add("--profile", action="store_true", help="record the measured steps by torch's profiler")
-    add("--parts", **steps, default=0, help="record so many further steps by torch's profiler")
     return parser
 
 

@@ -17,8 +17,6 @@ from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.measure import Request, Say, Workbench, check_names, in_words, open_workbench
 from determined_ds.tune.variants import Variant, named_variants
 
-PARTS = 3  # steps that are taken apart: enough for a mean
-
 
 def compare(
     config: str | os.PathLike[str],
@@ -29,7 +27,6 @@ def compare(
     steps: int = 30,
     warmup: int = 5,
     repeat: int = 3,
-    parts: int = PARTS,
     overrides: Iterable[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
     accelerator: str | None = None,
@@ -47,7 +44,6 @@ def compare(
         steps: Optimizer steps to time in each run, >= 1.
         warmup: Steps before them.
         repeat: Runs of each strategy, >= 1.
-        parts: Steps to take apart after those of the first run of each, by torch's profiler, >= 0.
         overrides: ``KEY=VALUE`` overrides of the YAML, as ``--set``.
         run_dir: Where the report and the runs go; ``runs/<name>_compare/<time>``, if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
@@ -70,7 +66,7 @@ def compare(
     )
     with Interrupts("ending the measurement") as interrupts:
         results, _ = measure_strategies(
-            request, interrupts, print, strategies=strategies, slots=slots, repeat=repeat, parts=parts
+            request, interrupts, print, strategies=strategies, slots=slots, repeat=repeat
         )
         return results
 
@@ -83,7 +79,6 @@ def measure_strategies(
     strategies: Sequence[str],
     slots: Sequence[int] | None,
     repeat: int,
-    parts: int,
 ) -> tuple[Results, Path]:
     """Measure strategies as :func:`compare` does, and write the report after each run; stop early when interrupted.
 
@@ -116,8 +111,7 @@ def measure_strategies(
                 if variant.resolved is None:
                     start = variant.row(CANNOT_RUN, variant.reason)
                 else:
-                    apart = 0 if repetition else parts
-                    start = bench.measure(variant, row, name, interrupts, most_slots=most_slots, parts=apart)
+                    start = bench.measure(variant, row, name, interrupts, most_slots=most_slots)
                 rows[number] = row.joined(start)
                 say(f"{repetition + 1}/{repeat}  {name:<24}  {in_words(start)}")
                 bench.write(rows, is_last=False)

@@ -23,7 +23,6 @@ from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.profile.record import traces_in
 from determined_ds.report.comparison import write_report
 from determined_ds.report.results import (
     CANNOT_RUN,
@@ -34,7 +33,6 @@ from determined_ds.report.results import (
     Results,
     Row,
     read_row,
-    write_row,
 )
 from determined_ds.rundir.records import INVALID, versions
 from determined_ds.rundir.run_dir import RUNS, STEP_GROUP, RunDir, check_run_dir, new_run_dir, short, slug
@@ -102,7 +100,6 @@ class Workbench:
         *,
         most_slots: int,
         watch: Watch | None = None,
-        parts: int = 0,
     ) -> Row:
         """Run a variant for some steps, in processes of its own. Returns the row of this start alone.
 
@@ -116,7 +113,6 @@ class Workbench:
             interrupts: Ends it.
             most_slots: Of all that are compared: the cores are shared as if all had as many.
             watch: May cut it short as long as a step is to come.
-            parts: Further steps, not timed, that are taken apart by torch's profiler.
         """
         request, base, experiment, engine = self.request, self.base, variant.experiment, variant.choice.engine
         assert experiment is not None
@@ -157,7 +153,7 @@ class Workbench:
             context_dir=base.context_dir,
             run_dir=there.path,
             accelerator=base.accelerator.name,
-            arguments=[*arguments, *(["--parts", str(parts)] if parts else [])],
+            arguments=arguments,
             environment={} if threads is None else {"OMP_NUM_THREADS": threads},
         )
         self.busy.append(psutil.cpu_percent(LOOK_S) / 100)
@@ -180,11 +176,7 @@ class Workbench:
         finally:
             process.kill()
         if process.poll() == 0:
-            if parts:
-                _take_apart(there.path)
             return known() or variant.row(FAILED, f"it ended without measuring {engine}")
-        if parts and len(seconds) >= num_steps:  # it was the profiler that it failed for
-            return self.measure(variant, row, title, interrupts, most_slots=most_slots, watch=watch)
         result = process.result()
         failed = OUT_OF_MEMORY if result.ran_out_of_memory else FAILED
         return variant.row(CANNOT_RUN if result.status == INVALID else failed, result.reason or "")
@@ -258,21 +250,6 @@ def _digest(folder: Path) -> str:
             digest.update(str(file.relative_to(folder)).encode() + b"\0")
             digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _take_apart(run_dir: Path) -> None:
-    """Add to a measurement where the time of its steps went, by the traces beside it; nothing where there are none."""
-    from determined_ds.profile.findings import analyse
-
-    path = RunDir(run_dir).measured
-    try:
-        row, traces = read_row(path), traces_in(run_dir)
-        profile = analyse(traces) if traces else None
-    except ConfigError:  # of what was measured, it is what matters least
-        return
-    if profile is not None and profile.step_s > 0:
-        repetitions = tuple(replace(each, parts=profile.seconds) for each in row.repetitions)
-        write_row(replace(row, repetitions=repetitions), path)
 
 
 def in_words(row: Row) -> str:

@@ -54,9 +54,6 @@ def test_a_report_of_what_runs_and_what_does_not(
     assert "there is no CUDA device" in impossible.reason
     # AdamW on four weights and a bias, in fp32: parameters, gradients and two moments.
     assert measured.model_state_bytes == measured.estimated_model_state_bytes == 16 * 5
-    assert measured.parts is not None
-    assert sum(measured.parts.values()) == pytest.approx(1)
-    assert {"forward", "backward", "optimizer"} <= set(measured.parts)
     for told in ("1/1  zero0 x1", "out of memory: MemoryError: no room for it", "cannot run: ", *FILES):
         assert told in done.stdout
     with (run_dir / "results.csv").open() as file:

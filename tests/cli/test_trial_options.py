@@ -138,7 +138,7 @@ TRAINING = [
     "run --test",
     "search",
     "profile --steps 2 --warmup 1",
-    "compare --strategies zero0,zero1 --repeat 1 --parts 0 --steps 5 --warmup 0",
+    "compare --strategies zero0,zero1 --repeat 1 --steps 5 --warmup 0",
     "autotune --budget 2 --over zero_stage,micro_batch --steps 5 --warmup 0",
 ]
 
@@ -174,7 +174,7 @@ def test_what_decides_takes_it(own: Path, words: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("own", ["its own optimizer, schedule, metrics and callbacks"], indirect=True)
 def test_a_comparison_takes_an_optimizer_of_the_trial(own: Path, tmp_path: Path) -> None:
-    options = "--slots 1 --strategies zero1 --steps 1 --warmup 0 --repeat 1 --parts 0"
+    options = "--slots 1 --strategies zero1 --steps 1 --warmup 0 --repeat 1"
     train(own, f"compare {options}", tmp_path / "run")
 
 

@@ -12,7 +12,6 @@ from determined_ds import Results, load_results
 
 MIB = 2**20
 MEASURED, OUT_OF_MEMORY, CANNOT_RUN = "measured", "out of memory", "cannot run"
-PARTS = {"data": 0.01, "forward": 0.09, "backward": 0.2, "communication": 0.08, "optimizer": 0.02}
 
 
 def repetition(steps: Sequence[float] = (0.2, 0.1, 0.3), **others: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from tests.package import refusal, results_table, write_report
 from tests.report.making import (
     CANNOT_RUN,
     MIB,
-    PARTS,
     comparison,
     content,
     failed,
@@ -150,7 +149,7 @@ def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
-    large = repetition([86_000.0], peak_memory_bytes_by_rank=[141 * 2**30], losses=[1234.5], parts=PARTS)
+    large = repetition([86_000.0], peak_memory_bytes_by_rank=[141 * 2**30], losses=[1234.5])
     long = row("zero3 micro 16 bf16 compiled math attention", large, samples_per_step=2**20, slots=1024)
     hostile = [row("[red]a[/red]\x1b[2J"), failed("b", reason="[/]\nTraceback")]
     for found in (results(), results(*comparison()), results(*comparison(), long, *hostile)):
@@ -177,7 +176,6 @@ def page_of(found: Results, folder: Path) -> Page:
 
 def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(tmp_path: Path) -> None:
     rows = comparison()
-    rows[0]["repetitions"][0]["parts"] = PARTS
     page = page_of(results(*rows), tmp_path)
     facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
     assert facts["command"] == "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1"
@@ -189,7 +187,7 @@ def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(
         assert number in " ".join(shown[4])
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "parts", "loss", "schedules"]
+    assert named == ["throughput", "memory", "loss", "schedules"]
     page.check_sealed()
 
 

@@ -28,7 +28,7 @@ from determined_ds.trial.instruction_times import pipeline_times
 
 
 def measure_throughput(
-    trial: Any, context: Any, *, steps: int = 30, warmup: int = 5, profiles: bool = False, parts: int = 0
+    trial: Any, context: Any, *, steps: int = 30, warmup: int = 5, profiles: bool = False
 ) -> Row:
     """Train some steps, and measure their speed, memory and loss.
 
@@ -39,9 +39,7 @@ def measure_throughput(
         context: From :func:`determined_ds.open_context`.
         steps: Optimizer steps to measure, >= 1.
         warmup: Steps before them, whose time does not count, >= 0.
-        profiles: Whether torch's profiler records them.
-        parts: Further steps that torch's profiler records, one trace a rank in the run directory; their time does not
-            count.
+        profiles: Whether torch's profiler records them, one trace a rank in the run directory.
 
     Returns:
         What was measured, with one repetition; a step's time is that of the slowest rank. Its status says whether the
@@ -52,7 +50,7 @@ def measure_throughput(
             "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         )
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    length = Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
+    length = Measurement(steps=steps, warmup=warmup, profiles=profiles)
     measuring = Measuring(trial, context, length)
     measuring.training.train(None)
     return measuring.row()
@@ -72,18 +70,14 @@ class Measuring:
         self._weights: list[float] = []
         self._state_bytes = [0 for _ in context.models]
         self._let_go: list[Callable[[], None]] = []
-        self._reported: tuple[tuple[int, ...], dict[str, Any]] | None = None
         self._pipeline_step: RecordedStep | None = None
-        # A trial's own profiler is for the steps that count, where others are recorded beside them.
-        is_own = length.parts > 0 and context.profiler is not None
-        ends = sorted({length.warmup, length.timed} - {0})
         fit = FitOptions(
             max_length=Length(unit="batches", value=length.total),
             # The first report forgets the warm-up, here, where no rank is in a pipeline's step.
-            reporting_period=Length(unit="batches", value=tuple(ends)),
+            reporting_period=Length(unit="batches", value=(length.warmup,)) if length.warmup else None,
             checkpoint_policy="none",
             asynchronous_checkpoints=False,
-            profile=None if is_own else length.profile,
+            profile=length.profile,
         )
         progress = Progress(shows=False)
         self.training = Trainer(trial, context).prepare(
@@ -92,22 +86,15 @@ class Measuring:
 
     # ------------------------------------------------------------------------------------ of each step
 
-    @property
-    def _is_done(self) -> bool:  # all steps that count have ended
-        return len(self._seconds) >= self._length.timed
-
     def begin_step(self) -> None:
         """A step begins."""
         steps, length = len(self._seconds), self._length
-        if self._is_done:
-            self._take_reported()  # before the profiler takes memory
-            return
         if steps == length.warmup and (times := pipeline_times(self._context.models)) is not None:
             times.record()
         if steps == 0:
             self._start_seconds = time.time() - psutil.Process().create_time()
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
-        if steps == min(max(1, length.warmup - 1), length.timed - 1):
+        if steps == min(max(1, length.warmup - 1), length.total - 1):
             for index, engine in enumerate(self._context.models):
 
                 def note(found: dict[str, int], index: int = index) -> None:
@@ -119,7 +106,7 @@ class Measuring:
 
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end_step` is not its time."""
-        if self._taken is None and not self._is_done:
+        if self._taken is None:
             self._synchronize()
             self._taken = time.perf_counter() - self._started
 
@@ -131,32 +118,25 @@ class Measuring:
     def end_step(self, _batches_trained: int) -> None:
         """A step has ended; a collective after the last one that counts."""
         sums, train, device = self.training.sums, self._context._core.train, self._context.device
-        if not self._is_done:
-            assert self._taken is not None
-            self._seconds.append(self._taken)
-            while self._let_go:
-                self._let_go.pop()()
-            loss = sums.running("loss")
-            self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
-            self._weights.append(sums.weight("loss"))
-            if self.training.is_chief and isinstance(train, LocalTrainContext):
-                train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
-            if self._is_done:
-                self._pipeline_step = _median_step(self._context.models, self._context.distributed)
+        assert self._taken is not None
+        self._seconds.append(self._taken)
+        while self._let_go:
+            self._let_go.pop()()
+        loss = sums.running("loss")
+        self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
+        self._weights.append(sums.weight("loss"))
         sums.clear()
-
-    def _take_reported(self) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """Memory by rank and metrics, as reported after the last step that counts."""
-        reporter = self.training.reporter
-        self._reported = self._reported or (reporter.memory_by_rank, reporter.latest)
-        return self._reported
+        if self.training.is_chief and isinstance(train, LocalTrainContext):
+            train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
+        if self.is_pending:
+            self._pipeline_step = _median_step(self._context.models, self._context.distributed)
 
     # ------------------------------------------------------------------------------------ what was measured
 
     @property
     def is_pending(self) -> bool:
         """Whether all steps have ended: what was measured is reported."""
-        return self.training.state.batches_trained == self._length.total
+        return len(self._seconds) == self._length.total
 
     def add(self, metrics: Any, weight: float) -> None:
         """What a script reports of its own validation is not looked at."""
@@ -176,14 +156,14 @@ class Measuring:
         sums = torch.stack([loss.double() for loss in self._losses])
         rows = gather_rows(torch.cat([own.flatten(), sums])).reshape(-1, 3, len(self._seconds))
         seconds, weights, losses = rows[:, 0].amax(0), rows[:, 1].sum(0), rows[:, 2].sum(0)
-        memory_by_rank, metrics = self._take_reported()
+        metrics = self.training.reporter.latest
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[length.warmup :]),
             losses=tuple((losses / weights).tolist()) if weights.all() else (),
             warmup=length.warmup,
             start_seconds=self._start_seconds,
-            peak_memory_bytes_by_rank=memory_by_rank,
+            peak_memory_bytes_by_rank=self.training.reporter.memory_by_rank,
             model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
             bubble=metrics.get("bubble"),
             bubble_ideal=metrics.get("bubble_ideal"),
@@ -194,8 +174,8 @@ class Measuring:
             name=DDP if engine == DDP else resolved.strategy.name,
             engine=engine,
             slots=resolved.topology.slots,
-            status=MEASURED if self._is_done else STOPPED,
-            reason="" if self._is_done else f"stopped after {done} of {length.timed} steps",
+            status=MEASURED if self.is_pending else STOPPED,
+            reason="" if self.is_pending else f"stopped after {done} of {length.total} steps",
             zero_stage=resolved.zero_stage,
             micro_batch_size=resolved.batch.micro_batch_size,
             accumulation=resolved.batch.accumulation,

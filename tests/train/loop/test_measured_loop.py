@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.ranks import Ranks
-from tests.package import checkpoints, profile_of, records
+from tests.package import checkpoints, records
 from tests.train.small import fit, hyperparameters, linear_trial
 
 PARAMETERS = (4 * 4 + 4) + (4 * 2 + 2)
@@ -96,21 +96,6 @@ def test_its_losses_are_those_of_training_to_the_bit(
     assert len(set(losses)) == len(losses)
     [repetition] = rows[0].repetitions
     assert list(repetition.losses) == losses
-
-
-def test_steps_that_are_taken_apart_follow_those_that_count(
-    rows: list[Any], two_ranks: Ranks, tmp_path: Path
-) -> None:
-    """They are trained after them, and recorded; what was measured before is as without them."""
-    found = two_ranks.run(measured, str(tmp_path), parts=2)
-    [repetition], [without] = found[0].repetitions, rows[0].repetitions
-    assert found[0].status == "measured"
-    assert repetition.losses == without.losses
-    assert len(repetition.step_seconds) == STEPS
-    assert repetition.model_state_bytes_by_rank == without.model_state_bytes_by_rank
-    ranks = profile_of(tmp_path)["ranks"]
-    assert [len(rank["steps"]) for rank in ranks] == [2, 2]
-    assert ranks[0]["steps"][0]["batch"] == WARMUP + STEPS + 2
 
 
 def test_nothing_is_saved_or_validated_and_the_row_says_what_ran(rows: list[Any], run_dir: Path) -> None:
