@@ -18,7 +18,6 @@ BESIDE = {
     "__init__": "from .inner import Base as Shown\n",
     "inner": f"{IMPORTS}class Base(PipelineTrial):\n    pass\n",
     "broken": "class Base(",
-    "reducer": "def f(context): context.wrap_reducer(g)\n",
 }
 
 
@@ -43,20 +42,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (trial(base="PipelineTrial"), f"{METRIC}=validation_loss"),
         (trial(*TOP), f"{METRIC}=top5"),
         (trial("validation_metrics = {'auc': f, 'errors': 'sum'}"), f"{METRIC}=errors"),
-        (trial(base="ReconciledTrial, PipelineTrial"), f"{PIPED}=2"),
-        (trial(base="Unknown, DataParallelTrial"), f"{PIPED}=2"),
         (trial("sequence_parallel: bool = True"), f"{SLICED}=2"),
-        (trial("sequence_parallel = f()"), f"{SLICED}=2"),  # what is not shown is left to the ranks
         (trial(base="determined_ds.DeepSpeedTrial"), f"{SLICED}=2"),
     ],
     "trial-kind": [(trial(base="determined_ds.SeveralEnginesTrial"), f"{PIPED}=2")],
     "sequence-trial": [(each, f"{SLICED}=2") for each in (trial(), trial("sequence_parallel = False"))],
     "metric": [
         (LOSS, f"{METRIC}=accuracy"),
-        (LOSS.replace("batch):", "batch) -> torch.Tensor:"), f"{METRIC}=validation_accuracy"),
         (trial("validation_metrics = ('f1', 'accuracy')"), f"{METRIC}=loss"),
         (trial("validation_metrics = ('auc',)", *REDUCER), f"{METRIC}=loss"),
-        (trial("validation_metrics = ('auc',)", base="Unknown"), f"{METRIC}=loss"),
         (TWO + trial(base="A, B"), f"{METRIC}=loss"),
         # Other files are read.
         ("from pack import Shown as T\n", f"{METRIC}=loss"),
@@ -66,21 +60,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "metric-unknown": [
         (LOSS, f"{METRIC}=validation_accuracy"),  # a loss may be a mapping
         (trial(*REDUCER), f"{METRIC}=auc"),
-        ("import pack.reducer\n" + trial(base="PipelineTrial"), f"{METRIC}=loss"),
         ("from pack.broken import Base\n" + trial(base="Base"), f"{METRIC}=loss"),
-        ("from pack.inner import *\n" + trial(base="Base"), f"{METRIC}=loss"),
         (TRIED + trial(base="B"), f"{METRIC}=loss"),
         ("if FLAG:\n    class T(PipelineTrial): pass\nelse:\n    class T: pass\n", f"{METRIC}=loss"),
-        ("@registered\n" + trial(*TOP), f"{METRIC}=auc"),
         (trial(base="Unknown, PipelineTrial"), f"{METRIC}=loss"),
-        (trial(base="PipelineTrial, metaclass=Meta"), f"{METRIC}=loss"),
         (trial("validation_metrics = (NAME, 'f1')"), f"{METRIC}=auc"),
         (trial("def prepare(self):", "    self.validation_metrics = ('auc',)"), f"{METRIC}=auc"),
-        (trial("def evaluate(self, *given):", "    return {**f(), 'a': 1}"), f"{METRIC}=b"),
-        (trial("@wrapped", *TOP), f"{METRIC}=auc"),
         (trial("if FLAG:", *(f"    {line}" for line in TOP)), f"{METRIC}=auc"),
         (trial(*TOP) + "T.evaluate = f\n", f"{METRIC}=auc"),
-        (trial(*TOP) + "setattr(T, *method)\n", f"{METRIC}=auc"),
     ],
 }
 
@@ -117,16 +104,11 @@ OURS_FIRST = f"from determined_ds import deepspeed as d\nexcept ImportError:\n  
         ("trial:T", "import torch\nclass T(object)", "trial.py:2 is not Python"),
         # It may well be there.
         ("trial:T", "from elsewhere import *\n", ""),
-        ("trial:T", "def __getattr__(name):\n    return object", ""),
-        ("trial:T", "globals()[name] = object\n", ""),
         ("trial:T", f"class T: ...\nx = {' + '.join(['1'] * 3000)}\n", ""),  # too deep for a walk
         # A script may start Determined's own trainer.
         ("trial.py", THEIRS + "if __name__ == '__main__':\n    d.init()\n", "determined-own"),
-        ("trial.py", f"def f():\n    {THEIRS}    d.Trainer()\n", "determined-own"),
         ("trial.py", f"import os\nif os.environ.get('X'):\n    {THEIRS}    d.init()\n", ""),
         ("trial.py", f"try:\n    {OURS_FIRST}d.init()\n", ""),
-        ("trial.py", "# coding: latin-1\nx = '\xff'\n", ""),
-        ("trial.py", "import __main__\n", ""),
     ],
 )
 def test_what_an_entrypoint_names_is_there_and_can_run(
@@ -171,7 +153,6 @@ VARIABLES = "environment.environment_variables"
         ),
         # Variables that a launch sets, and devices that are none.
         ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
-        ([f"{VARIABLES}={{tpu: [A=1]}}"], [f"error unknown-key {VARIABLES}.tpu"]),
         ([f"{VARIABLES}=[=1]"], [f"error environment-variables {VARIABLES}.0"]),
     ],
 )

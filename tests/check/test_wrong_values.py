@@ -5,7 +5,6 @@ What is found has a message, its place and a fix.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -125,13 +124,3 @@ def test_a_value_and_null_under_each_key(whose: str, tmp_path: Path) -> None:
     for number, path in enumerate(KEYS[whose]):
         judge(tmp_path, whose, path, VALUES[number % len(VALUES)], number, number % 3)
         judge(tmp_path, whose, path, None, 0, 0)
-
-
-@pytest.mark.long("every value under every key; the short test has two under each")
-@pytest.mark.parametrize(
-    ("whose", "turn"), [*itertools.product(["DeepSpeed's", "the library's"], range(4)), ("Determined's", 0)]
-)
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_every_value_under_every_key(whose: str, turn: int, value: Any, tmp_path: Path) -> None:
-    for number, path in enumerate(KEYS[whose]):
-        judge(tmp_path, whose, path, value, turn, (number + turn) % 3)

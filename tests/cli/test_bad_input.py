@@ -64,9 +64,6 @@ MISTAKES = {
         (".", EXPERIMENT),
         num_errors=2,
     ),
-    "context-missing": Mistake(
-        ("CONTEXT_DIR = 'model'", "no such folder", "folder that holds"), (EXPERIMENT, "model")
-    ),
     "accelerator-absent": Mistake(
         ("accelerator = 'cuda'", "no CUDA", "--accelerator cpu"), (*RUN, "--accelerator", "cuda")
     ),
@@ -84,18 +81,7 @@ MISTAKES = {
         (*RUN, "--run-dir", "earlier"),
         complete_checkpoint("earlier"),
     ),
-    "run-dir-is-a-file": Mistake(
-        (f"--run-dir = '{TRIAL}'", "is a file", "can be written to"), (*RUN, "--run-dir", TRIAL)
-    ),
     # One mistake for each room that judges the files; all others are tested there.
-    "yaml": Mistake(
-        (f"{EXPERIMENT}:1", "is not YAML", "fix the YAML"),
-        edit=replaced(EXPERIMENT, "{batches: 6}", "{batches: 6"),
-    ),
-    "experiment": Mistake(
-        (f"hyperparameter ({EXPERIMENT}:5)", "unknown key", "'hyperparameters'"),
-        edit=replaced(EXPERIMENT, "hyperparameters:", "hyperparameter:"),
-    ),
     "entrypoint": Mistake(
         ("trial:TinyTrail", "has no TinyTrail", "did you mean TinyTrial?"),
         edit=replaced(EXPERIMENT, "trial:TinyTrial", "trial:TinyTrail"),
@@ -103,10 +89,6 @@ MISTAKES = {
     "json": Mistake(
         ("deepspeed_config = 'zero1.json'", "no such file in the context directory", f"there are: {JSON}"),
         edit=replaced(EXPERIMENT, JSON, "zero1.json"),
-    ),
-    "package": Mistake(
-        ("optimizer.type = 'MuAdamW'", "needs the package mup", "pip install 'mup'"),
-        edit=replaced(JSON, '"AdamW"', '"MuAdamW"'),
     ),
     "rules": Mistake(
         ("stage = 2 (--set", "pipe_parallel_size 2", "set zero_optimization.stage to 1"), STAGED

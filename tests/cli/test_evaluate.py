@@ -156,12 +156,9 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
     ("words", "said"),
     [
         (("--evaluate", "nowhere"), "there is no such checkpoint"),
-        (("--evaluate", "best", "--run-dir", "elsewhere"), "there is no such checkpoint"),
         (("--predict", "p.jsonl"), "needs the weights of a checkpoint"),
         (("--evaluate", "best", "--test"), "together with --test"),
-        (("--evaluate", "best", "--predict", "p.jsonl"), "together with --predict"),
         (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
-        (("--predict", "nowhere/p.jsonl", "--run-dir", "run"), "in a folder that exists"),
         (("--checkpoint", "best"), "is for --predict"),
         (("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"), "runs trials"),
         (

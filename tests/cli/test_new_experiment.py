@@ -164,7 +164,6 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
 @pytest.mark.parametrize(
     ("flags", "stage", "offloaded", "micro_batch", "chosen"),
     [
-        ({"parameters": "124M", "slots": 2, "precision": "fp16"}, 0, "", 32, {}),
         ({"parameters": "70B"}, 3, "", 2, {"activation_checkpointing": True}),
         ({"offload": "nvme", "nvme_path": "/local_nvme"}, 3, "optimizer", 2, {}),
         ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, "optimizer", 1, {}),
@@ -217,11 +216,9 @@ def test_a_script_is_an_entrypoint_too_in_another_context(context: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"parameters": "6X"}, "--parameters = '6X'"),
         ({"offload": "cpu", "pipe_parallel_size": 4}, "leave out --offload"),
         ({"global_batch_size": 70}, "use global_batch_size 64 or 96"),
         ({"pipe_parallel_size": 3}, "use 30 or 33 slots, or pipe_parallel_size 2"),
-        ({"offload": "nvme"}, "--nvme-path: goes together with --offload nvme"),
         ({"parameters": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
         ({"name": "../up"}, "NAME = '../up': is not a valid file name"),
     ],

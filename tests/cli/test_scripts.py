@@ -195,13 +195,6 @@ def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(o
             "train.py:2: determined.pytorch.deepspeed.init",
             "from determined_ds import deepspeed as det_ds",
         ),
-        (
-            "from determined.pytorch.deepspeed import Trainer\nTrainer()\n",
-            (),
-            "train.py:2: determined.pytorch.deepspeed.Trainer",
-            "from determined_ds import deepspeed as det_ds",
-        ),
-        ("import x y\n", (), "train.py:1 is not Python", "fix"),
         ("", ("--slots", "4096"), "slots_per_trial = 4096", "use --slots"),
     ],
 )

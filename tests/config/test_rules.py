@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -182,51 +179,3 @@ def test_the_optimizers_of_zero_are_deepspeeds_own() -> None:
         if issubclass(kind, torch.optim.Optimizer):
             refused = "zero-untested-optimizer" in codes(of({**zero(1), **optimizer(name, lr=0.1)}))
             assert refused == (kind not in ZERO_SUPPORTED_OPTIMIZERS), name
-
-
-def deepspeed_takes(
-    precision: str, sums: str, stage: int, offload: bool, norm: bool, pipe: int
-) -> str | None:
-    """What DeepSpeed's engine wraps AdamW in; an error where it raises."""
-    import torch
-    from deepspeed.runtime.engine import DeepSpeedEngine
-    from deepspeed.runtime.zero import utils
-
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    engine = SimpleNamespace(
-        get_data_types=lambda: (dtypes[precision], dtypes[sums]),
-        zero_optimization=lambda: stage > 0,
-        zero_optimization_stage=lambda: stage,
-        zero_cpu_offload=lambda: offload,
-        zero_compute_grad_norm=lambda: norm,
-        pipeline_parallelism=pipe > 1,
-    )
-    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-    with mock.patch.object(utils.dist, "get_rank", return_value=1):  # which logs nothing
-        taken: str | None = DeepSpeedEngine._do_optimizer_sanity_check(engine, adam)
-    return taken
-
-
-def test_what_deepspeeds_engine_raises_on_is_refused_and_muon_where_it_takes_bf16_optimizer() -> None:
-    """Without clipping, which needs the norm. BF16_Optimizer takes no Muon in a pipeline."""
-    dtypes, switch = ("bf16", "fp32"), (False, True)
-    for precision, grad_accum, stage, offload, norm, pipe in itertools.product(
-        dtypes, dtypes, (0, 1, 2), switch, switch, (1, 2)
-    ):
-        settings = {} if norm else {"compute_grad_norm": False}
-        settings |= {"offload_optimizer": TO_CPU} if offload else {}
-        ds = {
-            **zero(stage, **settings),
-            **sums(grad_accum),
-            "gradient_clipping": 0,
-            "bf16": {"enabled": precision == "bf16"},
-        }
-        found = codes(of(ds, pipe=pipe, slots=4))
-        try:
-            taken = deepspeed_takes(precision, grad_accum, stage, offload, norm, pipe)
-        except (ValueError, NotImplementedError):
-            assert found & {"compute-grad-norm-bf16", "grad-accum-mix"}
-            continue
-        if pipe == 2 and not found:
-            with_muon = codes(of({**ds, **MUON}, pipe=2, slots=4))
-            assert ("muon-bf16-pipeline" in with_muon) == (taken == "bf16")

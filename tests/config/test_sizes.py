@@ -120,10 +120,3 @@ OF_POINT = (TOTAL, "data_parallel_world_size", *DEGREES, "pipe_chunks")
 def test_no_number_is_too_large_to_decide(hp: Numbers, ds: Numbers, slots: int) -> None:
     problems, _ = told(hp, ds, slots=slots, accelerator=MANY)
     assert all(problem.fix for problem in problems)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-def test_chunks_that_a_schedule_does_not_have_are_the_only_problem(schedule: str) -> None:
-    hp = {TOTAL: 8, "pipe_parallel_size": 2, "pipe_chunks": 3, "pipe_schedule": schedule}
-    (problem,), _ = told(hp, {MICRO: 8})
-    assert (problem.key, problem.code) == ("hyperparameters.pipe_chunks", "pipe-chunks")

@@ -79,12 +79,6 @@ copy: *base
     assert document.data["base"]["y"] == [1, 2]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'\xef\xbb\xbf{"train_batch_size": 1,\r\n"typo": 2}')
-    assert refusal(lambda: load_deepspeed_config(path)).origin == f"{path}:2"
-
-
 # ------------------------------------------------------------------------------------------- what is refused
 
 
@@ -107,21 +101,16 @@ def laughs(levels: int) -> str:
     return "".join(["a0: &a0 [lol]\n", *lines])
 
 
-MERGES = f"a: &a {{{', '.join(f'k{n}: 1' for n in range(1000))}}}\nb:\n" + "- <<: *a\n" * 1000
 # What is wrong -> text, its place, what fixes it.
 BROKEN_YAML = {
     "unknown-anchor": ("a: *b", "1:4", "quote"),
     "merge-of-a-number": ("a: {<<: 1}", "1:4", "*anchor"),
-    "two-documents": ("a: 1\n---\nb: 2", "2:1", "YAML"),
-    "surrogate": ("a: \udcff", "1:4", "UTF-8"),
     "nan": ("a: [1, .nan]", "1:8", "finite"),
     "too-large-an-integer": ("a: " + "9" * 5000, "1:4", "smaller"),
     "python": ("a: !!python/object/apply:os.system [ls]", "1:4", "plain"),
-    "scalar": ("just words", "", "name: ..."),
     # Small texts of which a naive reader makes what fits in no memory, and large ones.
     "billion-laughs": (laughs(30), "1:5", "do not nest YAML anchors"),
     "anchor-in-itself": ("a: &a\n  b: *a\n", "1:4", "do not nest YAML anchors"),
-    "merges-that-add-up": (MERGES, "1:", "do not nest YAML anchors"),
     "deep-block": ("\n".join(" " * n + "a:" for n in range(1000)), "101:", "configuration"),
 }
 BROKEN_JSON = {
@@ -129,7 +118,6 @@ BROKEN_JSON = {
     "nan": ('{"a": NaN}', "1:7", "finite"),
     "too-large-an-integer": ('{"a": ' + "9" * 100 + "}", "1:7", "smaller"),
     "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "configuration"),
-    "empty": (" \n", "", "{}"),
 }
 BROKEN = [(hyperparameters, "hp.yaml", *row) for row in BROKEN_YAML.values()]
 BROKEN += [(ds_json, "ds.json", *row) for row in BROKEN_JSON.values()]

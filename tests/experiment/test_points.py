@@ -39,8 +39,6 @@ def choice(*values: Any) -> dict[str, Any]:
         (ranged("int", 0, 10, count=5), [0, 3, 5, 8, 10]),
         (ranged("int", -5, 0, count=3), [-5, -3, 0]),  # -2.5 is rounded away from 0
         (ranged("int", 1, 8, count=1), [5]),
-        (ranged("int", -8, -1, count=1), [-5]),
-        (ranged("double", 0, 1, count=1), [0.5]),
         (ranged("log", -5, -3, count=3, base=10), [1e-5, 1e-4, 1e-3]),
         (choice("b", "a", {"c": 1}), ["b", "a", {"c": 1}]),
         # The master sends JSON, and its JSON has 8 for 8.0: a trial takes it for a size.
@@ -105,7 +103,6 @@ def test_a_trial_takes_its_numbers_from_numpys_generator(seed: int) -> None:
     [
         ({"type": "const", "val": 3}, 3),
         ({"type": "const", "val": {"type": "AdamW"}}, {"type": "AdamW"}),
-        (choice("b", "a"), "b"),
         (ranged("int", 1, 8), 4),
         (ranged("log", -4, -2, base=10), pytest.approx(1e-3)),
         ([{"type": "linear"}], [{"type": "linear"}]),  # a list hides a type
@@ -125,11 +122,8 @@ def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
     [
         ranged("log", 1, 400, base=10),
         ranged("double", -1.7e308, 1.7e308),
-        ranged("double", 0, 10**400),
         choice(),
-        ranged("int", 1, 8, count=3.0),
         ranged("int", 1.0, 8),
-        ranged("int", 0, 10**30),
     ],
     ids=lambda spec: str(spec)[:50],
 )

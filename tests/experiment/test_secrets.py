@@ -17,7 +17,6 @@ S3 = {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}
 COMET = {"type": "const", "val": {**DEEPSPEED, "comet": {"enabled": True, "api_key": "s3cret"}}}
 SECRET = "token WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID MYSQL_PWD SMTP_PASS"
 OTHERS = "TOKENIZERS_PARALLELISM MAX_TOKENS PWD KEYBOARD AUTHOR DB_PASSWORD_FILE MONKEY_BUSINESS"
-COMMIT = {"wandb": {"group": "0123456789" * 4}}  # as long as an old key
 
 
 def variables(*given: str, **of_devices: list[str]) -> dict[str, Any]:
@@ -37,19 +36,16 @@ def each_of(names: str, value: str) -> dict[str, Any]:
 # What it is -> the sections in which it stands, and the ends of the keys that are named.
 PLACES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "variables by their names": (each_of(SECRET, "x1"), ["0", "1", "2", "3", "4", "5"]),
-    "one for a kind of slot": (variables(cpu=["DB_PASSWORD=s3cret"]), ["cpu.0"]),
     "a variable by its value": (variables(f"A={GITHUB}"), ["0"]),
     "in an address": (variables("http_proxy=http://me:s3cret@a:80"), ["0"]),
     "variables of other names": (each_of(OTHERS, "x1"), []),
     "variables without a value": (each_of(SECRET, ""), []),
     "of a storage": ({"checkpoint_storage": S3}, ["access_key"]),
-    "in an address of data": ({"data": {"url": "https://me:s3cret@host/data"}}, ["data.url"]),
     "a private key": ({"data": {"key": PEM}}, ["data.key"]),
     "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, ["hub.hf_token"]),
     "in DeepSpeed's JSON": ({"hyperparameters": {"deepspeed_config": COMET}}, ["comet.api_key"]),
     "other hyperparameters": ({"hyperparameters": {"pad_token": "<pad>", "tokens": ["<s>"]}}, []),
     "options of a tool": ({"hyperparameters": {"logging": TOOLS}}, ["wandb.notes", "mlflow.tracking_uri"]),
-    "a commit": ({"hyperparameters": {"logging": COMMIT}}, []),
 }
 
 

@@ -49,9 +49,7 @@ NVME = create_offload_config("nvme", nvme_path="/nvme", buffer_count=4)
     [
         ({"precision": "bf16"}, "bf16.enabled", True),
         ({"lr": 0.1}, "optimizer.params.lr", 0.1),
-        ({"learning_rate": 0.1}, "scheduler.params.warmup_max_lr", 0.1),
         ({"optimizer": "Lion"}, "optimizer.params", {"lr": "auto", "betas": "auto", "weight_decay": "auto"}),
-        ({"scheduler": "WarmupDecayLR"}, "scheduler.params.total_num_steps", "auto"),
         ({"sections": {"zero_optimization": {"reduce_scatter": False}}}, "zero_optimization.stage", 1),
         ({"zero_stage": 3, "offload_param": NVME}, "zero_optimization.offload_param.pin_memory", "auto"),
     ],
@@ -67,10 +65,8 @@ def test_an_argument_is_written_where_deepspeed_reads_it(arguments: Json, key: s
         ({"learning_rte": 0.1}, "learning_rte", "'learning_rate'"),
         ({"stage": 2}, "stage", "keep zero_stage only"),
         ({"train_batch_size": 8, "micro_batch_size": 3}, "train_batch_size", "6 or 9"),
-        ({"learning_rate": 0.1, "optimizer_params": {"lr": 0.5}}, "optimizer.params.lr", "auto"),
         # ---- by the schema and the rules of every run
         ({"optimizer": "Lion", "eps": 1e-8}, "optimizer.params.eps", "betas"),
-        ({"sections": {"steps_per_prnt": 1}}, "steps_per_prnt", "'steps_per_print'"),
         ({"offload_param": "cpu"}, "zero_optimization.offload_param", "to 3"),
     ],
 )

@@ -45,12 +45,9 @@ OF_ITS_OWN = {**RANGE_TEST, "lr_range_test_min_lr": STATED}
 CASES: dict[str, tuple[Json, float, list[tuple[str, Any]]]] = {
     "no schedule": (config(None, STATED), STATED, [HYPERPARAMETER]),
     "of the optimizer": (config("WarmupLR", STATED, warmup_max_lr=AUTO), STATED, [HYPERPARAMETER]),
-    "of the optimizer, by a cosine": (config("WarmupCosineLR", STATED), STATED, [HYPERPARAMETER]),
     "of the schedule": (config("WarmupLR", AUTO, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
-    "of the schedule alone": (config("WarmupDecayLR", warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
     "of both": (config("WarmupLR", OTHER, warmup_max_lr=STATED), STATED, [HYPERPARAMETER, OWN]),
     "of neither": (config("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
-    "of neither, by a cosine": (config("WarmupCosineLR"), FILLED, []),
     "a test of a range": (config("LRRangeTest", **RANGE_TEST), FILLED, []),
     "a range of its own": (config("LRRangeTest", OTHER, **OF_ITS_OWN), STATED, [HYPERPARAMETER, OWN]),
 }
@@ -63,13 +60,3 @@ def test_an_engine_trains_with_the_stated_rate(
     resolved = decide(HP, ds, slots=1)
     assert one_rank.run(highest_rate, resolved.ds_config) == [pytest.approx(rate, rel=0.02)]
     assert [(warning.key, warning.value) for warning in resolved.warnings] == unused
-
-
-def test_a_rate_laid_over_the_json_fills_the_schedule() -> None:
-    over = f"overwrite_deepspeed_args: {{optimizer: {{params: {{lr: {STATED}}}}}}}"
-    resolved = decide(HP + over, config("WarmupLR", AUTO, warmup_max_lr=AUTO, warmup_min_lr=AUTO))
-    params = resolved.ds_config["scheduler"]["params"]
-    assert params["warmup_max_lr"] == STATED
-    assert params["warmup_min_lr"] == pytest.approx(STATED / WARM_UP)
-    origin = resolved.origins["scheduler.params.warmup_max_lr"]
-    assert origin == "optimizer.params.lr, overwrite_deepspeed_args, hp.yaml:4"
