@@ -32,7 +32,7 @@ COMPLETED, STOPPED, FAILED, DROPPED = "completed", "stopped", "failed", "dropped
 ANOTHER = "start again in another --run-dir, or restore the file"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Trial:
     """A trial of a search: what its events say of it, and its process."""
 
@@ -68,6 +68,12 @@ class Trial:
     def last(self) -> int:
         """Batches trained at its last validation; -1 before the first."""
         return max(self.values, default=-1)
+
+    def ask_to_stop(self) -> None:
+        """Have its process finish its batch, write a checkpoint and end; asked once, since twice means at once."""
+        if self.process is not None and not self.is_asked:
+            self.is_asked = True
+            self.process.stop()
 
     def best(self, smaller_is_better: bool) -> tuple[int, float] | None:
         """(batches trained, metric) of its best validation, the first of equals; None without a finite one."""

@@ -28,7 +28,7 @@ from determined_ds.experiment.space import HALVING
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.report.run_page import save_page
 from determined_ds.report.runs import find_runs
-from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.metrics_file import Record, read_records
 from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
 from determined_ds.rundir.records import INVALID
 from determined_ds.rundir.run_dir import RunDir, RunLock, check_run_dir, is_held, short
@@ -104,8 +104,8 @@ class LocalSearch:
         return [trial for trial in self.events.trials if trial.is_open]
 
     @property
-    def _running(self) -> list[Trial]:
-        return [trial for trial in self.events.trials if trial.process is not None]
+    def _running(self) -> dict[Trial, TrialProcess]:
+        return {trial: trial.process for trial in self.events.trials if trial.process is not None}
 
     def run(self) -> None:
         """Run it to its end, or until it is interrupted. No process is left, however this ends.
@@ -125,9 +125,8 @@ class LocalSearch:
                         drawn_s = time.monotonic()
                         self._live.update(self._drawing(), refresh=True)
         finally:
-            for trial in self._running:
-                assert trial.process is not None
-                trial.process.kill()
+            for process in self._running.values():
+                process.kill()
 
     def _restore(self) -> None:
         """Pass on what the trials of an interrupted search have written since."""
@@ -138,9 +137,8 @@ class LocalSearch:
                 time.sleep(POLL_S)
             check_run_dir(run_dir)
         for trial in self._open:
-            if trial.status != WAITING:
-                for record in read_records(RunDir(self._run_dir(trial)).metrics):
-                    self._take(trial, record)
+            for record in read_records(RunDir(self._run_dir(trial)).metrics):
+                self._take(trial, record)
         for trial in self._open:
             if trial.stop_asked:
                 self._end_stopped(trial)
@@ -149,36 +147,30 @@ class LocalSearch:
         """Start what can be started, stop what is to be stopped. Returns whether there is something to wait for."""
         if self.interrupts.at_once or self._gave_up:
             return False
-        if self.interrupts.requested:
-            for trial in self._running:
-                self._ask_to_stop(trial)
-            return bool(self._running)
         # A point that cannot run may be replaced by another, which is judged in turn.
-        while point := next((each for each in self._open if not each.is_judged), None):
+        while not self.interrupts.requested and (
+            trial := next((t for t in self._open if not t.is_judged), None)
+        ):
             if self._replaces and self.events.dropped_in_a_row >= MOST_DROPPED:
                 if not self._running:
                     self._gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
                 break
-            if self.interrupts.requested:
-                break
-            self._judge(point)
+            try:
+                resolved = self.plan.judge(trial.create)
+            except ConfigError as error:
+                why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
+                self._end(trial, DROPPED, why, "INVALID_HP")
+                continue
+            trial.is_judged = True
+            length = resolved.fit.max_length if resolved is not None else None
+            if length is not None and length.unit == "batches" and isinstance(length.value, int):
+                trial.length = length.value
         for trial in self._open:  # the oldest first, as on a cluster
-            is_waiting = trial.is_judged and trial.process is None
-            if is_waiting and len(self._running) < self.plan.machine.at_once:
+            if self.interrupts.requested:
+                trial.ask_to_stop()
+            elif trial.is_judged and trial.process is None and len(self._running) < self.plan.machine.at_once:
                 self._start(trial)
         return bool(self._running)
-
-    def _judge(self, trial: Trial) -> None:
-        try:
-            resolved = self.plan.judge(trial.create)
-        except ConfigError as error:
-            why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
-            self._end(trial, DROPPED, why, "INVALID_HP")
-            return
-        trial.is_judged = True
-        length = resolved.fit.max_length if resolved is not None else None
-        if length is not None and length.unit == "batches" and isinstance(length.value, int):
-            trial.length = length.value
 
     def _run_dir(self, trial: Trial) -> Path:
         return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
@@ -214,55 +206,40 @@ class LocalSearch:
         else:
             self._say(trial, "restarted", "no checkpoint found; starting from step 0")
 
-    def _ask_to_stop(self, trial: Trial) -> None:
-        """Have a trial finish its batch, write a checkpoint and end; asked once, since twice means at once."""
-        if trial.process is not None and not trial.is_asked:
-            trial.is_asked = True
-            trial.process.stop()
-
     # --------------------------------------------------------------------------------- what trials say
 
     def _follow(self) -> None:
         """Take in what the trials have written, and who has ended."""
-        for trial in self._running:
-            process = trial.process
-            assert process is not None
+        for trial, process in self._running.items():
             code = process.poll()  # first: its last records are read after that
             for record in process.new_metrics():
-                steps = record.get("steps_completed")
-                trial.steps = steps if isinstance(steps, int) else trial.steps
+                trial.steps = record["steps_completed"]
                 self._take(trial, record)
             if code is not None:
                 trial.process = None
                 self._free_gpus += trial.gpus
                 self._ended(trial, process)
             elif trial.stop_asked:
-                self._ask_to_stop(trial)
+                trial.ask_to_stop()
 
-    def _take(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def _take(self, trial: Trial, record: Record) -> None:
         """A record of a trial: the method receives each validation once, and none after it has stopped the trial."""
-        steps, metrics = record.get("steps_completed"), record.get("metrics") or {}
-        if record.get("group") != "validation" or not isinstance(steps, int):
-            return
-        if trial.stop_asked or steps <= trial.last:
+        steps, metrics, values = record["steps_completed"], record["metrics"], dict[str, float]()
+        if record["group"] != "validation" or trial.stop_asked or steps <= trial.last:
             return
         needed = {"metric": self.plan.experiment.metric, "time_metric": self._time_metric}
-        values = {}
         for key, name in needed.items():
-            if not name:
-                continue
-            try:
-                values[name] = float(metrics[name])
-                if key == "time_metric" and not math.isfinite(values[name]):
-                    raise ValueError(name)
-            except (KeyError, TypeError, ValueError):
+            value = metrics.get(name)
+            if isinstance(value, (int, float)) and (key == "metric" or math.isfinite(value)):
+                values[name] = float(value)
+            elif name:
                 known = ", ".join(sorted(metrics))
                 message = (
                     f"trial {trial.number} does not report it as a number at validation; it reports {known}"
                 )
                 path, document = ("searcher", key), self.plan.experiment.document
-                problem = document.problem(path, message, f"name one of them: {known}", "metric", value=name)
-                raise ConfigError(problem) from None
+                fix = f"name one of them: {known}"
+                raise ConfigError(document.problem(path, message, fix, "metric", value=name))
         before = trial.time
         self.events.tell("validated", trial, metrics=values, steps=steps)
         self._refused_in_a_row = 0
