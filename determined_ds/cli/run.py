@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from determined_ds.cli.options import GivenPath
-from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.launch.options import RunOptions, click_options
 from determined_ds.rundir.handed_on import LAST
 
@@ -77,9 +77,7 @@ def run(**given: Any) -> None:
         os.environ[REPORT] = "1"
     with _result_for_parent(options):
         prepared = prepare_run(options)
-        # A command that starts many runs has shown what applies to all of them.
-        known = prepared.warnings if options.parent is None else prepared.own_warnings
-        show_start(prepared, known)
+        prepared.show(before_ranks)
         if prepared.complete:
             prepared.show_complete()
             return
@@ -114,16 +112,6 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
             status = status_of(error.exit_code)
             write_result(RunDir(options.run_dir), status=status, cause=cause, reason=shortened(str(error)))
         raise
-
-
-def show_start(prepared: LocalRun, known: Iterable[Problem]) -> None:
-    """Check what no rank should find out, and print what will run, and every warning."""
-    warnings = [*prepared.start.damages, *before_ranks(prepared), *known]
-    for line in prepared.header():
-        click.echo(line)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    sys.stdout.flush()
 
 
 def before_ranks(prepared: LocalRun) -> list[str]:

@@ -139,10 +139,23 @@ class Ranks:
         shared |= {STORE: store, PARENT: str(os.getpid()), VERIFIED: verified_here()}
         try:
             for number in range(self._size):
-                place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-                environment = {**self._environment, **shared, **place}
-                log = self._run_dir.log(number) if number else None
-                self._ranks.append(_Rank(number, self._command, environment, self._cwd, log, self._keep_open))
+                words, theirs = os.pipe()
+                os.set_blocking(words, False)
+                place = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FD: str(theirs)}
+                try:
+                    process = start_process(
+                        self._command,
+                        environment={**self._environment, **shared, **place},
+                        cwd=self._cwd,
+                        log=self._run_dir.log(number) if number else None,
+                        keep_open=(theirs, *self._keep_open),
+                    )
+                except BaseException:
+                    os.close(words)
+                    raise
+                finally:
+                    os.close(theirs)
+                self._ranks.append(_Rank(process, words))
         except BaseException:
             self.__exit__()
             raise
@@ -151,7 +164,10 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.kill()
         for rank in self._ranks:
-            rank.close()
+            if rank.code is None:
+                rank.process.wait()
+                rank.poll()
+            os.close(rank.words)
         with contextlib.suppress(OSError):
             self._temporary.cleanup()
 
@@ -172,7 +188,7 @@ class Ranks:
                 self.kill()
             look()
             time.sleep(POLL_S)
-        failures = [failure for rank in self._ranks if (failure := rank.failure())]
+        failures = [rank.failure(number) for number, rank in enumerate(self._ranks) if rank.code]
         return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
 
     def stop(self) -> None:
@@ -180,98 +196,61 @@ class Ranks:
         if not self._is_stopping:
             self._is_stopping = True
             for rank in self._ranks:
-                rank.stop()
+                if rank.code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank.process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End them at once."""
         for rank in self._ranks:
-            rank.kill()
+            if rank.code is None:
+                rank.ended_by_us = True
+                rank.kill_group()
 
 
+@dataclass
 class _Rank:
-    """One of them. Its output is appended to ``log``, or goes to this terminal where that is None."""
+    """The process of a rank, and the pipe by which it reports why it fails."""
 
-    def __init__(
-        self,
-        number: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        cwd: Path,
-        log: Path | None,
-        keep_open: Sequence[int],
-    ) -> None:
-        self._number = number
-        self._said, self._ended_at = b"", 0.0
-        self._ended_by_us = False
-        self._code: int | None = None
-        self._words, theirs = os.pipe()
-        os.set_blocking(self._words, False)
-        try:
-            self._process = start_process(
-                command,
-                environment={**environment, ERROR_FD: str(theirs)},
-                cwd=cwd,
-                log=log,
-                keep_open=(theirs, *keep_open),
-            )
-        except BaseException:
-            os.close(self._words)
-            raise
-        finally:
-            os.close(theirs)
+    process: subprocess.Popen[bytes]
+    words: int  # the pipe
+    said: bytes = b""
+    code: int | None = None  # once it has ended
+    ended_at: float = 0.0
+    ended_by_us: bool = False
 
     def poll(self) -> int | None:
-        """The exit code once it has ended; reads what it has reported."""
-        code = self._process.poll() if self._code is None else None
+        code = self.process.poll() if self.code is None else None
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._words, 2**16):
-                self._said += chunk
+            while chunk := os.read(self.words, 2**16):
+                self.said += chunk
         if code is not None:
-            self._code, self._ended_at = code, time.time()
-            self._kill_group()  # the children that it has left behind
-        return self._code
+            self.code, self.ended_at = code, time.time()
+            self.kill_group()  # the children that it has left behind
+        return self.code
 
-    def stop(self) -> None:
-        if self._code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self._code is None:
-            self._ended_by_us = True
-            self._kill_group()
-
-    def _kill_group(self) -> None:
+    def kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Wait for its end, once it was killed, and release what it held."""
-        if self._code is None:
-            self._process.wait()
-            self.poll()
-        os.close(self._words)
-
-    def failure(self) -> Failure | None:
-        """How it failed; None where it succeeded."""
-        if not self._code:
-            return None
+    def failure(self, number: int) -> Failure:
+        assert self.code
         words: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
-            words = json.loads(self._said)
-        how = f"exit code {self._code}"
-        if self._code < 0:
+            words = json.loads(self.said)
+        how = f"exit code {self.code}"
+        if self.code < 0:
             named = {each.value: each.name for each in signal.Signals}
-            how = f"killed by {named.get(-self._code, f'signal {-self._code}')}{USUAL.get(-self._code, '')}"
+            how = f"killed by {named.get(-self.code, f'signal {-self.code}')}{USUAL.get(-self.code, '')}"
         return Failure(
-            rank=self._number,
-            code=self._code,
-            message=str(words.get("message", "")),
+            rank=number,
+            code=self.code,
+            message=words.get("message", ""),
             exit_code=words.get("exit_code"),
-            cause=str(words.get("cause", KILLED if self._code == -signal.SIGKILL else CRASH)),
-            reason=str(words.get("reason", "")) or f"it ended without a message: {how}",
-            time=float(words.get("time", self._ended_at - FOUND_LATE_S)),
-            ended_by_us=self._ended_by_us and not words,
+            cause=words.get("cause", KILLED if self.code == -signal.SIGKILL else CRASH),
+            reason=words.get("reason") or f"it ended without a message: {how}",
+            time=words.get("time", self.ended_at - FOUND_LATE_S),
+            ended_by_us=self.ended_by_us and not words,
         )
 
 

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,9 @@ class LocalRun:
     warnings: tuple[Problem, ...] = ()  # what is probably a mistake; keys that have no effect here
     placed: Placement | None = None  # this process's place, where another launcher has started the ranks
     restarted: str = ""  # why it is started again, after a crash
+    own_resume: str = ""  # the command that resumes it, where it is not det-ds run
 
     # ------------------------------------------------------------------------------------------ for people
-
-    @property
-    def own_warnings(self) -> tuple[Problem, ...]:
-        """The warnings about its own point."""
-        return self.resolved.warnings if self.resolved is not None else ()
 
     def header(self) -> list[str]:
         """What will run, in a few lines."""
@@ -104,6 +100,20 @@ class LocalRun:
             lines.append(f"  one point of a search: {', '.join(taken)}")
         return [*lines, *self.start.header()]
 
+    def show(self, before_ranks: Callable[[LocalRun], list[str]]) -> None:
+        """Print the header, and on stderr what is probably a mistake.
+
+        Args:
+            before_ranks: Checks this machine; returns warnings, and raises what keeps ranks from training here.
+        """
+        known = self.warnings  # a command that starts many runs has shown what applies to all of them
+        if self.options.parent is not None:
+            known = self.resolved.warnings if self.resolved is not None else ()
+        warnings = [*self.start.damages, *before_ranks(self), *known]
+        print(*self.header(), sep="\n", flush=True)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+
     @property
     def complete(self) -> str:
         """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
@@ -122,6 +132,8 @@ class LocalRun:
     @property
     def resume_command(self) -> str:
         """The command that resumes this run as it was."""
+        if self.own_resume:
+            return self.own_resume
         words = ["det-ds", "run", short(RunDir(self.run_dir).experiment), short(self.context_dir)]
         words += ["--run-dir", short(self.run_dir), "--resume"]
         words += ["--accelerator", self.options.accelerator] if self.options.accelerator else []
@@ -240,11 +252,10 @@ class LocalRun:
             try:
                 while True:
                     outcome = run._launch_once(lock)
-                    closing = run.closing()
                     show_outcome(outcome, RunDir(self.run_dir))
                     start = run.start.again(outcome, self.run_dir) if used < allowed else None
                     if start is None:
-                        print(*closing, sep="\n", end="\n" if closing else "", flush=True)
+                        run.show_closing()
                         return outcome.exit_code
                     used += 1
                     origin = "step 0"
@@ -297,24 +308,22 @@ class LocalRun:
         if RunDir(self.run_dir).is_replaced or self.options.parent is not None:
             self._write_result(outcome)
 
-    def end(self, code: int, cause: str, reason: str, *, stopped: bool) -> list[str]:
-        """Write how it ended, as rank 0 says it whom no launcher of ours watches. Returns the closing block."""
+    def end(self, code: int, cause: str, reason: str, *, stopped: bool) -> None:
+        """Write how it ended, as rank 0 says it whom no launcher of ours watches, and print what came of it."""
         if code:
             remove_partial(RunDir(self.run_dir).checkpoints)
         failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
         signals = (signal.SIGTERM,) if stopped and not code else ()
         self.conclude(Outcome(failures=(failure,) if code else (), signals=signals))
-        return self.closing()
+        self.show_closing()
 
-    def closing(self) -> list[str]:
-        """What came of the training, in a few lines printed after everything else.
-
-        None where nothing was trained, or where the ranks left the run as it was.
-        """
+    def show_closing(self) -> None:
+        """Print what came of the training, after everything else; nothing where the ranks left the run as it was."""
         options = self.options
-        if options.test or options.is_measured or options.only_reads or not RunDir(self.run_dir).is_replaced:
-            return []
-        return closing_block(read_run(self.run_dir))
+        trained = not (options.test or options.is_measured or options.only_reads)
+        lines = closing_block(read_run(self.run_dir)) if trained and RunDir(self.run_dir).is_replaced else []
+        if lines:
+            print(*lines, sep="\n", flush=True)
 
     def _write_result(self, outcome: Outcome) -> None:
         there = RunDir(self.run_dir)

@@ -179,19 +179,6 @@ def existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-def check_writable(run_dir: Path) -> None:
-    """Check that a run directory can be made and written to.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    there = existing(run_dir.resolve())
-    if not there.is_dir():
-        raise ConfigError(run_dir_problem(run_dir, f"{short(there)} is a file, not a folder", WRITABLE))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(run_dir_problem(run_dir, f"no permission to write in {short(there)}", WRITABLE))
-
-
 def unwritable(run_dir: Path, error: OSError) -> Problem:
     """The problem of a run directory that the system refused to write to."""
     return run_dir_problem(run_dir, f"cannot be written to: {error.strerror or error}", WRITABLE)
@@ -254,7 +241,12 @@ def check_run_dir(run_dir: Path) -> None:
     Raises:
         ConfigError: it cannot, or one does, whose id is named.
     """
-    check_writable(run_dir)
+    there = existing(run_dir.resolve())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        message = (
+            f"no permission to write in {short(there)}" if there.is_dir() else f"{short(there)} is a file"
+        )
+        raise ConfigError(run_dir_problem(run_dir, message, WRITABLE))
     with contextlib.suppress(OSError):  # there is none, or it may not be opened: found when it is made
         descriptor = os.open(RunDir(run_dir).lock, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -39,15 +39,6 @@ from determined_ds.train.rank_process import cause_of, exit_code_of, reason_of, 
 RESUME = "DETERMINED_DS_RESUME"
 
 
-class OwnLocalRun(LocalRun):
-    """A run that a script makes."""
-
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes it: the same, with the run directory in the environment."""
-        return f"{RESUME}={shlex.quote(short(self.run_dir))} {shlex.join([*sys.orig_argv])}"
-
-
 @contextlib.contextmanager
 def own_run(
     *, config: Any, run_dir: Any, resume: bool, accelerator: str | None, stopped: Callable[[], bool]
@@ -71,9 +62,7 @@ def own_run(
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
             stack.enter_context(_recorded(run, stopped))
-            print(*run.header(), sep="\n", flush=True)
-            for warning in (*run.start.damages, *run.warnings):
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+            run.show(lambda _: [])
         ranks.allgather(None)  # what ranks read is written
         if threading.current_thread() is threading.main_thread():
             stack.enter_context(_stopping(ranks.rank == 0))
@@ -127,13 +116,14 @@ def _decided(
     run_dir = stated or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     last = LAST if resume else None
     start = start_in(run_dir, experiment, resolved, resume=last, stated=stated is not None, forks=True)
-    return OwnLocalRun(
+    return LocalRun(
         options=RunOptions(config=Path(experiment.document.name)),
         experiment=experiment if start.checkpoint is None else keeping_seed(start.checkpoint, experiment),
         resolved=resolved,
         accelerator=devices,
         context_dir=here,
         run_dir=run_dir.resolve(),
+        own_resume=f"{RESUME}={shlex.quote(short(run_dir.resolve()))} {shlex.join(sys.orig_argv)}",
         start=start,
         warnings=resolved.warnings if resolved is not None else (),
     )
@@ -153,8 +143,7 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
             raise
         finally:
             RunDir(run.run_dir).remove_next()
-            closing = run.end(code, cause, reason, stopped=stopped())
-            print(*closing, sep="\n", end="\n" if closing else "", flush=True)
+            run.end(code, cause, reason, stopped=stopped())
 
 
 @contextlib.contextmanager

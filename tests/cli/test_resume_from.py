@@ -137,18 +137,11 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(copied: 
     assert steps(copied / "new") == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-    ("words", "resumes"),
-    [("--resume CONFIG CONTEXT", 6), ("CONFIG --resume best CONTEXT", 2), ("CONFIG --resume RUN CONTEXT", 6)],
-)
+@pytest.mark.parametrize(("words", "resumes"), [("--resume CONFIG .", 6), ("CONFIG --resume best .", 2)])
 def test_alone_or_with_a_word_wherever_it_stands(copied: Path, words: str, resumes: int) -> None:
     be_best(copied / "run", 2)
-    places = {
-        "CONFIG": copied / "own_model/experiment.yaml",
-        "CONTEXT": copied / "own_model",
-        "RUN": copied / "run",
-    }
-    given = [str(places.get(word, word)) for word in words.split()]
-    done = det_ds("run", *given, "--run-dir", copied / "run", "--set", f"{LENGTH}=7")
+    given = words.replace("CONFIG", "experiment.yaml").split()
+    more = ("--run-dir", copied / "run", "--set", f"{LENGTH}=7")
+    done = det_ds("run", *given, *more, cwd=copied / "own_model")
     assert done.returncode == 0, done.stderr
     assert f"  resume     batch {resumes}, checkpoint " in done.stdout

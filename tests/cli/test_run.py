@@ -29,7 +29,6 @@ class Run:
         words = (OWN_MODEL / "experiment.yaml", OWN_MODEL, "--run-dir", self.run_dir)
         self.first = det_ds_program("run", *words, "--set", f"{LENGTH}=4")
         assert self.first.returncode == 0, self.first.stderr
-        self.kept = Path(shutil.copytree(self.run_dir, folder / "kept"))
         # As if the run had been killed before its last checkpoint.
         newest = checkpoints(self.run_dir)[0]
         assert steps_of(newest) == 4
@@ -50,55 +49,48 @@ def result(run_dir: Path) -> Any:
 # --------------------------------------------------------------------- a run, and going on with it
 
 
-def test_the_trials_seed_is_that_of_a_masters_first_trial(twice: Run) -> None:
-    assert f"  seed       {SEED}, of experiment_seed 0 as on a master\n" in twice.first.stdout
+def test_a_run_shows_plain_lines_and_resumes_from_its_newest_checkpoint_with_every_step_once(
+    twice: Run,
+) -> None:
+    """Its seed is that of a master's first trial, before and after."""
+    assert not {"\x1b", "\r"} & set(twice.first.stdout)
+    lines = twice.first.stdout.splitlines()
+    assert lines[0] == "tiny: trial:TinyTrial"
+    assert f"  seed       {SEED}, of experiment_seed 0 as on a master" in lines
+    assert any(line.startswith("training    batch 1/4  loss ") for line in lines)
+    assert any(line.startswith("validation  batch 2/4  validation_loss ") for line in lines)
+    assert twice.first.stderr == ""
+    assert "resume     batch 2, checkpoint" in twice.second.stdout
+    assert "batch 3/6" in twice.second.stdout
+    assert "batch 2/6  loss" not in twice.second.stdout
     for checkpoint in checkpoints(twice.run_dir):
         assert json.loads((checkpoint / "load_data.json").read_text())["trial_seed"] == SEED
+    records = [json.loads(line) for line in (twice.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(isinstance(record["metrics"]["batches"], int) for record in records)
+    seen = Counter((record["group"], record["steps_completed"]) for record in records)
+    expected = [("training", step) for step in range(1, 7)] + [("validation", step) for step in (2, 4, 6)]
+    assert seen == Counter(expected)
 
 
 def test_the_result_says_how_it_ended(twice: Run) -> None:
     validations = {step: metrics["validation_loss"] for step, metrics in records(twice.run_dir, "validation")}
     best = min(validations, key=validations.__getitem__)
     uuids = {steps_of(path): path.name for path in checkpoints(twice.run_dir)}
-    found = result(twice.run_dir)
-    assert {key: value for key, value in found.items() if key != "continued_by"} == {
+    found, at = result(twice.run_dir), {"steps_completed": best, "checkpoint": uuids[best]}
+    assert found.pop("continued_by")
+    assert found == {
         "status": "completed",
         "cause": None,
         "reason": None,
         "steps_completed": 6,
         "trial_seed": SEED,
-        "best": {
-            "metric": "validation_loss",
-            "value": validations[best],
-            "steps_completed": best,
-            "checkpoint": uuids[best],
-        },
+        "best": {"metric": "validation_loss", "value": validations[best], **at},
         "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
         "resume": None,
         "slots": 2,
     }
     links = [(twice.run_dir / name).resolve().name for name in ("best", "last")]
     assert links == [uuids[best], uuids[6]]
-
-
-def test_resume_goes_on_from_the_newest_checkpoint_and_every_step_is_there_once(twice: Run) -> None:
-    assert "resume     batch 2, checkpoint" in twice.second.stdout
-    assert "batch 3/6" in twice.second.stdout
-    assert "batch 2/6  loss" not in twice.second.stdout
-    lines = [json.loads(line) for line in (twice.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert all(isinstance(line["metrics"]["batches"], int) for line in lines)
-    seen = Counter((line["group"], line["steps_completed"]) for line in lines)
-    expected = [("training", step) for step in range(1, 7)] + [("validation", step) for step in (2, 4, 6)]
-    assert seen == Counter(expected)
-
-
-def test_without_a_terminal_there_are_plain_lines_and_nothing_on_stderr(twice: Run) -> None:
-    assert not {"\x1b", "\r"} & set(twice.first.stdout)
-    lines = twice.first.stdout.splitlines()
-    assert lines[0] == "tiny: trial:TinyTrial"
-    assert any(line.startswith("training    batch 1/4  loss ") for line in lines)
-    assert any(line.startswith("validation  batch 2/4  validation_loss ") for line in lines)
-    assert twice.first.stderr == ""
 
 
 def test_a_run_that_is_complete_says_so_and_is_left_alone(copied: Path) -> None:

@@ -89,27 +89,6 @@ class T(TinyTrial):
 """,
         {"overwrite_deepspeed_args": {"optimizer": None, "scheduler": None}},
     ),
-    "its own step, the whole set at once": (
-        """
-class T(TinyTrial):
-    def __init__(self, context):
-        context.disable_auto_grad_accumulation()
-        super().__init__(context)
-
-    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-        losses = []
-        for _ in range(self.resolved.batch.accumulation):
-            losses.append(self.loss(self.engine, self.context.to_device(next(dataloader_iter))))
-            self.engine.backward(losses[-1])
-            self.engine.step()
-        return {"loss": torch.stack(losses).detach().mean()}
-
-    def evaluate_full_dataset(self, data_loader):
-        losses = [self.loss(self.engine.module, self.context.to_device(batch)) for batch in data_loader]
-        return {"validation_loss": float(torch.stack(losses).mean())}
-""",
-        {"micro_batch_size": 2},
-    ),
     "a pipeline": (
         """
 class T(PipelineTrial):
@@ -164,12 +143,12 @@ def train(own: Path, words: str, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("own", OPTIONS, indirect=True)
-@pytest.mark.parametrize("words", DECIDING)
-def test_what_decides_takes_it(own: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_decides_takes_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(own.parent)
-    command, *options = words.split()
-    done = invoke(command, Path(own.name), *options)
-    assert done.exit_code == 0, done.output
+    for words in DECIDING:
+        command, *options = words.split()
+        done = invoke(command, Path(own.name), *options)
+        assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("own", ["its own optimizer, schedule, metrics and callbacks"], indirect=True)
@@ -180,8 +159,8 @@ def test_a_comparison_takes_an_optimizer_of_the_trial(own: Path, tmp_path: Path)
 
 @pytest.mark.long("every option by each command that trains; the short test has the one that failed")
 @pytest.mark.parametrize("own", OPTIONS, indirect=True)
-@pytest.mark.parametrize("words", TRAINING)
-def test_what_trains_takes_it(own: Path, words: str, tmp_path: Path) -> None:
-    if "PipelineTrial)" in (own / "own.py").read_text():
-        words = words.replace("zero0,zero1", "1f1b,zb-h1")
-    train(own, words, tmp_path / "run")
+def test_what_trains_takes_it(own: Path, tmp_path: Path) -> None:
+    for number, words in enumerate(TRAINING):
+        if "PipelineTrial)" in (own / "own.py").read_text():
+            words = words.replace("zero0,zero1", "1f1b,zb-h1")
+        train(own, words, tmp_path / str(number))
