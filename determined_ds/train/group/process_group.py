@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -14,6 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import determined as det
@@ -28,7 +30,7 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ChiefFailed, DeterminedDSError
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
-from determined_ds.train.group.watch import watch_joined
+from determined_ds.train.group.watch import ENDS_WITHIN_S, watch_joined
 from determined_ds.train.rank_process import exit_code_of
 
 T = TypeVar("T")
@@ -207,6 +209,27 @@ def log_in_task(accelerator: str | None) -> None:
 # ------------------------------------------------------------------------------------------- the group
 
 
+def _wait_for_workers() -> None:
+    """Wait until gloo's threads rest: one that still lets go of a tensor as Python ends aborts the process.
+
+    A collective is over for Python before such a thread has let go of its tensors, for which it takes the GIL. One that
+    waits for the GIL wakes every few milliseconds. Source: ``runLoop`` in torch 2.13's ``ProcessGroupGloo.cpp``.
+    """
+    before: dict[str, list[str]] | None = None
+    until_s = time.monotonic() + ENDS_WITHIN_S
+    while time.monotonic() < until_s:
+        now: dict[str, list[str]] = {}
+        for task in Path("/proc/self/task").glob("*"):
+            with contextlib.suppress(OSError):
+                if (task / "comm").read_text() == "pt_gloo_runloop\n":
+                    lines = (task / "status").read_text().splitlines()
+                    now[task.name] = [line for line in lines if line.startswith(("State:", "voluntary_ctxt"))]
+        if now == before and not any("R" in state for state, _ in now.values()):
+            return
+        before = now
+        time.sleep(0.02)
+
+
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     """Join the process group that the environment describes; a group of one where it describes none.
 
@@ -266,6 +289,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     distributed_c10d._set_pg_timeout(timeout)
     store.set_timeout(timeout)
     distributed = TorchDistributedContext()
+    atexit.register(_wait_for_workers)
     watch_joined(distributed, store)
     return distributed
 
