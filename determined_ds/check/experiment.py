@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findings_of
-from determined_ds.check.search import search_problems
 from determined_ds.check.sent_files import context_problems
-from determined_ds.check.space import judge_points
+from determined_ds.check.space import judge_points, search_problems
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
 from determined_ds.config.create import problems_alone
 from determined_ds.config.keys import CLUSTER

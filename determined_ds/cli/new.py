@@ -72,7 +72,7 @@ def new(
     experiments/deepspeed/NAME.json and experiments/NAME.yaml.
     """
     from determined_ds.documents.files import write_files
-    from determined_ds.scaffold.files import copy_of, files_of
+    from determined_ds.scaffold import copy_of, files_of
 
     if sum(map(bool, (kind, model, experiment))) > 1:
         raise click.UsageError("--kind, --from and --experiment exclude each other")
