@@ -13,14 +13,40 @@ import torch
 from tests.harness.ranks import Ranks, RanksFailed
 from tests.trial.pipelines import BATCH, TIME, WIDTH, Case, pipeline_trial, plainly, trained
 
-MORE = "more parts, ranks, replicas and settings: test_two_ranks_train_as_plain_pytorch has some of each"
 PARTS = (("1f1b", 1), ("gpipe", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 4))
 SCHEDULES = (*PARTS, ("dualpipev", 2), ("zb-h1", 1))
 
 
-def agree(ranks: Ranks, run_dir: Path, cases: list[Case]) -> None:
+def cases_of(schedule: str, chunks: int) -> list[Case]:
+    """On two ranks; one pipeline of four stages; two replicas of two."""
+    case = Case(schedule=schedule, chunks=chunks)
+    return [
+        case,
+        replace(case, zero=1, clipping=0.0, micro_batches=8),
+        replace(case, zero=1, dropout=0.0, interval=0 if schedule == "zb-h1" else 1),
+        replace(case, ranks=4, micro_batches=8),
+        replace(case, replicas=2, zero=1),
+    ]
+
+
+MORE = pytest.mark.long("more parts, ranks, replicas and settings: the short case has some of each")
+SHORT = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h1", zero=1)]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(SHORT, id="short"),
+        *(pytest.param(cases_of(*each), id="-".join(map(str, each)), marks=MORE) for each in SCHEDULES),
+    ],
+)
+def test_it_trains_as_plain_pytorch(
+    two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path, cases: list[Case]
+) -> None:
+    """Tied weights, functions, dropout, accumulation, clipping, validation with a tail."""
     for number, case in enumerate(cases):
-        of_ranks, expected = trained(ranks, run_dir / str(number), case), plainly(case)
+        ranks = two_ranks if case.ranks * case.replicas == 2 else four_ranks
+        of_ranks, expected = trained(ranks, tmp_path / str(number), case), plainly(case)
         for own in of_ranks:
             assert own.losses == pytest.approx(expected.losses, abs=1e-5), case
             assert own.evaluated == pytest.approx(expected.evaluated, abs=1e-5), case
@@ -29,37 +55,10 @@ def agree(ranks: Ranks, run_dir: Path, cases: list[Case]) -> None:
         assert set().union(*(own.weights for own in of_ranks)) == set(expected.weights), case
 
 
-def test_two_ranks_train_as_plain_pytorch(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Tied weights, functions, dropout, accumulation, clipping, validation with a tail."""
-    cases = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h1", zero=1)]
-    agree(two_ranks, tmp_path, cases)
-
-
-@pytest.mark.long(MORE)
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_every_schedule_on_two_ranks(two_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int) -> None:
-    case = Case(schedule=schedule, chunks=chunks)
-    cases = [
-        case,
-        replace(case, zero=1, clipping=0.0, micro_batches=8),
-        replace(case, zero=1, dropout=0.0, interval=0 if schedule == "zb-h1" else 1),
-    ]
-    agree(two_ranks, tmp_path, cases)
-
-
-@pytest.mark.long(MORE)
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_every_schedule_on_four_ranks(four_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int) -> None:
-    """One pipeline of four stages, and two replicas of two."""
-    case = Case(schedule=schedule, chunks=chunks, ranks=4, micro_batches=8)
-    agree(four_ranks, tmp_path, [case, replace(case, ranks=2, micro_batches=4, replicas=2, zero=1)])
-
-
 BF16 = {"bf16": {"enabled": True}}
-IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16": (0, BF16),
-    "bf16, ZeRO 1": (1, {**BF16, **IN_FP32}),
+    "bf16, ZeRO 1": (1, {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}),
     "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
     "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2}),
 }
@@ -120,32 +119,44 @@ def handed_on(
         return float(engine.train_batch(iter(given))), expected
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 2), ("zb-h1", 1)])
-def test_integers_and_truth_values_pass_between_stages(
-    two_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, two_ranks: Ranks) -> dict[int, Ranks]:
+    return {2: two_ranks, 3: Ranks(3, tmp_path_factory.mktemp("three"))}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        (Case(schedule="interleaved", chunks=2), None),
+        (Case(schedule="zb-h1"), None),
+        (Case(schedule="1f1b", ranks=3), torch.float32),
+    ],
+)
+def test_tensors_of_several_types_pass_between_stages(
+    ranks: dict[int, Ranks], tmp_path: Path, case: Case, dtype: torch.dtype | None
 ) -> None:
-    case = Case(schedule=schedule, chunks=chunks)
-    for own, expected in two_ranks.run(handed_on, tmp_path, case, [BATCH] * 4):
+    for own, expected in ranks[case.ranks].run(handed_on, tmp_path, case, [BATCH] * 4, dtype):
         assert own == pytest.approx(expected, rel=1e-6)
 
 
-def test_through_the_middle_of_1f1b_only_floats_pass(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+@pytest.mark.parametrize(
+    ("case", "sizes", "said"),
+    [
+        # Through the middle of 1F1B only floats pass: integers would arrive as something else.
+        (Case(schedule="1f1b", ranks=3), [BATCH] * 4, r"stage 0 sends torch\.int64"),
+        (
+            Case(schedule="gpipe"),
+            [BATCH] * 3 + [1],
+            r"a micro-batch of \(1, 3, 8\), .* after one of \(4, 3, 8\)",
+        ),
+        (Case(schedule="zb-h1", interval=1), [BATCH] * 4, r"MyPipeline\.activation_checkpoint_interval = 1"),
+    ],
+)
+def test_what_only_the_trial_shows_is_refused(
+    ranks: dict[int, Ranks], tmp_path: Path, case: Case, sizes: list[int], said: str
 ) -> None:
-    """Where integers would arrive as something else."""
-    three_ranks = Ranks(3, tmp_path_factory.mktemp("three"))
-    case = Case(schedule="1f1b", ranks=3)
-    for own, expected in three_ranks.run(handed_on, tmp_path, case, [BATCH] * 4, torch.float32):
-        assert own == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(RanksFailed, match=r"stage 0 sends torch\.int64"):
-        three_ranks.run(handed_on, tmp_path, case, [BATCH] * 4, torch.int64)
-
-
-def test_what_only_the_trial_shows_is_refused(two_ranks: Ranks, tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match=r"a micro-batch of \(1, 3, 8\), .* after one of \(4, 3, 8\)"):
-        two_ranks.run(handed_on, tmp_path, Case(schedule="gpipe"), [BATCH, BATCH, BATCH, 1])
-    with pytest.raises(RanksFailed, match=r"MyPipeline\.activation_checkpoint_interval = 1"):
-        two_ranks.run(handed_on, tmp_path, Case(schedule="zb-h1", interval=1), [BATCH] * 4)
+    with pytest.raises(RanksFailed, match=said):
+        ranks[case.ranks].run(handed_on, tmp_path, case, sizes, torch.int64 if case.ranks == 3 else None)
 
 
 # ------------------------------------------------------------------------------------------- before them
