@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from determined import pytorch
 
-from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial.own_parts import OwnParts
+from determined_ds.trial.author import refused
+from determined_ds.trial.expert_parallel import expert_degree_of
+from determined_ds.trial.tensor_parallel import degree_of
 
 
 class Callback(pytorch.PyTorchCallback):
@@ -37,6 +39,98 @@ class Callback(pytorch.PyTorchCallback):
         yield
 
 
+class _OwnParts:
+    """The trained parameters of an engine, of which each replica has its own part; other weights in their place.
+
+    Under ZeRO 3 a rank has nothing else. Otherwise every replica has whole parameters: they are cut in the same way, so
+    each replica handles its own part, and a validation puts the parts together.
+
+    Source: ``partition_parameters.py`` and ``stage3.py`` (``step``, ``_post_step``) in deepspeed 0.19.8's
+    ``runtime/zero``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        for key, degree, what in (
+            ("model_parallel_size", degree_of(engine), "weights that tensor-parallel ranks cut"),
+            ("expert_parallel_size", expert_degree_of(engine), "experts that ranks share"),
+        ):
+            if degree > 1:
+                message = f"an average of {what} is not supported"
+                raise refused(f"hyperparameters.{key}", message, "leave EMA out", "own-parts", value=degree)
+        self._engine = engine
+        self.parameters: list[Any] = [each for each in engine.module.parameters() if each.requires_grad]
+        self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self.parameters)
+        self._group = getattr(engine, "seq_data_parallel_group", None)
+        if self._is_split:
+            offload = engine._config.zero_config.offload_param
+            if (offload is not None and offload.device == "nvme") or any(
+                getattr(each, "ds_secondary_tensor", None) is not None
+                or not each.ds_tensor.is_floating_point()
+                for each in self.parameters
+            ):
+                message = (
+                    "weights on NVMe, quantized, or with a copy by zero_hpz_partition_size cannot be averaged"
+                )
+                raise refused("zero_optimization", message, "remove that, or leave EMA out", "own-parts")
+            self._group = self.parameters[0].ds_process_group
+        alone = not dist.is_initialized()
+        self._replicas = 1 if alone else dist.get_world_size(self._group)
+        replica = 0 if alone else dist.get_rank(self._group)
+        # Numbers in a part, of which the last replicas may have fewer; where this replica's part begins.
+        self._sizes = [
+            int(each.ds_tensor.numel() if self._is_split else -(-each.numel() // self._replicas))
+            for each in self.parameters
+        ]
+        self.starts = [replica * size for size in self._sizes]
+
+    def values(self) -> list[torch.Tensor]:
+        """This replica's part of each parameter as it is now, not copied, one-dimensional; it may be empty."""
+        return [
+            each.ds_tensor.data[: max(0, each.ds_numel - start)]
+            if self._is_split
+            else each.data.reshape(-1)[start : start + size]
+            for each, start, size in zip(self.parameters, self.starts, self._sizes, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def replaced_by(self, parts: list[torch.Tensor]) -> Iterator[None]:
+        """In here the engine computes with other weights, of which ``parts`` are this replica's; a collective."""
+        if self._is_split:
+            before = [parameter.ds_tensor.data.clone() for parameter in self.parameters]
+            self._write(parts)
+        else:
+            before = [parameter.data for parameter in self.parameters]
+            for parameter, size, part in zip(self.parameters, self._sizes, parts, strict=True):
+                own = torch.nn.functional.pad(part.to(parameter.dtype), (0, size - part.numel()))
+                rows = [own]
+                if self._replicas > 1:
+                    rows = [torch.empty_like(own) for _ in range(self._replicas)]
+                    dist.all_gather(rows, own, group=self._group)
+                parameter.data = torch.cat(rows)[: parameter.numel()].view(parameter.shape)
+        try:
+            yield
+        finally:
+            if self._is_split:
+                self._write(before)
+            else:
+                for parameter, whole in zip(self.parameters, before, strict=True):
+                    parameter.data = whole
+
+    @torch.no_grad()
+    def _write(self, parts: list[torch.Tensor]) -> None:
+        """Write this rank's partitions, as a step of ZeRO 3 does.
+
+        Parameters that were used last may still be whole, and would be used again as they are: all are released, and
+        those that ZeRO keeps whole are gathered again.
+        """
+        optimizer = self._engine.optimizer
+        optimizer.parameter_offload.partition_all_parameters()
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.ds_tensor.data[: part.numel()].copy_(part)
+        if persistent := optimizer.persistent_parameters:
+            persistent[0].all_gather(persistent)
+
+
 class EMA(Callback):
     """An exponential moving average of the weights, used for validation and prediction.
 
@@ -57,14 +151,14 @@ class EMA(Callback):
     def __init__(self, decay: float = 0.999, *, from_step: int = 0) -> None:
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay < 1:
             message, fix = "must be between 0 and 1 (exclusive)", "write e.g. EMA(0.999)"
-            raise ConfigError(Problem(key="EMA.decay", value=decay, message=message, fix=fix, code="ema"))
+            raise refused("EMA.decay", message, fix, "ema", value=decay)
         self.decay = float(decay)
         self.from_step = from_step
-        self._engines: list[OwnParts] = []
+        self._engines: list[_OwnParts] = []
         self._averages: list[list[torch.Tensor]] = []
 
     def attach(self, engines: Sequence[Any]) -> None:
-        self._engines = [OwnParts(engine) for engine in engines]
+        self._engines = [_OwnParts(engine) for engine in engines]
 
     def on_training_start(self) -> None:
         """Begin with the weights, unless a checkpoint was loaded.
@@ -74,7 +168,7 @@ class EMA(Callback):
         """
         if not self._engines:
             message, fix = "has no effect under Determined's own Trainer", "train by determined_ds.Trainer"
-            raise ConfigError(Problem(key="EMA", message=message, fix=fix, code="own-loop"))
+            raise refused("EMA", message, fix, "own-loop")
         if not self._averages:
             self.begin()
 
@@ -117,4 +211,5 @@ class EMA(Callback):
         """
         if not self._averages:
             return []
-        return list(zip(*self._engines[number].places(), self._averages[number], strict=True))
+        own = self._engines[number]
+        return list(zip(own.parameters, own.starts, self._averages[number], strict=True))
