@@ -20,27 +20,21 @@ from tests.trial.regression import Regression, error_of, layers, train, trial_cl
 STEPS = 8
 
 
-def squared_error_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return error_of(outputs - targets)
-
-
 def hyperparameters(stages: int = 1) -> dict[str, Any]:
     return {
         "global_batch_size": 8,
         "pipe_parallel_size": stages,
         "deepspeed_config": {
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
+            **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
+            "gradient_accumulation_steps": 2,
             "zero_optimization": {"stage": 0 if stages > 1 else 1},
             "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
         },
-        "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
     }
 
 
-def trial_classes() -> dict[str, Any]:
-    """The trials, made where deepspeed is loaded: in a rank."""
+def by_hand() -> Any:
+    """The trial, made where deepspeed is loaded: in a rank."""
     import deepspeed
     from attrdict import AttrDict
     from deepspeed.pipe import PipelineModule
@@ -49,18 +43,19 @@ def trial_classes() -> dict[str, Any]:
 
     from determined_ds import DeepSpeedMPU
 
-    class Replicated(DeepSpeedTrial):
+    class ByHand(DeepSpeedTrial):
         def __init__(self, context: Any) -> None:
             self.context = context
             self.args = AttrDict(context.get_hparams())
-            model = self.model()
+            self.is_piped = self.args.pipe_parallel_size > 1
+            model: Any = torch.nn.Sequential(*layers())
+            if self.is_piped:
+                loss_fn = lambda outputs, targets: error_of(outputs - targets)  # noqa: E731
+                model = PipelineModule(layers=layers(), num_stages=2, loss_fn=loss_fn)
             given = {"model": model, "model_parameters": list(model.parameters())}
             engine, *_ = deepspeed.initialize(args=self.args, **given)
             self.mpu = self.context.wrap_mpu(DeepSpeedMPU(engine.mpu))
             self.engine = self.context.wrap_model_engine(engine)
-
-        def model(self) -> Any:
-            return torch.nn.Sequential(*layers())
 
         def build_training_data_loader(self) -> Any:
             return DataLoader(Regression(), batch_size=self.args.train_micro_batch_size_per_gpu, shuffle=True)
@@ -71,6 +66,8 @@ def trial_classes() -> dict[str, Any]:
             return DataLoader(Regression(11), batch_size=self.args.train_micro_batch_size_per_gpu)
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if self.is_piped:
+                return {"loss": self.engine.train_batch(iter_dataloader)}
             inputs, targets = self.context.to_device(next(iter_dataloader))
             loss = error_of(self.engine(inputs) - targets)
             self.engine.backward(loss)
@@ -78,39 +75,30 @@ def trial_classes() -> dict[str, Any]:
             return {"loss": loss}
 
         def evaluate_batch(self, iter_dataloader: Any) -> Any:  # type: ignore[override]
+            if self.is_piped:
+                return {"validation_loss": self.engine.eval_batch(iter_dataloader)}
             inputs, targets = self.context.to_device(next(iter_dataloader))
             return {"validation_loss": error_of(self.engine(inputs) - targets)}
 
-    class Piped(Replicated):
-        def model(self) -> Any:
-            stages = self.args.pipe_parallel_size
-            return PipelineModule(layers=layers(), num_stages=stages, loss_fn=squared_error_of)
+    return ByHand
 
-        def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
-            return {"loss": self.engine.train_batch(iter_dataloader)}
 
-        def evaluate_batch(self, iter_dataloader: Any) -> Any:  # type: ignore[override]
-            return {"validation_loss": self.engine.eval_batch(iter_dataloader)}
+def run(is_ours: bool, run_dir: Path, stages: int = 1) -> None:
+    """Train in this rank."""
+    from determined.pytorch import Batch
 
     def validation_data(self: Any) -> Any:
         return self.validation_loader(Regression(11))
 
-    ours = trial_class(build_validation_data_loader=validation_data)
-    return {"replicated": Replicated, "piped": Piped, "ours": ours}
-
-
-def run(name: str, run_dir: Path, stages: int = 1) -> None:
-    """Train in this rank."""
-    from determined.pytorch import Batch
-
+    kind = trial_class(build_validation_data_loader=validation_data) if is_ours else by_hand()
     fit = {"validation_period": Batch(STEPS), "checkpoint_policy": "none"}
-    train(run_dir, trial_classes()[name], hyperparameters(stages), steps=STEPS, **fit)
+    train(run_dir, kind, hyperparameters(stages), steps=STEPS, **fit)
 
 
 def test_a_trial_by_hand_trains_as_one_of_ours(two_ranks: Ranks, tmp_path: Path) -> None:
     losses = {}
     for name, stages in (("ours", 1), ("replicated", 1), ("piped", 2)):
-        two_ranks.run(run, name, tmp_path / name, stages)
+        two_ranks.run(run, name == "ours", tmp_path / name, stages)
         training = [metrics for _, metrics in records(tmp_path / name, "training")]
         assert all(("bubble" in metrics) == (stages > 1) for metrics in training)
         [validation] = [metrics["validation_loss"] for _, metrics in records(tmp_path / name, "validation")]
@@ -132,7 +120,7 @@ def train_under_determined(run_dir: Path, ports: dict[str, int]) -> list[float]:
     with open_context(hparams=hyperparameters(), run_dir=run_dir, accelerator="cpu") as around:
         context = determined_context(around, hyperparameters(), **ports)
 
-        class Watched(trial_classes()["ours"]):  # type: ignore[misc]
+        class Watched(trial_class()):  # type: ignore[misc]
             def train_batch(self, *args: Any) -> Any:
                 metrics = super().train_batch(*args)
                 seen.append(float(metrics["loss"]))
