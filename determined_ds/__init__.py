@@ -13,7 +13,7 @@ _HOMES = {
     "ConfigError": "determined_ds.errors",
     "DataError": "determined_ds.errors",
     "DataLoader": "determined.pytorch",
-    "DataParallelTrial": "determined_ds.trial.data_parallel",
+    "DataParallelTrial": "determined_ds.trial.base",
     "DeepSpeedMPU": "determined_ds.trial.sequence",
     "SequenceGroup": "determined_ds.trial.sequence",
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
@@ -96,8 +96,7 @@ if TYPE_CHECKING:
     from determined_ds.train.loop.trainer import Trainer
     from determined_ds.train.memory import get_gpu_memory_stats
     from determined_ds.train.opening import init, open_context
-    from determined_ds.trial.base import ReconciledTrial
-    from determined_ds.trial.data_parallel import DataParallelTrial
+    from determined_ds.trial.base import DataParallelTrial, ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup
     from determined_ds.trial.several_engines import SeveralEnginesTrial

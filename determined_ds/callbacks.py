@@ -11,8 +11,7 @@ import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.trial.author import refused
-from determined_ds.trial.expert_parallel import expert_degree_of
-from determined_ds.trial.tensor_parallel import degree_of
+from determined_ds.trial.divided import degree_of, expert_degree_of
 
 
 class Callback(pytorch.PyTorchCallback):

@@ -34,8 +34,7 @@ from deepspeed.utils import groups
 from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, EngineIndex, StoredTensor
 from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.ddp import DDPEngine
-from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
-from determined_ds.trial.tensor_parallel import degree_of
+from determined_ds.trial.divided import PLACE, ExpertPlace, degree_of
 
 MOMENTUM = "momentum_buffer"  # of Muon
 

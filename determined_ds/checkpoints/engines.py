@@ -52,8 +52,7 @@ from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
-from determined_ds.trial.expert_parallel import expert_degree_of
-from determined_ds.trial.tensor_parallel import degree_of
+from determined_ds.trial.divided import degree_of, expert_degree_of
 
 T = TypeVar("T")
 STATES_OF_ADAM_BYTES = 8  # a parameter

@@ -42,7 +42,7 @@ from determined_ds.rundir.handed_on import count
 from determined_ds.train.data.samples import APART
 from determined_ds.train.data.seeds import SEED, mixed_seed
 from determined_ds.trial.author import method_of
-from determined_ds.trial.tensor_parallel import degree_of
+from determined_ds.trial.divided import degree_of
 
 FIX = "resume from another checkpoint, or copy its files again"
 

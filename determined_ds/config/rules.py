@@ -221,7 +221,7 @@ TABLE = (
         "use an expert_parallel_size that divides the replicas"),
     row("expert-alone", "expert_parallel.autoep_size", lambda s, c, v: _experts(c) and s.replicas != s.slots,
         "experts are shared beside no pipeline, model_parallel_size or sequence_parallel_size",
-        "remove expert_parallel_size, or set the others to 1"),  # our trial/expert_parallel.py
+        "remove expert_parallel_size, or set the others to 1"),  # our trial/divided.py
     row("expert-precision", f"{ZERO}.stage",  # runtime/fp16/unfused_optimizer.py FP16_UnfusedOptimizer.step
         lambda s, c, v: s.zero_stage == 0 and s.precision != "fp32" and _experts(c),
         "without ZeRO, the norm by which gradients of {s.precision} are clipped leaves out those of the experts",

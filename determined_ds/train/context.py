@@ -40,10 +40,10 @@ from determined_ds.train.group.process_group import only_errors
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
 from determined_ds.trial.ddp import engine_name
+from determined_ds.trial.divided import degree_of, is_copy
 from determined_ds.trial.engine import ENGINES, fix_engine
 from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.sequence import DeepSpeedMPU
-from determined_ds.trial.tensor_parallel import degree_of, is_copy
 
 logger = logging.getLogger("determined_ds")
 # Hyperparameters of the library that no engine knows; all others it has settled already.

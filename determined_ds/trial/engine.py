@@ -23,7 +23,7 @@ from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
-from determined_ds.trial import expert_parallel, tensor_parallel
+from determined_ds.trial import divided
 from determined_ds.trial.author import refused
 from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
 from determined_ds.trial.pipeline_engine import PlannedEngine
@@ -108,11 +108,10 @@ def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str
     Returns:
         The engine, corrected.
     """
-    parameters = expert_parallel.named_groups(optimizer, parameters, ds_config)
+    parameters = divided.named_groups(optimizer, parameters, ds_config)
     own = deepspeed.PipelineEngine
     with (
-        expert_parallel.carried_out(model, ds_config),
-        tensor_parallel.carried_out(model, ds_config) as mpu,
+        divided.carried_out(model, ds_config) as mpu,
         _muon_for_matrices_within(),
     ):
         try:
@@ -243,12 +242,12 @@ def fix_engine(engine: Any) -> None:
             prologue()
 
     # The norm that clipping computes in fp32 without ZeRO, which the engine discards, is kept.
-    has_experts = bool(expert_parallel.expert_layers(engine.module))
+    has_experts = bool(divided.expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
         parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
         engine._global_grad_norm = (
-            expert_parallel.clip_by_all_experts(parameters, limit)
+            divided.clip_by_all_experts(parameters, limit)
             if has_experts
             else clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
         )

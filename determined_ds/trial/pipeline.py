@@ -19,9 +19,9 @@ from determined_ds.pipe.partition import MEASURED, METHODS, UNIFORM, method_prob
 from determined_ds.trial import returned
 from determined_ds.trial.author import refused
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.divided import LAYERS, LAYERS_SIZE
 from determined_ds.trial.measured_partition import measured_partition
 from determined_ds.trial.pipeline_module import ScheduledModule
-from determined_ds.trial.tensor_parallel import KEY, SIZE
 
 
 class PipelineTrial(ReconciledTrial):
@@ -132,7 +132,7 @@ class PipelineTrial(ReconciledTrial):
         if (degree := autotp_degree(self.resolved.ds_config)) > 1:
             message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
             fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
-            raise refused(f"{KEY}.autotp_size", message, fix, KEY, value=degree)
+            raise refused(f"{LAYERS}.autotp_size", message, fix, LAYERS, value=degree)
 
     def _check_cut(self, module: ScheduledModule) -> None:
         """Refuse ranks that are to share layers, and hold all of them each; a collective."""
@@ -142,7 +142,7 @@ class PipelineTrial(ReconciledTrial):
         if not any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
             message = f"no parameter of {type(self).__name__}'s layers is cut, so {degree} ranks would compute the same"
             fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their parameters"
-            raise refused(SIZE, message, fix, KEY, value=degree)
+            raise refused(LAYERS_SIZE, message, fix, LAYERS, value=degree)
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.losses(self, self.loss(outputs, targets), trains=torch.is_grad_enabled())["loss"]  # type: ignore[no-any-return]

@@ -1,0 +1,302 @@
+"""Models that DeepSpeed divides among ranks: layers by its AutoTP, experts by its AutoEP.
+
+Of AutoTP, ``model_parallel_size`` ranks make a group, which holds one copy of the model and reads the same batches; its
+first rank reports. DeepSpeed replaces the linear layers by parts of them; norms and embeddings stay whole on each rank.
+
+Of AutoEP, each mixture-of-experts layer of a Hugging Face model is replaced by one that holds a part of the experts.
+Its parameters are marked with those of the original model that they are parts of: by these names and in these shapes
+checkpoints hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed.comm as dist
+import torch
+from deepspeed.module_inject.layers import TensorParallel_Layer
+from deepspeed.moe.utils import is_moe_param
+from deepspeed.utils import groups
+
+from determined_ds.config.strategy import autotp_degree
+from determined_ds.errors import ConfigError
+from determined_ds.trial.author import refused
+
+LAYERS, EXPERTS = "tensor_parallel", "expert_parallel"  # sections of the JSON
+LAYERS_SIZE, EXPERTS_SIZE = "hyperparameters.model_parallel_size", "hyperparameters.expert_parallel_size"
+SAY_WHICH = (
+    "name them in tensor_parallel.partition_config.layer_specs; or use a model of the type llama, mistral, "
+)
+SAY_WHICH += "qwen2, qwen3, gemma, gpt_neox, opt or gpt_bigcode"
+OF_EXPERTS = "use a model of the type mixtral, qwen3_moe or deepseek_v3, or leave expert_parallel out"
+PLACE = "determined_ds_expert_place"  # attribute of a parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlace:
+    """Where a parameter of DeepSpeed's layer lies in one of the original model."""
+
+    name: str  # of the original parameter
+    shape: tuple[int, ...]  # its own: experts, rows of each, columns; or a router's
+    first: int = 0  # expert that this rank has
+    count: int = 0  # of its experts; 0 for a router, which is whole on each rank
+    row: int = 0  # the first of each expert that lies in it
+    rows: int = 0  # how many
+
+
+def degree_of(engine: Any) -> int:
+    """Ranks that share a layer of an engine by AutoTP; 1: none."""
+    size = getattr(engine, "autotp_size", None)
+    return max(1, int(size() or 0)) if callable(size) else 1
+
+
+def is_copy(engine: Any) -> bool:
+    """Whether another rank of a tensor-parallel group computes the same losses, and counts in metrics."""
+    return degree_of(engine) > 1 and dist.get_rank(group=groups.get_tensor_model_parallel_group()) > 0
+
+
+def expert_layers(model: torch.nn.Module) -> dict[str, Any]:
+    """Name -> layer of DeepSpeed's, of a model whose experts it divides."""
+    from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, AutoEPMoELayer)}
+
+
+def expert_degree_of(engine: Any) -> int:
+    """Ranks that share the experts of an engine; 0 where DeepSpeed has divided none."""
+    return max((int(layer.ep_size) for layer in expert_layers(engine.module).values()), default=0)
+
+
+@contextlib.contextmanager
+def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[Any]:
+    """Around ``deepspeed.initialize``, which divides the model as its configuration says; a collective.
+
+    It yields the model-parallel unit for it, by which DeepSpeed counts replicas; None without tensor parallel. Refused
+    is a model that DeepSpeed cannot divide or would train on other numbers.
+    """
+    degree, experts = autotp_degree(ds_config), ds_config.get(EXPERTS) or {}  # never both: config.rules
+    if degree > 1:
+        with _layers_cut(model, degree):
+            yield groups
+    elif experts.get("enabled"):
+        with _experts_divided(model, experts.get("autoep_size", 1)):
+            yield None
+    else:
+        yield None
+
+
+def _undivided(model: torch.nn.Module, key: str, degree: int, message: str, fix: str) -> ConfigError:
+    return refused(key, f"{type(model).__name__}: {message}", fix, "undivided", value=degree)
+
+
+@contextlib.contextmanager
+def _explained(model: torch.nn.Module, key: str, degree: int, function: str, fix: str) -> Iterator[None]:
+    """Refuse adapters of ``peft``, and what a function of DeepSpeed's raises, or what it calls.
+
+    Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        message = "DeepSpeed would replace its adapters by layers without them"
+        fix = "train all of it (lora: null), or share no layers or experts"
+        raise _undivided(model, key, degree, message, fix)
+    try:
+        yield
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        if not any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise
+        raise _undivided(model, key, degree, f"DeepSpeed cannot cut it: {error}", fix) from error
+
+
+# ------------------------------------------------------------------------------------------- layers
+
+
+@contextlib.contextmanager
+def _layers_cut(model: torch.nn.Module, degree: int) -> Iterator[None]:
+    """Have AutoTP cut a model, and refuse one that it cuts otherwise than its ranks need.
+
+    Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
+    ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
+    (deepspeed 0.19.8).
+    """
+    groups._init_tp_mesh_device(tensor_model_parallel_size=degree)
+    if (made := groups.get_tensor_model_parallel_world_size()) != degree:
+        message = f"this process has groups of {made} ranks already, and DeepSpeed makes them once"
+        raise refused(LAYERS_SIZE, message, "start a process for each degree", LAYERS, value=degree)
+    if "Conv1D" in {type(module).__name__ for module in model.modules()}:
+        message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
+        fix = "use a model of nn.Linear, such as model_type llama (experiments/causal_lm/const.yaml)"
+        raise _undivided(model, LAYERS_SIZE, degree, message, fix)
+    # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
+    logger = logging.getLogger("DeepSpeed")
+    logger.addFilter(_is_news)
+    try:
+        with _explained(model, LAYERS_SIZE, degree, "_apply_autotp_partitioning", SAY_WHICH):
+            yield
+    finally:
+        logger.removeFilter(_is_news)
+    cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
+    if not cut:
+        message = "none of its layers was cut, so all ranks would compute the same"
+        raise _undivided(model, LAYERS_SIZE, degree, message, SAY_WHICH)
+    uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
+    if uneven and _draws_dropout(model):
+        message = (
+            f"{uneven[0].name} is cut unevenly, so the ranks would draw different dropout for what they share"
+        )
+        fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
+        raise _undivided(model, LAYERS_SIZE, degree, message, fix)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "matched multiple layer_specs" not in record.getMessage()
+
+
+def _draws_dropout(model: torch.nn.Module) -> bool:
+    settings = vars(getattr(model, "config", None) or object).items()
+    return any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()) or any(
+        ("dropout" in name or "pdrop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
+
+
+# ------------------------------------------------------------------------------------------- experts
+
+Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]  # shape; the tensor, which is not kept alive
+
+
+@contextlib.contextmanager
+def _experts_divided(model: torch.nn.Module, size: int) -> Iterator[None]:
+    """Have AutoEP divide the experts of a model, and mark what it makes of them."""
+    before = _tensors(model)
+    with (
+        _recorders_by_name(),
+        _explained(model, EXPERTS_SIZE, size, "_configure_expert_parallel", OF_EXPERTS),
+    ):
+        yield
+    layers = expert_layers(model)
+    if not layers:
+        raise _undivided(model, EXPERTS_SIZE, size, "DeepSpeed finds no experts in it", OF_EXPERTS)
+    for name, layer in layers.items():
+        _mark(f"{name}.", layer, before)
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Original]:
+    """Of each parameter, and each buffer that a checkpoint holds."""
+    saved = module.state_dict(keep_vars=True).keys()
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: (_shape(each), weakref.ref(each)) for name, each in named if name in saved}
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
+    """Mark all of a layer of DeepSpeed's, if each of its tensors has an original ``before``; else leave it as it is.
+
+    Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``, ``AutoEPMoELayer.__init__``.
+    """
+    own = {name: each for name, each in before.items() if name.startswith(prefix)}
+    alive = {id(tensor): name for name, (_, ref) in own.items() if (tensor := ref()) is not None}
+    places: dict[torch.Tensor, ExpertPlace] = {}
+    fused, down = f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
+    if {fused, down} <= own.keys():  # transformers' tensors of all experts
+        experts = layer.experts
+        local, inner, width = _shape(experts.w1)
+        total = own[fused][0][0]
+        shapes = (total, 2 * inner, width), (total, width, inner)
+        if (own[fused][0], own[down][0]) == shapes:
+            rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
+            held = {"first": rank * local, "count": local}
+            places[experts.w1] = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
+            places[experts.w3] = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
+            places[experts.w2] = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
+    for name, (shape, ref) in _tensors(layer).items():
+        tensor = ref()
+        if tensor is None or tensor in places:
+            continue
+        # Shared experts are the same tensors; a router's are copies, under the names that they had in the gate.
+        last = name.removeprefix("router.").removeprefix("gate.")
+        copied = (original for original in own if original.endswith(f"gate.{last}"))
+        whole = alive.get(id(tensor)) or next(copied, "")
+        if not whole or own[whole][0] != shape:
+            return
+        places[tensor] = ExpertPlace(name=whole, shape=shape)
+    if {place.name for place in places.values()} == own.keys():
+        for tensor, place in places.items():
+            setattr(tensor, PLACE, place)
+
+
+@contextlib.contextmanager
+def _recorders_by_name() -> Iterator[None]:
+    """Let AutoEP ask transformers by the name of a class which outputs are recorded.
+
+    transformers 5.23 takes the model itself, and AutoEP fails with a TypeError.
+
+    Source: ``_CanRecordRegistry`` in transformers' ``utils/output_capturing.py``;
+    ``_install_instance_transformers_output_recorders`` in deepspeed 0.19.8's ``module_inject/auto_ep_presets/base.py``.
+    """
+    from transformers.utils import output_capturing
+
+    registry: Any = output_capturing._CAN_RECORD_REGISTRY
+
+    class ByName(type(registry)):  # type: ignore[misc]
+        def get(self, key: Any, default: Any = None) -> Any:
+            return dict.get(self, key, default) if isinstance(key, str) else super().get(key)
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            dict.__setitem__(self, key if isinstance(key, str) else str(key.__class__), value)
+
+    output_capturing._CAN_RECORD_REGISTRY = by_name = ByName()
+    dict.update(by_name, dict(registry))
+    try:
+        yield
+    finally:
+        dict.update(registry, dict(by_name))
+        output_capturing._CAN_RECORD_REGISTRY = registry
+
+
+def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) -> Any:
+    """Groups of parameters with names, by which DeepSpeed takes experts out of them.
+
+    Source: ``split_params_into_different_moe_groups_for_optimizer`` in deepspeed 0.19.8's ``moe/utils.py``.
+    """
+    if not (ds_config.get(EXPERTS) or {}).get("enabled"):
+        return parameters
+    if optimizer is not None:
+        message = "with expert parallel, DeepSpeed takes the experts out of groups that it makes itself"
+        fix = "return None, and name an optimizer in the DeepSpeed JSON"
+        raise refused("build_optimizer", message, fix, EXPERTS, value=type(optimizer).__name__)
+    listed = list(parameters or ())
+    if not listed or not isinstance(listed[0], Mapping):
+        return parameters
+    return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
+
+
+def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:
+    """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'.
+
+    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``.
+    """
+    gradients: dict[str, list[torch.Tensor]] = {"": []}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            name = parameter.group_name if is_moe_param(parameter) else ""
+            gradients.setdefault(name, []).append(parameter.grad)
+    total = torch.zeros((), device=parameters[0].device)
+    for name, found in gradients.items():
+        squares = sum((each.float().square().sum() for each in found), torch.zeros_like(total))
+        if name:  # each rank of the group has other experts
+            torch.distributed.all_reduce(squares, group=groups._get_expert_parallel_group(name))
+        total += squares
+    norm = float(total.sqrt())
+    if norm > max_norm:
+        for found in gradients.values():
+            torch._foreach_mul_(found, max_norm / (norm + 1e-6))
+    return norm
