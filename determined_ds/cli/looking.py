@@ -95,11 +95,12 @@ def watch(folder: Path) -> None:
     On a terminal: loss, learning rate, speed, memory, the last validation and checkpoint, redrawn as its files grow.
     Elsewhere: a line a report. Ctrl-C ends the watching, not the run.
     """
-    from determined_ds.report.panel import OpenConsole
+    from rich.console import Console
+
     from determined_ds.report.terminal import follow
 
     try:
-        follow(folder, OpenConsole(highlight=False))
+        follow(folder, Console(highlight=False))
     except KeyboardInterrupt:
         click.echo("no longer watched; the run continues")
 

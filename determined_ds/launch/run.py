@@ -25,7 +25,8 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Failure, Outcome, Ranks, environment_of_ranks, show_outcome
 from determined_ds.launch.resume import Start, completed
-from determined_ds.report.terminal import closing_block, decided, undecided
+from determined_ds.report.header import decided
+from determined_ds.report.terminal import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.metrics_file import kept_until
@@ -70,12 +71,14 @@ class LocalRun:
     def header(self) -> list[str]:
         """What will run, in a few lines."""
         experiment, placed = self.experiment, self.placed
-        name, runs = experiment.name, str(experiment.entrypoint)
-        if self.resolved is not None:
-            lines = decided(name, runs, self.resolved, by_script=experiment.script is not None)
-        else:
-            by = "the script" if experiment.script else "the trial"
-            lines = undecided(name, runs, experiment.slots, self.accelerator, by=by)
+        lines = decided(
+            experiment.name,
+            str(experiment.entrypoint),
+            self.resolved,
+            experiment.slots,
+            self.accelerator,
+            by_script=experiment.script is not None,
+        )
         origin = ""
         if experiment.hyperparameters.get((TRIAL_SEED,)) is None:
             origin = f", of experiment_seed {experiment.space.seed} as on a master"

@@ -21,9 +21,9 @@ from markupsafe import Markup
 from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.comparison import PAGE, RESULTS
+from determined_ds.report.live import VALIDATION
 from determined_ds.report.numbers import UNKNOWN, count, date_text, duration, loss_text, number, printable
 from determined_ds.report.runs import RUNNING, RunView, differing, trained_on
-from determined_ds.report.state import VALIDATION
 from determined_ds.report.style import PALETTE, self_contained
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.records import COMPLETED, START

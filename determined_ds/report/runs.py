@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from determined_ds.checkpoints.files import as_number, is_better
 from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.live import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.report.numbers import count
-from determined_ds.report.state import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.rundir.records import (
     COMPLETED,
     Launch,

@@ -1,16 +1,12 @@
-"""A run on a terminal: what was decided above it, what came of it below it, and how it is followed meanwhile.
-
-The first is in the log of a cluster's task, too. The last block is to be pasted into a message: what came of the run,
-and what can be done with it. Loads no torch.
+"""A run on a terminal: how it is followed, and the block below it, to be pasted into a message: what came of it, and
+what can be done with it. Loads no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import shlex
 import statistics
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,17 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from determined_ds.checkpoints.files import checkpoints_in
-from determined_ds.config.layout import BATCH_KEYS, Accelerator
-from determined_ds.config.params import Duration
-from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.documents.document import dotted, get_path
-from determined_ds.errors import shown as shown_value
+from determined_ds.documents.document import get_path
+from determined_ds.report.header import wrap
+from determined_ds.report.live import STARTING, TRAINING, VALIDATION, DrawnPanel, RunState, report_line
 from determined_ds.report.numbers import duration, percent, rate, short_number, short_span
 from determined_ds.report.runs import RUNNING, RunView, trained_on
-from determined_ds.report.state import STARTING, TRAINING, VALIDATION, RunState, report_line
-from determined_ds.rundir.handed_on import count
 from determined_ds.rundir.metrics_file import MetricsReader, Record
-from determined_ds.rundir.records import COMPLETED, RecordedRun, read_run, versions
+from determined_ds.rundir.records import COMPLETED, RecordedRun, read_run
 from determined_ds.rundir.run_dir import RunDir, is_held, short
 
 if TYPE_CHECKING:
@@ -36,77 +28,6 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 LABEL = 12
-BY_SCRIPT = "             as the experiment states it; the script decides whether it goes by it"
-_wrap = functools.partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
-
-
-def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool = False) -> list[str]:
-    """The lines above a run.
-
-    Args:
-        name: Of the experiment.
-        runs: What it runs: ``MODULE:CLASS``, or a script.
-        resolved: What was decided.
-        by_script: Whether a script runs, which may go by something else than the experiment states.
-    """
-    topology, batch, strategy = resolved.topology, resolved.batch, resolved.strategy
-    layout = count(topology.data_parallel_world_size, "replica")
-    for degree, what in (
-        (topology.pipe_parallel_size, "pipeline stages"),
-        (topology.model_parallel_size, "model-parallel"),
-        (topology.sequence_parallel_size, "sequence-parallel"),
-    ):
-        layout += f" x {degree} {what}" if degree > 1 else ""
-    lines = [
-        *_wrap(f"{name}: {runs}", subsequent_indent="    "),
-        f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
-        f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
-        f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
-    ]
-    if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
-        chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
-        bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"
-        lines.append(f"  schedule   {strategy.pipe_schedule}{chunks}: {bubble}")
-    filled = []  # what the DeepSpeed JSON left open, except the batch sizes, which have their own line
-    for path in resolved.filled:
-        if path[0] not in BATCH_KEYS or path[1:]:
-            value = resolved.ds.get(path)
-            filled.append(
-                f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown_value(value)}"
-            )
-    lines += _listed("filled in", filled)
-    lines += [BY_SCRIPT] if by_script else []
-    period = resolved.fit.checkpoint_period
-    if isinstance(period, Duration):
-        after = f"after the first batch that ends {period.value:g} {period.unit} after the last one"
-        lines.append(f"  checkpoint {after}")
-    return [*lines, *_versions()]
-
-
-def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:
-    """The lines above a run, where the configuration leaves the batch to the code.
-
-    Args:
-        name: Of the experiment.
-        runs: What it runs.
-        slots: Ranks in all.
-        accelerator: What they compute on.
-        by: Whose code decides it: ``the script`` or ``the trial``.
-    """
-    own = [f"  slots      {slots} on {accelerator.name}", f"  batch      decided by {by}"]
-    return [*_wrap(f"{name}: {runs}", subsequent_indent="    "), *own, *_versions()]
-
-
-def _versions() -> list[str]:
-    return _listed("versions", [f"{name} {version}" for name, version in versions(more=False).items()])
-
-
-def _listed(title: str, entries: list[str]) -> list[str]:
-    """Entries beside a title; no line where there are none."""
-    return _wrap(", ".join(entries), initial_indent=f"  {title:<10} ", subsequent_indent=" " * 13)
-
-
-# ------------------------------------------------------------------------------------------- beside it and below it
 
 
 def follow(path: Path, console: Console) -> None:
@@ -128,8 +49,6 @@ def follow(path: Path, console: Console) -> None:
     show("  ".join([run.name, *([trained_on(launch)] if launch else []), short(run.path)]))
     looks = _looks(path, since=launch.time if launch else 0.0)
     if console.is_terminal and not console.is_dumb_terminal:
-        from determined_ds.report.panel import DrawnPanel
-
         panel = DrawnPanel(console)
         panel.start()
         try:
@@ -199,10 +118,10 @@ def closing_block(run: RecordedRun) -> list[str]:
     title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
     if result is not None and result.reason:
         title += f"; {result.cause}: {result.reason}" if result.cause else f"; {result.reason}"
-    lines = _wrap(title, subsequent_indent="  ")
+    lines = wrap(title, subsequent_indent="  ")
     for label, words in _facts(shown):
         first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
-        lines += _wrap(words, initial_indent=first, subsequent_indent=further)
+        lines += wrap(words, initial_indent=first, subsequent_indent=further)
     return [*lines, *(f"  {label:<{LABEL}}{command}" for label, command in _commands(run))]
 
 

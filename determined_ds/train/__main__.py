@@ -83,9 +83,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         spec = options.pipeline_trial if piped else options.trial
         is_chief = context.distributed.rank == 0
         if info is not None and is_chief:
-            from determined_ds.report.terminal import decided
+            from determined_ds.report.header import decided
 
-            print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
+            resolved = context.resolved
+            lines = decided(config["name"], spec, resolved, resolved.topology.slots, resolved.accelerator)
+            print(*lines, sep="\n", flush=True)
         # The engine of a legacy trial may decide all but the length.
         is_open = experiment is not None and experiment.entrypoint.is_legacy
         # The peak is measured before engines take the GPU, where the precision is known by then.

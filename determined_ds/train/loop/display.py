@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from determined_ds.report.state import RunState, report_line
+from determined_ds.report.live import DrawnPanel, RunState, report_line
 from determined_ds.rundir.handed_on import PARENT
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import STOP
@@ -36,8 +36,6 @@ def make_progress(is_chief: bool, records: Path | None = None) -> Progress:
     """
     panel = None
     if is_chief and sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown"):
-        from determined_ds.report.panel import DrawnPanel  # loads rich
-
         panel = DrawnPanel()
     return Progress(shows=is_chief, panel=panel, records=records)
 

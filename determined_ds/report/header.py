@@ -1,0 +1,77 @@
+"""The lines above a run: what was decided. The log of a cluster's task begins with them, too. Loads no torch."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+
+from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.params import Duration
+from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.documents.document import dotted
+from determined_ds.errors import shown
+from determined_ds.report.numbers import count
+from determined_ds.rundir.records import versions
+
+BY_SCRIPT = "             as the experiment states it; the script decides whether it goes by it"
+wrap = functools.partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
+
+
+def decided(
+    name: str,
+    runs: str,
+    resolved: ResolvedConfig | None,
+    slots: int,
+    accelerator: Accelerator,
+    *,
+    by_script: bool = False,
+) -> list[str]:
+    """The lines above a run.
+
+    Args:
+        name: Of the experiment.
+        runs: What it runs: ``MODULE:CLASS``, or a script.
+        resolved: What was decided; None where the configuration leaves the batch to the code.
+        slots: Ranks in all.
+        accelerator: What they compute on.
+        by_script: Whether a script runs, which may go by something else than the experiment states.
+    """
+
+    def listed(title: str, entries: list[str]) -> list[str]:
+        return wrap(", ".join(entries), initial_indent=f"  {title:<10} ", subsequent_indent=" " * 13)
+
+    lines, own = (
+        wrap(f"{name}: {runs}", subsequent_indent="    "),
+        f"  slots      {slots} on {accelerator.name}",
+    )
+    used = listed("versions", [f"{package} {version}" for package, version in versions(more=False).items()])
+    if resolved is None:
+        return [*lines, own, f"  batch      decided by the {'script' if by_script else 'trial'}", *used]
+    topology, batch, strategy = resolved.topology, resolved.batch, resolved.strategy
+    layout = count(topology.data_parallel_world_size, "replica")
+    for degree, what in (
+        (topology.pipe_parallel_size, "pipeline stages"),
+        (topology.model_parallel_size, "model-parallel"),
+        (topology.sequence_parallel_size, "sequence-parallel"),
+    ):
+        layout += f" x {degree} {what}" if degree > 1 else ""
+    lines += [
+        f"{own}: {layout}, ZeRO {resolved.zero_stage}",
+        f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
+        f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
+    ]
+    if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
+        chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
+        bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"
+        lines.append(f"  schedule   {strategy.pipe_schedule}{chunks}: {bubble}")
+    filled = []  # what the DeepSpeed JSON left open, except the batch sizes, which have their own line
+    for path in resolved.filled:
+        if path[0] not in BATCH_KEYS or path[1:]:
+            value = resolved.ds.get(path)
+            filled.append(f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}")
+    lines += listed("filled in", filled)
+    lines += [BY_SCRIPT] if by_script else []
+    if isinstance(period := resolved.fit.checkpoint_period, Duration):
+        after = f"after the first batch that ends {period.value:g} {period.unit} after the last one"
+        lines.append(f"  checkpoint {after}")
+    return [*lines, *used]
