@@ -98,9 +98,6 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     assert (newest["state"], found["state"]) == ("intact", "damaged")
     assert [each.split()[0] for each in found["damages"]] == [f"model0/{file.name}", "trial_state.json"]
     assert (newest["damages"], newest["files"] > 5) == ([], True)
-    missing = invoke("verify", there / "nowhere")
-    assert missing.exit_code == EXIT_CONFIG
-    assert "there is no such checkpoint" in missing.stderr
 
 
 def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
@@ -110,10 +107,6 @@ def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
     done = invoke("diff", at(there, 2), there)
     assert done.exit_code == 1
     assert "2 tensors with differences" in done.stdout
-    text = " ".join(done.stdout.split())
-    assert "model0 bias" in text
-    assert "4 of 4 differ" in text
-    assert max(map(len, done.stdout.splitlines()[3:])) <= 80
     found = answer("diff", at(there, 2), there)
     assert (found["equal"], found["compared"]) == (False, "tensors")
     assert invoke("diff", there, "nowhere").exit_code == EXIT_CONFIG

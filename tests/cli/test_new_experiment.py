@@ -194,22 +194,6 @@ def test_the_cheapest_that_fits_is_written_and_check_passes_it(
     assert experiment.trial == f"model_defs.gpt2.trial:GPT2{'Pipeline' * is_piped}Trial"
 
 
-def test_a_script_is_an_entrypoint_too_in_another_context(context: Path) -> None:
-    words = ("-o", "elsewhere", "--entrypoint", "python3 train.py --epochs 3", "mine")
-    result = start(*words, pipe_parallel_size=4)
-    assert result.exit_code == 0, result.output
-    assert written(context) == {
-        "elsewhere/experiments/mine.yaml",
-        "elsewhere/experiments/deepspeed/mine.json",
-    }
-    assert "next: det-ds check elsewhere/experiments/mine.yaml --context elsewhere" in result.stdout
-    assert "warning: " in result.stderr  # it is not written yet
-    assert "train.py" in result.stderr
-    experiment = load_experiment(Path("elsewhere/experiments/mine.yaml"))
-    assert "train.py --epochs 3" in experiment.config["entrypoint"]
-    assert "partition_method" not in experiment.hyperparameters.data  # its engine has its own
-
-
 # ------------------------------------------------------------------------------------------------------- refused
 
 
@@ -227,10 +211,3 @@ def test_a_script_is_an_entrypoint_too_in_another_context(context: Path) -> None
 def test_a_wrong_flag_is_refused(flags: dict[str, str], said: str, context: Path) -> None:
     refused(start(**flags), said)
     assert written(context) == set()
-
-
-def test_without_a_terminal_every_missing_flag_is_named(context: Path) -> None:
-    result = CliRunner().invoke(main, ["new", "--experiment"])
-    missing = [flag.replace("_", "-") for flag in FLAGS]
-    refused(result, *(f"error: --{flag}: missing" for flag in missing))
-    assert result.stderr.count("error: ") == len(FLAGS)

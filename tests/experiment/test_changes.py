@@ -71,7 +71,6 @@ CASES = {
     "what means nothing": case({**config(), "name": "two"}, idle=('name: "one" -> "two"',)),
     "variables, whose values are never told": case({**config(), **SECRET}, effective=(VARIABLES,)),
     "a seed": case(config(trial_seed=5), problems=("hyperparameters.trial_seed",)),
-    "the course, by a fork of all": case({**config(global_batch_size=16), **SEED}, ALL, effective=SOME),
     "the layout, by a fork of all": case(
         with_json(zero_optimization={"stage": 2}), {**ALL, "refusal": "it has no index"}, problems=(STAGE,)
     ),
@@ -89,7 +88,6 @@ CASES = {
         ON_NVME, problems=(STAGE, *SOME), effective=SOME, reason="cannot be filled from it"
     ),
     "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed.optimizer.type",), strategy=SOME),
-    "Adam for AdamW": case(with_json(optimizer={"type": "Adam"}), effective=SOME),
     "all but the weights": case(
         with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad"}), WEIGHTS, effective=SOME
     ),

