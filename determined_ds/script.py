@@ -31,7 +31,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = rank_parser("determined_ds.script", "Run a script as one rank.")
     words = "FILE or -m MODULE, and its arguments, after --"
     parser.add_argument("script", metavar="SCRIPT", nargs="+", help=words)
-    parser.add_argument("--watched", action="store_true", help="reports are signs of life")
     options = parser.parse_args(argv)
     there = RunDir(options.run_dir)
     measurement = None
@@ -46,7 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         resume=options.resume,
         resume_from=options.resume_from,
         fork=options.fork,
-        watched=options.watched,
         measurement=measurement,
     )
     if measurement is not None:  # what is measured is trained from fresh weights

@@ -27,7 +27,7 @@ from determined_ds.launch.ranks import Failure, Outcome, Ranks, environment_of_r
 from determined_ds.launch.resume import Start, completed
 from determined_ds.report.header import decided
 from determined_ds.report.terminal import closing_block
-from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
+from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s
 from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.metrics_file import kept_until
 from determined_ds.rundir.records import (
@@ -88,11 +88,6 @@ class LocalRun:
             ranks = f"{count(placed.size, 'rank')} on {count(placed.machines, 'machine')}"
             lines.append(f"  launcher   {placed.launcher}: {ranks}")
             lines.append("             restarts are the launcher's: max_restarts does not apply")
-        if self._watches_script:
-            after = in_words(self.hang_timeout_s)
-            watched = f"ended {after} after its last step or report; not before the first one"
-            only = "only scripts with determined_ds.session or determined_ds.transformers are watched"
-            lines.append(f"  hangs      {watched if placed is None else f'under {placed.launcher}, {only}'}")
         if experiment.searched:  # the searched hyperparameters, with the values that were taken for them
             point = {"hyperparameters": experiment.hyperparameters.data}
             taken = []
@@ -161,20 +156,7 @@ class LocalRun:
         there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]
         if script is None:
             return ["determined_ds.train", self.experiment.trial, *there, *own]
-        watched = ["--watched"] if self._watches_script else []
-        return ["determined_ds.script", *there, *watched, *own, "--", *script.words]
-
-    @property
-    def hang_timeout_s(self) -> float:
-        """How long nothing may move, in seconds; 0: no limit."""
-        stated = self.options.hang_timeout
-        return hang_timeout_s({**os.environ, **self.variables}) if stated is None else 60 * stated
-
-    @property
-    def _watches_script(self) -> bool:
-        """Whether the user has stated how long a script may show nothing."""
-        stated = self.options.hang_timeout is not None or {**os.environ, **self.variables}.get(HANG_TIMEOUT)
-        return bool(self.experiment.script is not None and stated and self.hang_timeout_s)
+        return ["determined_ds.script", *there, *own, "--", *script.words]
 
     def write(self) -> None:
         """Write what ranks read in the run directory; to ``next`` where they resume what is there.
@@ -280,10 +262,12 @@ class LocalRun:
         there, slots = RunDir(self.run_dir), self.experiment.slots
         there.logs.mkdir(exist_ok=True)
         environment = environment_of_ranks(slots, self.accelerator, self.context_dir, self.variables)
+        stated = self.options.hang_timeout
+        hang_s = hang_timeout_s({**os.environ, **self.variables}) if stated is None else 60 * stated
         ranks = Ranks(
             [sys.executable, "-m", *self.rank_words],
             size=slots,
-            environment={**environment, HANG_TIMEOUT: str(self.hang_timeout_s / 60)},
+            environment={**environment, HANG_TIMEOUT: str(hang_s / 60)},
             cwd=self.context_dir,
             run_dir=there,
             keep_open=[lock.fileno()],

@@ -14,7 +14,7 @@ from determined_ds.experiment.decide import Task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir
-from determined_ds.rundir.signals import HEART, TRAINED
+from determined_ds.rundir.signals import TRAINED
 
 if TYPE_CHECKING:
     import determined as det
@@ -53,7 +53,6 @@ class ScriptRun:
     resume: str | None = None  # uuid of the checkpoint to resume from
     resume_from: Path | None = None  # its folder, where it is another run's
     fork: Path | None = None  # of a checkpoint of another run, to start from
-    watched: bool = False  # the user states how long nothing may move, so that its reports are signs of life
     measurement: Measurement | None = None  # instead of training to its end
     listens: bool = False  # it has a context, which hears of a stop; one without is ended by the first signal
     report: Any = None  # rank 0's, to a master
@@ -77,13 +76,11 @@ class ScriptRun:
             return self.there.is_replaced and self.there.metrics.stat().st_size > 0
         return False
 
-    def begun(self, steps: int) -> None:
-        """The script reports after ``steps`` batches: a run that resumes has taken over by now."""
+    def begun(self) -> None:
+        """The script reports: a run that resumes has taken over by now."""
         TRAINED.set()
         if self.there.adopt_next():
             relink(self.there)
-        if self.watched:  # how long a script may take between two reports, only its user knows
-            HEART.step(steps)
 
 
 _run: ScriptRun | None = None

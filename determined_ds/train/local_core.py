@@ -90,7 +90,7 @@ class LocalTrainContext(core.DummyTrainContext):
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
         if self._run is not None:
-            self._run.begun(steps_completed)
+            self._run.begun()
         record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
         append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
         if self._report is not None:
@@ -205,7 +205,7 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
             fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
             raise ConfigError(Problem(key="core_context.checkpoint", message=message, fix=fix))
         if self._run is not None:
-            self._run.begun(int(metadata["steps_completed"]))
+            self._run.begun()
         self._files.publish(storage_id, metadata)
         if self._links is not None:
             relink(self._links)

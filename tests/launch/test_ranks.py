@@ -129,39 +129,6 @@ def test_a_killed_rank_of_another_launcher_is_named_with_its_signal(tmp_path: Pa
     assert "rank 0 was killed by SIGKILL; the system kills processes when memory runs out" in done.stderr
 
 
-# By Determined's Core API: rank 0 alone reports.
-SCRIPT = """
-import signal
-import determined as det
-import torch.distributed as dist
-import torch
-
-def fall_asleep():
-    while True:
-        signal.pause()
-
-dist.init_process_group("gloo")
-with det.core.init(distributed=det.core.DistributedContext.from_torch_distributed()) as context:
-    for step in range(1, 9):
-        if step == 4 and dist.get_rank() == 1:
-            fall_asleep()
-        dist.all_reduce(torch.ones(1))
-        if dist.get_rank() == 0:
-            context.train.report_training_metrics(step, {"loss": 1.0})
-"""
-
-
-def test_a_script_that_stops_reporting_is_ended_where_a_limit_is_stated(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    config = tmp_path / "script.yaml"
-    config.write_text("name: script\nentrypoint: python3 train.py\nresources: {slots_per_trial: 2}\n")
-    done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / "run", "--hang-timeout", "0.05")
-    assert done.returncode == 1, done.stderr
-    assert "hangs      ended 3 s after its last step or report; not before the first one" in done.stdout
-    assert "rank 1 hangs: nothing has moved for 3 s, since batch 3" in done.stderr
-    assert "in fall_asleep" in done.stderr
-
-
 # ------------------------------------------------------------------------------------------- processes
 
 
