@@ -160,33 +160,6 @@ def test_a_fork_that_cannot_be_is_refused(copied: Path) -> None:
 # -------------------------------------------------------------------------------- after a crash
 
 
-CRASHES = """
-        import os, pathlib, signal
-        number = self.context._current_batch_idx + 1
-        flag = pathlib.Path({folder!r}) / f"crashed-{{number}}"
-        if number in (4, 5) and model.training and self.context.distributed.rank == 1 and not flag.exists():
-            flag.touch()
-            if number == 4:
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ArithmeticError("once only")
-"""
-
-
-def test_a_crash_is_followed_by_restarts_from_the_newest_checkpoint(
-    own_model: Path, trained: Path, tmp_path: Path
-) -> None:
-    """Killed in batch 4, failed in batch 5: it ends with the weights of the run that never crashed."""
-    edit(own_model / "trial.py", LOSS, CRASHES.format(folder=str(tmp_path)) + LOSS)
-    done = run(own_model, tmp_path / "run", sets=["max_restarts=2"])
-    assert done.returncode == 0, done.stderr
-    told = re.findall(r"restart (\d) of 2 from checkpoint \S+ at batch (\d); it crashed: (.*)", done.stderr)
-    assert [(number, batch) for number, batch, _ in told] == [("1", "2"), ("2", "4")]
-    assert "killed by SIGKILL" in told[0][2]
-    assert told[1][2] == "ArithmeticError: once only"
-    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
-    assert same_weights(checkpoints(tmp_path / "run")[0], checkpoints(trained / "run")[0])
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -115,26 +115,31 @@ def test_weights_alone_are_no_training_to_resume(copied: Path) -> None:
     assert "searcher.source_checkpoint_uuid=" in told
 
 
-def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(copied: Path) -> None:
-    """Once before it is loaded, once after a checkpoint of its own."""
+def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained: Path, copied: Path) -> None:
+    """Killed before the named one is loaded, failed after a checkpoint of its own: as if it had never crashed."""
     crashes = f"""
         import os, pathlib, signal
-        flags = [pathlib.Path({str(copied)!r}) / name for name in ("first", "second")]
+        first, second = (pathlib.Path({str(copied)!r}) / name for name in ("first", "second"))
         number = self.context._current_batch_idx
         if self.context.distributed.rank == 1 and model.training:
-            for flag, when in zip(flags, (2, 5)):
-                if number == when and not flag.exists():
-                    flag.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+            if number == 2 and not first.exists():
+                first.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number == 5 and not second.exists():
+                second.touch()
+                raise ArithmeticError("once only")
 """
     edit(copied / "own_model/trial.py", LOSS, crashes + LOSS)
-    named = at(copied / "run", 2)
-    done = run(copied / "own_model", copied / "new", "--resume", named, sets=["max_restarts=2"])
+    named, new = at(copied / "run", 2), copied / "new"
+    done = run(copied / "own_model", new, "--resume", named, sets=["max_restarts=2"])
     assert done.returncode == 0, done.stderr
     first, second = (line for line in done.stderr.splitlines() if "restart " in line)
-    assert f"restart 1 of 2 from checkpoint {named.name} at batch 2" in first
-    assert f"restart 2 of 2 from checkpoint {at(copied / 'new', 4).name} at batch 4" in second
-    assert steps(copied / "new") == [3, 4, 5, 6]
+    assert f"restart 1 of 2 from checkpoint {named.name} at batch 2; it crashed: " in first
+    assert "killed by SIGKILL" in first
+    assert f"restart 2 of 2 from checkpoint {at(new, 4).name} at batch 4" in second
+    assert second.endswith("it crashed: ArithmeticError: once only")
+    assert steps(new) == [3, 4, 5, 6]
+    assert same_weights(at(new, 6), at(trained / "run", 6))
 
 
 @pytest.mark.parametrize(("words", "resumes"), [("--resume CONFIG .", 6), ("CONFIG --resume best .", 2)])

@@ -197,37 +197,26 @@ def test_a_rank_that_is_killed_on_either_machine_is_started_again_and_the_run_go
 
 
 @pytest.mark.parametrize(
-    ("rank", "said"),
+    ("rank", "said", "fix"),
     [
-        (
-            "0",
-            (
-                "machine 1: rank 1 has not come within 3 s; here: ",
-                "fix: look at the launcher's output of that",
-            ),
-        ),
-        (
-            "1",
-            ("cannot reach rank 0 (machine 0, 127.0.0.1:", "fix: look at the launcher's output of machine 0"),
-        ),
+        ("0", "machine 1: rank 1 has not come within 3 s; here: ", "look at the launcher's output of that"),
+        ("1", "cannot reach rank 0 (machine 0, 127.0.0.1:", "look at the launcher's output of machine 0"),
     ],
 )
 def test_a_rank_that_never_comes_is_named_with_its_machine(
-    rank: str, said: tuple[str, ...], own_model: Path, tmp_path: Path
+    rank: str, said: str, fix: str, own_model: Path, tmp_path: Path
 ) -> None:
-    master = {
+    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    place |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "DETERMINED_DS_JOIN_TIMEOUT": "0.05",
     }
-    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     words = ["run", own_model / "experiment.yaml", own_model, "--run-dir", tmp_path / "run"]
-    done = program(
-        sys.executable, "-m", "determined_ds.cli", *words, "--accelerator", "cpu", **place, **master
-    )
+    done = program(sys.executable, "-m", "determined_ds.cli", *words, "--accelerator", "cpu", **place)
     assert done.returncode == 1, done.stderr
-    for words_of_error in said:
-        assert words_of_error in done.stderr
+    assert said in done.stderr
+    assert f"fix: {fix}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

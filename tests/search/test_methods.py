@@ -68,19 +68,6 @@ def test_a_grid_is_every_combination_from_its_end_and_nested_ones_are_axes() -> 
     assert found[0] == {"a": {"x": "q", "y": 7}, "b": 3, "c": 1}
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(5, 9))
-def test_a_point_is_within_its_bounds(seed: int, low: int, high: int) -> None:
-    space = {
-        "n": {"type": "int", "minval": low, "maxval": high + 1},
-        "x": {"deep": {"type": "double", "minval": low, "maxval": high + 1}},
-        "c": {"type": "const", "val": {"type": "AdamW"}},
-    }
-    [(found, _)] = points({"name": "single"}, space, seed)
-    assert low <= found["n"] <= high + 1
-    assert low <= found["x"]["deep"] <= high + 1
-    assert found["c"] == {"type": "AdamW"}
-
-
 @pytest.mark.parametrize(
     "searcher",
     [

@@ -106,22 +106,22 @@ def test_names_of_other_libraries_and_shorthands_do_not_contradict_a_strategy() 
 # ---------------------------------------------------------------------------------------- batches
 
 
-@given(st.integers(1, 64), st.integers(1, 32), st.integers(1, 8))
-def test_the_micro_batch_stays_as_far_as_it_divides(times: int, micro: int, slots: int) -> None:
-    """The largest that is no larger than the experiment's own and fills a replica's share."""
-    own = settings(
-        global_batch_size=times * micro, overwrite_deepspeed_args__train_micro_batch_size_per_gpu=micro
-    )
-    slots_of_base = "resources.slots_per_trial=1"
-    share, rest = divmod(times * micro, slots)
-    if rest:
-        assert refusals(lambda: under_strategy(CONST, "zero0", *own, slots_of_base, slots=slots))
-        return
-    if times % slots:
-        return  # the experiment itself does not divide on these slots
-    _, resolved = under_strategy(CONST, "zero0", *own, slots_of_base, slots=slots)
-    possible = [size for size in range(1, share + 1) if share % size == 0 and size <= micro]
-    assert resolved.batch.micro_batch_size == max(possible)
+def test_the_micro_batch_is_the_largest_up_to_the_experiments_own_that_divides() -> None:
+    def micro(global_batch: int, own: int, slots: int) -> int:
+        sizes = {
+            "global_batch_size": global_batch,
+            "overwrite_deepspeed_args__train_micro_batch_size_per_gpu": own,
+        }
+        one_slot = "resources.slots_per_trial=1"
+        return under_strategy(CONST, "zero0", *settings(**sizes), one_slot, slots=slots)[
+            1
+        ].batch.micro_batch_size
+
+    assert micro(24, 8, 1) == 8
+    assert micro(24, 8, 4) == 6
+    assert micro(36, 9, 2) == 9
+    assert micro(36, 12, 6) == 6
+    assert refusals(lambda: micro(24, 8, 5))
 
 
 def test_a_pipeline_gets_four_micro_batches_a_stage_where_they_divide_and_replicas_get_their_own() -> None:
