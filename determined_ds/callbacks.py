@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 import torch.distributed as dist
 from determined import pytorch
 
-from determined_ds.trial.author import refused
+from determined_ds.trial import returned
+from determined_ds.trial.author import method_of, refused
 from determined_ds.trial.divided import degree_of, expert_degree_of
+
+logger = logging.getLogger("determined_ds")
 
 
 class Callback(pytorch.PyTorchCallback):
@@ -212,3 +216,26 @@ class EMA(Callback):
             return []
         own = self._engines[number]
         return list(zip(own.parameters, own.starts, self._averages[number], strict=True))
+
+
+def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
+    """What a trial's ``build_callbacks`` returns; those of this library's kind are introduced to its engines."""
+    fix = "call super().__init__(context) first" if hasattr(trial, "build_model") else "call it on the engine"
+    called = "context.wrap_model_engine(engine)"
+    returned.check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")
+    found = trial.build_callbacks()
+    are_right = isinstance(found, dict) and all(
+        isinstance(each, pytorch.PyTorchCallback) for each in found.values()
+    )
+    fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
+    expected = "a dict of names and PyTorchCallback objects"
+    returned.check(are_right, trial, "build_callbacks", found, expected, fix)
+    hooks = {"on_step_end", *dir(pytorch.PyTorchCallback)}
+    for callback in found.values():
+        if isinstance(callback, Callback):
+            callback.attach(context.models)
+        for name in dir(callback) if context.distributed.rank == 0 else ():
+            if name.startswith("on_") and name not in hooks:
+                where = method_of(callback, name)
+                logger.warning("warning: %s is not a hook of PyTorchCallback, and is never called", where)
+    return dict(found)

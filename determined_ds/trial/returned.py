@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from deepspeed.pipe import LayerSpec
 from deepspeed.runtime.engine import DeepSpeedEngine
-from determined import pytorch
 
 from determined_ds.errors import TrialError
 from determined_ds.trial.author import Names, described, failed, method_of, wrong
@@ -93,20 +92,6 @@ def trained(trial: Any, model: torch.nn.Module) -> tuple[torch.optim.Optimizer |
             *(method_of(trial, name), ", ".join(missed[:3]) + more),
         )
     return optimizer, parameters
-
-
-def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
-    """Check ``build_callbacks``; warn of methods that look like hooks and are never called."""
-    found = list(value.values()) if isinstance(value, dict) else [value]
-    are_right = isinstance(value, dict) and all(isinstance(each, pytorch.PyTorchCallback) for each in found)
-    fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
-    check(are_right, trial, "build_callbacks", value, "a dict of names and PyTorchCallback objects", fix)
-    hooks = {"on_step_end", *dir(pytorch.PyTorchCallback)}
-    for callback in found if trial.context.distributed.rank == 0 else ():
-        for name in (each for each in dir(callback) if each.startswith("on_") and each not in hooks):
-            where = method_of(callback, name)
-            logger.warning("warning: %s is not a hook of PyTorchCallback, and is never called", where)
-    return value  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------- in training

@@ -21,6 +21,7 @@ import torch
 from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
+from determined_ds.callbacks import built_callbacks
 from determined_ds.checkpoints.files import TrialState, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
@@ -28,7 +29,7 @@ from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
@@ -39,14 +40,15 @@ from determined_ds.train.here import cluster_info, script_run
 from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import METHODS, TrainCalls, built_callbacks, check_frozen, parameters_of
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
-from determined_ds.trial.author import method_of
+from determined_ds.trial import returned
+from determined_ds.trial.author import failed, method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
 
 logger = logging.getLogger("determined_ds")
+METHODS = ("train_batch", "loss")
 REPORTING_PERIOD = Length(unit="batches", value=100)  # Determined's default
 # How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
 AGREE_S = 10.0
@@ -188,6 +190,10 @@ class Trainer:
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._generators: dict[str, Any] = {}
         self._best_at = -1  # batch of this process's best validation
+        self._taken, self._has_stepped = (
+            0,
+            False,
+        )  # micro-batches of this process; whether an engine ever made a step
         self._status = ""
         self._closing = contextlib.ExitStack()
         return self
@@ -198,7 +204,8 @@ class Trainer:
         """Train to the end of the schedule, or until a stop is requested; a collective. Arguments as of :meth:`fit`."""
         with self:
             self.load(latest_checkpoint, fork)
-            calls = TrainCalls(self.trial, self.context, self.begin())
+            batches = self.begin()
+            counted = None if batches is None else self._counted(batches)
             if not self._test_mode:  # a task may have been preempted while it started
                 self._stops.ask(self.state.batches_trained)
                 self._stops.start(self.state.batches_trained)
@@ -206,8 +213,7 @@ class Trainer:
                     self._stop()
             while self.goes_on:
                 self.begin_step()
-                index = self.state.batches_trained
-                for metrics in calls.train(self.schedule.epoch_of(index)[0], index):
+                for metrics in self._train_batch(counted):
                     self.take(metrics)
                 self.end_step()
             self.end()
@@ -241,7 +247,7 @@ class Trainer:
         Args:
             also: What is due, given what the schedule says; called once the batch is counted.
         """
-        state = self.state
+        state, stops = self.state, self._stops
         epoch, _, is_last = self.schedule.epoch_of(state.batches_trained)
         state.batches_trained = done = state.batches_trained + 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.
@@ -268,17 +274,17 @@ class Trainer:
             self.do(due)
         if due.end:
             return
-        if done >= self._stops.next_batch:
+        if done >= stops.next_batch:
             self._ask()
-        if self._stops.checkpoint_due:
+        if stops.checkpoint_due:
             self.do(Due(checkpoint=True))
-        if self._stops.requested:
+        if stops.requested:
             self._stop()
 
     def do(self, due: Due) -> None:
         """Do what is due after a batch; a collective."""
         state = self.state
-        check_frozen(self._built)
+        self._check_frozen()
         if due.report:
             self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
         elif due.validate or due.checkpoint:
@@ -295,6 +301,67 @@ class Trainer:
             self.reporter.upload()
             if not due.end:  # they may have taken long
                 self._ask()
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._taken += 1
+            yield batch
+
+    def _train_batch(self, batches: Iterator[Any] | None) -> list[dict[str, Any]]:
+        """One optimizer step: ``train_batch``, as often as it takes. Returns the metrics that this rank has."""
+        context, trial, found = self.context, self.trial, list[dict[str, Any]]()
+        index, accumulation = self.state.batches_trained, context.get_num_micro_batches_per_slot()
+        epoch, is_pipeline = self.schedule.epoch_of(index)[0], context.use_pipeline_parallel
+        # A pipeline's engine, and an author who accumulates, take all micro-batches of a step in one call.
+        takes_one = not (is_pipeline or context._manual_grad_accumulation)
+        before = [getattr(engine, "global_steps", -1) for engine in context.models]
+        for _ in range(accumulation if takes_one else 1):
+            taken_before = self._taken
+            metrics = trial.train_batch(batches, epoch, index)
+            HEART.beat()
+            taken = self._taken - taken_before
+            if batches is not None and not is_pipeline and taken != 1 and (takes_one or not taken):
+                did = f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
+                fix = "call next(dataloader_iter) once; to take all micro-batches of a step in one call, "
+                fix += "context.disable_auto_grad_accumulation()"
+                raise failed(trial, METHODS[0], None, "one micro-batch a call", fix, did=did)
+            if context._mpu.should_report_metrics:
+                metrics = returned.metrics(trial, metrics, *METHODS)
+                # Source: ``make_metrics`` in determined 0.38.1's ``util.py`` leaves None out of the mean, too.
+                found.append({name: value for name, value in metrics.items() if value is not None})
+        rest = getattr(context.models[0], "micro_steps", 0) % accumulation
+        if rest and context._manual_grad_accumulation and not is_pipeline:
+            did = f"stopped after {rest} of {accumulation} micro-batches"
+            fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
+            raise failed(trial, METHODS[0], None, "all micro-batches of a step", fix, did=did)
+        after = [getattr(engine, "global_steps", -1) for engine in context.models]
+        if not self._has_stepped and -1 not in before and before == after:
+            did, fix = (
+                "trained nothing: no engine made a step",
+                "call engine.backward(loss) and engine.step()",
+            )
+            raise failed(trial, METHODS[0], None, "an optimizer step a batch", fix, did=did)
+        self._has_stepped = True
+        return found
+
+    def _check_frozen(self) -> None:
+        """Refuse a parameter that was frozen or unfrozen since training began, where the engine would not follow.
+
+        Under ZeRO 1 to 3 a parameter that is frozen later still moves, by the momentum and the weight decay of the flat
+        partition that it is in, and one that is unfrozen never trains (measured, AdamW, deepspeed 0.19.8).
+        """
+        for engine, name, each, was_on in self._built:
+            if each.requires_grad == was_on:
+                continue
+            optimizer = getattr(engine, "optimizer", None)
+            groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
+            # torch's own optimizer leaves out a parameter without a gradient.
+            if not any(each is own for group in groups for own in group["params"]):
+                raise TrainingError(
+                    f"{name} was {'frozen' if was_on else 'unfrozen'} in training, and the engine does not follow\n"
+                    "  fix: let it require a gradient in build_model, put it into a group of its own in "
+                    "build_parameters, and give that group a rate of 0 for these steps: LambdaLR in build_scheduler"
+                )
 
     def _stop(self) -> None:
         """Stop as requested, with a checkpoint where something is trained; a collective."""
@@ -351,11 +418,8 @@ class Trainer:
 
     def _end_not_finite(self, said: str, advice: str) -> NoReturn:
         self.checkpoints.finish()  # its weights are good
-        found = (
-            f"the last good checkpoint is {self.state.kept[-1]}"
-            if self.state.kept
-            else "no checkpoint was made yet"
-        )
+        kept = self.state.kept
+        found = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was made yet"
         raise NotFiniteError(f"{said}: {found}. {advice}; fit.stop_on_nan: false continues regardless")
 
     def _validate(self) -> bool:
@@ -491,7 +555,11 @@ class Trainer:
         for set_mode in [model.train for model in context.models] if set_modes is None else [set_modes]:
             set_mode()
         self._seed()  # nothing is built from here on
-        self._built = parameters_of(context.models)
+        self._built = [
+            (engine, name, each, each.requires_grad)
+            for engine in context.models
+            for name, each in engine.module.named_parameters()
+        ]
         self._closing.enter_context(context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(state.batches_trained)
@@ -510,11 +578,13 @@ class Trainer:
         from determined_ds.profile.capture import Capture
         from determined_ds.report.results import PROFILE_DIR
 
-        context, kept_in = self.context, ""
-        folder = Path(context._run_dir.path) / PROFILE_DIR
+        context, kept_in, parent = self.context, "", Path(self.context._run_dir.path)
         if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
-            folder = Path(context._core.train.get_tensorboard_path()) / PROFILE_DIR
-            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+            parent, kept_in = (
+                context._core.train.get_tensorboard_path(),
+                f"{uploaded_to(cluster_info())}/{PROFILE_DIR}",
+            )
+        folder = Path(parent) / PROFILE_DIR
         return Capture(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
 
     def _open_data(self) -> None:

@@ -20,7 +20,7 @@ from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
 from torch.utils._pytree import tree_leaves, tree_map
 
-from determined_ds.callbacks import Callback
+from determined_ds.callbacks import Callback, built_callbacks
 from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, TrialError
 from determined_ds.rundir.metrics_file import jsonable
@@ -33,7 +33,6 @@ from determined_ds.train.group.process_group import as_chief
 from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.steps import built_callbacks
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, wrong
 from determined_ds.trial.base import ReconciledTrial
