@@ -553,7 +553,7 @@ def moved(batch: Any, device: str) -> Any:
     """A batch as it is moved to a device."""
     import torch
 
-    from determined_ds.train.data.moving import Mover
+    from determined_ds.train.data.loaders import Mover
 
     return Mover(torch.device(device)).move(batch)
 

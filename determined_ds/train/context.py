@@ -35,7 +35,7 @@ from determined_ds.pipe.partition import MEASURED
 from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
-from determined_ds.train.data.moving import Mover
+from determined_ds.train.data.loaders import Mover
 from determined_ds.train.group.process_group import only_errors
 from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain

@@ -17,9 +17,9 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.loaders import GivenBatches, SeededDataset, drawn_for, with_batch_sampler
-from determined_ds.train.data.seeds import mixed_seed
-from determined_ds.train.data.streams import FirstRow, TrainingStream
+from determined_ds.train.data.loaders import described, drawn_for, has_state, with_batch_sampler
+from determined_ds.train.data.seeds import mixed_seed, seed_everything
+from determined_ds.train.data.streams import FirstRow, ReplicaStream, TrainingStream
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
@@ -32,8 +32,8 @@ class TrainingData:
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
         self.batches_per_epoch: int | None = None
-        self.first: FirstRow | None = None
-        self.of: Any = None
+        self.first: FirstRow | None = None  # of a stream
+        self.of: Any = None  # what has a position of its own
         self._found: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,21 +56,38 @@ class TrainingData:
         manual: bool = False,
         note: Callable[[str], None] = print,
     ) -> None:
-        """Begin to read a rank's share."""
+        """Begin to read a rank's share.
+
+        Args:
+            loader: Of :func:`~determined_ds.train.data.loaders.build_loader`.
+            batch: How a global batch is split.
+            replica: This rank's, from 0.
+            seed: Of the trial.
+            start_batch: Global batches that were trained before.
+            manual: The author accumulates, and may take other micro-batches than were decided.
+            note: Shows a line.
+
+        Raises:
+            ConfigError: the loader has other micro-batches; less than a global batch.
+        """
         if isinstance(loader, pytorch.DataLoader):
             self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch, manual)
         elif isinstance(loader, StreamLoader):
             batch = _split(loader.batch_size, batch, manual)
             per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
-            place = self._found or {"samples": start_batch * per_batch}
-            self.of = self.batches = TrainingStream(
-                loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place, note=note
+            stream = ReplicaStream(
+                loader=loader,
+                batch=batch,
+                replica=replica,
+                seed=seed,
+                start_batch=start_batch,
+                place=self._found or {"samples": start_batch * per_batch},
             )
+            self.of = self.batches = TrainingStream(stream, note)
             self.first = self.of.first
         else:
-            self.of = GivenBatches(loader, skip=start_batch * batch.accumulation, place=self._found)
-            self.batches = iter(self.of)
+            self.of = self.batches = GivenBatches(loader, start_batch * batch.accumulation, self._found)
             try:
                 length = len(loader)
             except (TypeError, NotImplementedError):
@@ -132,9 +149,60 @@ def _indexed(
 
     indices, dataset = micro_batches(), None
     if loader.num_workers > 0:
-        dataset, numbered = (
-            SeededDataset(loader.dataset),
-            enumerate(indices, start_batch * batch.accumulation),
-        )
+        numbered = enumerate(indices, start_batch * batch.accumulation)
         indices = ((mixed_seed(seed, replica, number), list(each)) for number, each in numbered)
+        dataset = SeededDataset(loader.dataset)
     return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset)), per_epoch
+
+
+class SeededDataset(torch_data.Dataset[Any]):
+    """A map-style dataset whose micro-batches are each made under a seed, which comes with their indices."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
+        seed, indices = batch
+        seed_everything(seed)
+        at_once = getattr(self._dataset, "__getitems__", None)
+        return list(at_once(indices)) if at_once else [self._dataset[index] for index in indices]
+
+
+class GivenBatches:
+    """The micro-batches of a loader that is used as it is, again and again.
+
+    Args:
+        loader: It; one with a state, such as torchdata's ``StatefulDataLoader``, continues from it.
+        skip: Micro-batches that were taken before, to read and skip otherwise.
+        place: The position in a checkpoint.
+    """
+
+    def __init__(self, loader: Any, skip: int, place: Mapping[str, Any]) -> None:
+        self._loader, self._batches = loader, self._forever()
+        self.apart = (described(loader), True) if has_state(loader) else None
+        if self.apart and "loader" in place:
+            loader.load_state_dict(place["loader"])
+        else:
+            for _ in range(skip):
+                next(self._batches)
+
+    def _forever(self) -> Iterator[Any]:
+        empty = 0
+        while empty < 2:  # a loader that was resumed at the end of its data may be empty once
+            empty += 1
+            for batch in self._loader:
+                empty = 0
+                yield batch
+        message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
+        key = type(self._loader).__name__
+        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
+
+    def __iter__(self) -> GivenBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's own state."""
+        return {"loader": self._loader.state_dict()} if self.apart else {}

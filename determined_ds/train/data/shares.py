@@ -17,7 +17,7 @@ from determined import pytorch
 from determined_ds.config.layout import Batch
 from determined_ds.errors import DataError, Problem
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
-from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, reader_of
+from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read
 from determined_ds.trial.stream_loader import StreamLoader
 
 # Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
@@ -51,7 +51,7 @@ class Share:
             row = Batch(
                 global_batch_size=size * replicas, replicas=replicas, accumulation=1, micro_batch_size=size
             )
-            self._loader = reader_of(loader, ReplicaStream(loader, row, replica=replica, seed=seed), seed)
+            self._loader = ReplicaStream(loader=loader, batch=row, replica=replica, seed=seed).reader(seed)
 
     def made(self) -> Iterator[Made]:
         """The batches of a pass, with their samples; a replica that has none gets one of another, with 0 samples."""

@@ -11,11 +11,11 @@ What a reader yields first is what it has read first, for the ranks to compare; 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import CheckpointError, DataError, Problem
-from determined_ds.train.data.loaders import has_state, start_worker
+from determined_ds.train.data.loaders import has_state, worker_start
 from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
 from determined_ds.trial.stream_loader import StreamLoader
 
@@ -141,13 +141,14 @@ class Passes:
             with self._reading():
                 for name, find in {"dataset": lambda: self._loader.dataset, "iterator": self._open}.items():
                     part: Any = find()
-                    if name in states and not has_state(part):
+                    if name not in states:
+                        continue
+                    if not has_state(part):
                         raise CheckpointError(
                             f"the checkpoint holds a state of the training data ({self._loader.name}), and "
                             f"{type(part).__name__} has no load_state_dict to take it"
                         )
-                    if name in states:
-                        part.load_state_dict(states[name])
+                    part.load_state_dict(states[name])
             self._generators = dict(place["generators"])
         self.take(skip, range(0))
 
@@ -162,63 +163,48 @@ def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
     return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
 
 
+@dataclass(kw_only=True, eq=False)
 class ReplicaStream(torch_data.IterableDataset[Any]):
-    """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
+    """The micro-batches of one replica; iterated in the rank itself or in each of its workers."""
 
-    Without ``start_batch`` the stream is read to its end, once.
-    """
-
-    def __init__(
-        self,
-        loader: StreamLoader,
-        batch: Batch,
-        *,
-        replica: int,
-        seed: int,
-        start_batch: int | None = None,
-        place: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._loader, self._size, self._place = loader, batch.micro_batch_size, place
-        self._seeds = (seed, replica)
-        replica, replicas = (0, 1) if loader.sharded else (replica, batch.replicas)
-        self._row = self._size * replicas
-        self._own = range(replica * self._size, (replica + 1) * self._size)
-        self._accumulation, self._trains = batch.accumulation, start_batch is not None
-        self._start = (start_batch or 0) * batch.accumulation
+    loader: StreamLoader
+    batch: Batch
+    replica: int
+    seed: int
+    start_batch: int | None = None  # None: the stream is read to its end, once
+    place: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[FirstRow | Made]:
-        info, loader = torch_data.get_worker_info(), self._loader
+        info, loader, size = torch_data.get_worker_info(), self.loader, self.batch.micro_batch_size
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        at_least = self._row * self._accumulation if self._trains else 1
-        passes = Passes(loader, seed=self._seeds[0], at_least=at_least, endless=self._trains)
-        if self._place:
-            passes.go_to(self._place)
-        everything, taken = passes.take(self._row, range(self._row))
-        yield FirstRow(loader.name, self._seeds[1], loader.sharded, digest(everything))
-        own, padding = everything[self._own.start : self._own.stop], everything[: self._size]
-        for number in itertools.count():
-            is_mine = number % workers == worker
-            if number:
-                own, taken = passes.take(self._row, self._own if is_mine else range(0))
+        replica, replicas = (0, 1) if loader.sharded else (self.replica, self.batch.replicas)
+        mine = range(replica * size, (replica + 1) * size)  # of a row
+        trains, accumulation, row = self.start_batch is not None, self.batch.accumulation, size * replicas
+        start, at_least = (self.start_batch or 0) * accumulation, row * accumulation if trains else 1
+        passes = Passes(loader, seed=self.seed, at_least=at_least, endless=trains)
+        if self.place:
+            passes.go_to(self.place)
+        everything, taken = passes.take(row, range(row))
+        yield FirstRow(loader.name, self.replica, loader.sharded, digest(everything))
+        own, padding = everything[mine.start : mine.stop], everything[:size]
+        for index in itertools.count(start):
+            is_mine = (index - start) % workers == worker
+            if index > start:
+                own, taken = passes.take(row, mine if is_mine else range(0))
                 padding = []
             if not taken or (is_mine and not own and not padding):
                 return
             if is_mine:
-                place, index = None, self._start + number
                 if info is not None:
-                    seed_everything(mixed_seed(*self._seeds, index))
-                if self._trains and (index + 1) % self._accumulation == 0:
-                    place = passes.place()
+                    seed_everything(mixed_seed(self.seed, self.replica, index))
+                place = passes.place() if trains and (index + 1) % accumulation == 0 else None
                 yield Made(loader.collate_fn(own or padding), len(own), place)
 
-
-def reader_of(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Any]:
-    """torch's loader around a replica's part; it runs the workers."""
-    init = functools.partial(start_worker, loader.worker_init_fn) if loader.num_workers else None
-    generator, options = torch.Generator().manual_seed(seed), dict[str, Any](loader.workers)
-    return torch_data.DataLoader(
-        stream, batch_size=None, collate_fn=_unchanged, worker_init_fn=init, generator=generator, **options
-    )
+    def reader(self, seed: int) -> torch_data.DataLoader[Any]:
+        """torch's loader around it; it runs the workers."""
+        options: dict[str, Any] = {**self.loader.workers, "worker_init_fn": worker_start(self.loader)}
+        options["generator"] = torch.Generator().manual_seed(seed)
+        return torch_data.DataLoader(self, batch_size=None, collate_fn=_unchanged, **options)
 
 
 def _unchanged(made: Any) -> Any:
@@ -233,39 +219,29 @@ def read(reader: torch_data.DataLoader[Any]) -> tuple[FirstRow, Iterator[Made]]:
 
 
 class TrainingStream:
-    """The endless micro-batches that a replica trains on, and the position in them."""
+    """The endless micro-batches that a replica trains on, and the position in them.
 
-    def __init__(
-        self,
-        loader: StreamLoader,
-        batch: Batch,
-        *,
-        replica: int,
-        seed: int,
-        start_batch: int,
-        place: Mapping[str, Any],
-        note: Callable[[str], None],
-    ) -> None:
+    Args:
+        stream: With where it starts.
+        note: Shows a line.
+    """
+
+    def __init__(self, stream: ReplicaStream, note: Callable[[str], None]) -> None:
+        loader, place, start = stream.loader, dict(stream.place or {}), stream.start_batch or 0
         if skip := samples_to_skip(loader, place):
-            note(
-                f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to resume after "
-                f"batch {start_batch}"
-            )
-        readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
+            skips = f"has no state_dict: reading and skipping {skip:,} samples, to resume after batch {start}"
+            note(f"data        {loader.name} {skips}")
+        readers = max(1, loader.num_workers) * (1 if loader.sharded else stream.batch.replicas)
         if readers >= MANY_READERS:
-            said = (
+            note(
                 f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
                 "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
                 "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
             )
-            note(said)
-        self._place = pickle.dumps(dict(place))
+        self._place = pickle.dumps(place)
         self.apart = (loader.name, False) if loader.sharded else None
-        stream = ReplicaStream(
-            loader, batch, replica=replica, seed=seed, start_batch=start_batch, place=place
-        )
         # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
-        self.first, self._made = read(reader_of(loader, stream, seed + start_batch))
+        self.first, self._made = read(stream.reader(stream.seed + start))
 
     def __iter__(self) -> TrainingStream:
         return self
@@ -290,10 +266,8 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
         note(f"warning: {name} is sharded=True, and its first samples are the same on every replica")
     elif not is_sharded and not are_same:
         message = "yields other samples on one replica than on another: some would count twice, others never"
-        fix = (
-            "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
-            "draw from random, numpy or torch, or from a generator with a fixed seed"
-        )
+        fix = "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
+        fix += "draw from random, numpy or torch, or from a generator with a fixed seed"
         raise DataError(Problem(key=name, message=message, fix=fix, code="stream-differs"))
 
 

@@ -43,10 +43,9 @@ class Schedule:
     """
 
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
-        self._fit = fit
-        self.batches_per_epoch = batches_per_epoch
-        in_epochs = {name: getattr(fit, name) for name in LENGTHS}
-        in_epochs = {name: each.value for name, each in in_epochs.items() if each and each.unit == "epochs"}
+        self._fit, self.batches_per_epoch = fit, batches_per_epoch
+        lengths = {name: getattr(fit, name) for name in LENGTHS}
+        in_epochs = {name: each.value for name, each in lengths.items() if each and each.unit == "epochs"}
         self.in_epochs = bool(in_epochs)
         if batches_per_epoch is None and in_epochs:
             message, code = "the training data has no length, and so no epochs", "epochs-without-length"
@@ -58,8 +57,9 @@ class Schedule:
         self.stated_batches: int | None = None
         if fit.max_length is not None:
             assert isinstance(fit.max_length.value, int)
-            per_unit = batches_per_epoch or 1 if "max_length" in in_epochs else 1
-            self.stated_batches = fit.max_length.value * per_unit
+            self.stated_batches = fit.max_length.value * (
+                batches_per_epoch or 1 if "max_length" in in_epochs else 1
+            )
         self.num_batches = self.stated_batches or sys.maxsize
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
@@ -71,22 +71,20 @@ class Schedule:
 
     def due(self, batches_trained: int) -> Due:
         """What is due after ``batches_trained`` batches (>= 1). At the end everything is."""
-        fit, end = self._fit, batches_trained >= self.num_batches
-        return Due(
-            report=end or self._reached(fit.reporting_period, batches_trained),
-            validate=end or self._reached(fit.validation_period, batches_trained),
-            checkpoint=end or self._reached(fit.checkpoint_period, batches_trained),
-            end=end,
-        )
+        end = batches_trained >= self.num_batches
 
-    def _reached(self, period: Length | Duration | None, count: int) -> bool:
-        if period is None or isinstance(period, Duration):
-            return False
-        if period.unit == "epochs":
-            count, inside = divmod(count, self.batches_per_epoch or 1)
-            if inside:
-                return False
-        return count % period.value == 0 if isinstance(period.value, int) else count in period.value
+        def is_reached(period: Length | Duration | None) -> bool:
+            if end or period is None or isinstance(period, Duration):
+                return end
+            count, inside = divmod(
+                batches_trained, self.batches_per_epoch or 1 if period.unit == "epochs" else 1
+            )
+            is_it = count % period.value == 0 if isinstance(period.value, int) else count in period.value
+            return is_it and not inside
+
+        periods = (self._fit.reporting_period, self._fit.validation_period, self._fit.checkpoint_period)
+        report, validate, checkpoint = map(is_reached, periods)
+        return Due(report=report, validate=validate, checkpoint=checkpoint, end=end)
 
 
 class StopRequests:
@@ -145,9 +143,8 @@ class StopRequests:
     def count(self, votes: Sequence[Sequence[float]], batches_trained: int) -> None:
         """Take in the votes of all ranks: whether to stop, when to ask next, whether a checkpoint is due or written."""
         stop, wait, checkpoint, still_write = map(sum, zip(*votes, strict=True))
-        self.is_written = not still_write
+        self.is_written, self.checkpoint_due = not still_write, checkpoint > 0
         self.requested = self.requested or stop > 0
-        self.checkpoint_due = checkpoint > 0
         self.next_batch = batches_trained + int(wait)
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
