@@ -125,7 +125,6 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
         return {"loss": value}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise failed(
-            trial, names, value, "a dict of metrics by name", 'return {"name of a metric": value, ...}'
-        )
+        fix = 'return {"name of a metric": value, ...}'
+        raise failed(trial, names, value, "a dict of metrics by name", fix)
     return value

@@ -196,10 +196,10 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
         precision = "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
         found.append((engine.zero_optimization_stage(), precision))
     if expected not in found:
-        has, asked = (
-            " and ".join(f"ZeRO {stage} in {kind}" for stage, kind in each) for each in (found, [expected])
+        has = " and ".join(f"ZeRO {stage} in {kind}" for stage, kind in found)
+        message = (
+            f"{made_by} makes an engine of {has}; the configuration is ZeRO {expected[0]} in {expected[1]}"
         )
-        message = f"{made_by} makes an engine of {has}; the configuration is {asked}"
         raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
 
 

@@ -239,6 +239,5 @@ def searched(metrics: Mapping[str, Any], name: str) -> float:
     known = sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value))
     message = f"the trial reports {described(metrics[name]) if name in metrics else 'no metric'} by this name"
     fix = f"name a number that it reports: {', '.join(known)}" if known else "report a number by this name"
-    raise ConfigError(
-        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
-    )
+    problem = {"key": "searcher.metric", "message": message, "fix": fix, "code": "searcher-metric"}
+    raise ConfigError(Problem(value=name, **problem))

@@ -190,10 +190,8 @@ class Trainer:
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._generators: dict[str, Any] = {}
         self._best_at = -1  # batch of this process's best validation
-        self._taken, self._has_stepped = (
-            0,
-            False,
-        )  # micro-batches of this process; whether an engine ever made a step
+        self._taken = 0  # micro-batches of this process
+        self._has_stepped = False  # whether an engine has ever made a step
         self._status = ""
         self._closing = contextlib.ExitStack()
         return self
@@ -336,11 +334,10 @@ class Trainer:
             raise failed(trial, METHODS[0], None, "all micro-batches of a step", fix, did=did)
         after = [getattr(engine, "global_steps", -1) for engine in context.models]
         if not self._has_stepped and -1 not in before and before == after:
-            did, fix = (
-                "trained nothing: no engine made a step",
-                "call engine.backward(loss) and engine.step()",
+            did, expected = "trained nothing: no engine made a step", "an optimizer step a batch"
+            raise failed(
+                trial, METHODS[0], None, expected, "call engine.backward(loss) and engine.step()", did=did
             )
-            raise failed(trial, METHODS[0], None, "an optimizer step a batch", fix, did=did)
         self._has_stepped = True
         return found
 
@@ -408,13 +405,11 @@ class Trainer:
         first = min((batch for batch in first_bad if batch != NONE), default=NONE)
         if first != NONE and self.fit_options.stop_on_nan:
             at = [str(rank) for rank, batch in enumerate(first_bad) if batch == first]
-            said = (
-                f"the loss was not finite at batch {first:.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
-            )
+            ranks = f"rank{'s' * (len(at) > 1)} {', '.join(at)}"
             advice = (
                 "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
             )
-            self._end_not_finite(said, advice)
+            self._end_not_finite(f"the loss was not finite at batch {first:.0f}, on {ranks}", advice)
 
     def _end_not_finite(self, said: str, advice: str) -> NoReturn:
         self.checkpoints.finish()  # its weights are good
@@ -580,12 +575,10 @@ class Trainer:
 
         context, kept_in, parent = self.context, "", Path(self.context._run_dir.path)
         if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
-            parent, kept_in = (
-                context._core.train.get_tensorboard_path(),
-                f"{uploaded_to(cluster_info())}/{PROFILE_DIR}",
-            )
-        folder = Path(parent) / PROFILE_DIR
-        return Capture(steps, context, folder=folder, note=self.progress.note, kept_in=kept_in)
+            parent = Path(context._core.train.get_tensorboard_path())
+            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+        note = self.progress.note
+        return Capture(steps, context, folder=parent / PROFILE_DIR, note=note, kept_in=kept_in)
 
     def _open_data(self) -> None:
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note

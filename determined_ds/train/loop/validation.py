@@ -38,6 +38,7 @@ from determined_ds.trial.author import described, failed, method_of, wrong
 from determined_ds.trial.base import ReconciledTrial
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
+ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class Validator:
@@ -183,9 +184,8 @@ class Validator:
 def averaged(callbacks: list[Any]) -> Iterator[None]:
     """What callbacks have the engines compute with while they evaluate."""
     with contextlib.ExitStack() as stack:
-        for callback in callbacks:
-            if isinstance(callback, Callback):
-                stack.enter_context(callback.validating())
+        for callback in (each for each in callbacks if isinstance(each, Callback)):
+            stack.enter_context(callback.validating())
         yield
 
 
@@ -222,21 +222,17 @@ class DeclaredMetrics:
     def __init__(self, trial: Any, *, in_batches: bool) -> None:
         declared = getattr(trial, DECLARED, ())
         self._trial, self.names = trial, dict(declared if isinstance(declared, Mapping) else {})
-        known = {
-            name: WORDS.get(how, how) if isinstance(how, str) else how for name, how in self.names.items()
-        }
+        known = {name: WORDS.get(str(how), how) for name, how in self.names.items()}
         self._reducers = {name: how for name, how in known.items() if isinstance(how, Reducer)}
         self._of_all = {name: how for name, how in known.items() if callable(how) or _is_updated(how)}
         self._kept: list[tuple[int, dict[str, Any]]] = []
         # Batches that ``--test`` validates: an AUC, for example, needs samples of both classes.
         self.test_batches = 16 if self._of_all else 1
         if wrong_names := [name for name in known if name not in {**self._reducers, **self._of_all}]:
-            did, fix = (
-                f"declares {wrong_names[0]!r} otherwise",
-                f'write {DECLARED} = {{"{wrong_names[0]}": "mean"}}',
-            )
+            name = wrong_names[0]
+            did, fix = f"declares {name!r} otherwise", f'write {DECLARED} = {{"{name}": "mean"}}'
             expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
-            raise TrialError(wrong(trial, DECLARED, known[wrong_names[0]], expected, fix, did=did))
+            raise TrialError(wrong(trial, DECLARED, known[name], expected, fix, did=did))
         if self._of_all and not in_batches:
             did = f"declares {', '.join(self._of_all)} over all predictions"
             expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
@@ -249,26 +245,25 @@ class DeclaredMetrics:
         if isinstance(reducers, Mapping):
             return {**self._reducers, **reducers}
         if self._reducers and reducers != Reducer.AVG:
-            fix, expected = (
-                f"declare every metric in {DECLARED}, without evaluation_reducer",
-                f"none beside {DECLARED}",
+            fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
+            raise TrialError(
+                wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix)
             )
-            raise TrialError(wrong(self._trial, "evaluation_reducer", reducers, expected, fix))
         return self._reducers or reducers
 
     def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
         """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
         kept = {name: metrics[name] for name in self._of_all if name in metrics}
         for name, value in kept.items():
-            arrays = [
-                isinstance(each, (torch.Tensor, np.ndarray)) and each.ndim for each in tree_leaves(value)
-            ]
-            if not all(arrays):
+            if not all(isinstance(each, ARRAYS) and each.ndim for each in tree_leaves(value)):
                 did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
                 fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
                 raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
         if counts and kept:
-            self._kept.append((index, tree_map(_on_host, kept)))
+            # numpy, which most functions compute in, has no bfloat16
+            kept = tree_map(lambda value: torch.as_tensor(value).detach().cpu(), kept)
+            kept = tree_map(lambda value: value.float() if value.dtype == torch.bfloat16 else value, kept)
+            self._kept.append((index, kept))
         return {name: value for name, value in metrics.items() if name not in kept}
 
     def compute(self, distributed: Any, replica: int) -> dict[str, Any]:
@@ -314,11 +309,6 @@ def _applied(how: Any, whole: Any) -> Any:
     else:
         result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
     return how.compute() if _is_updated(how) else result
-
-
-def _on_host(value: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(value).detach().cpu()
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _is_updated(how: Any) -> bool:
@@ -415,7 +405,7 @@ def _rows_of(trial: Any, found: Any, length: int) -> list[str]:
         return []
     columns: dict[str, Any] = {}
     for name, value in found.items() if isinstance(found, dict) else ():
-        is_array = isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim
+        is_array = isinstance(value, ARRAYS) and value.ndim
         if not (is_array or isinstance(value, (list, tuple))) or len(value) != length:
             columns.clear()
             break
