@@ -431,7 +431,7 @@ def results_table(results: Results, columns: int) -> str:
 
     from rich.console import Console
 
-    from determined_ds.report import columns as room
+    from determined_ds.report import comparison as room
 
     text = io.StringIO()
     Console(width=columns, file=text, color_system=None).print(room.results_table(results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -171,13 +172,13 @@ def _recorded(config: Path, *, steps: int, **given: Any) -> Path:
 
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
+    from determined_ds.report.charts import profile_picture, step_picture
     from determined_ds.report.results import read_row
-    from determined_ds.report.style import can_draw, png_of
+    from determined_ds.report.style import png_of
     from determined_ds.rundir.run_dir import RunDir
 
-    if not can_draw():
+    if importlib.util.find_spec("matplotlib") is None:
         return []
-    from determined_ds.report.charts import profile_picture, step_picture
 
     measured, drawn = RunDir(folder.parent).measured, {"profile.png": profile_picture(content)}
     for each in read_row(measured).repetitions if measured.is_file() else ():

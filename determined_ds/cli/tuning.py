@@ -129,7 +129,7 @@ def _show(results: Results, run_dir: Path, *, best: str = "") -> None:
     """Print the table and the files that were written."""
     from rich.console import Console
 
-    from determined_ds.report.columns import results_table
+    from determined_ds.report.comparison import results_table
     from determined_ds.rundir.run_dir import short
 
     click.echo()

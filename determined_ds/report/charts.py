@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
-from determined_ds.report.columns import label
+from determined_ds.report.comparison import ESTIMATE, STATES, label
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
 from determined_ds.report.results import PARTS, WINDOW, Results, Row
 from determined_ds.report.style import (
@@ -40,7 +40,8 @@ LABEL_WIDTH = 20  # characters of a line
 ROW_IN, LINE_IN = 0.27, 0.15  # of a bar and the space around it; of a line of its name
 ROOM = 1.22  # of an axis beside its longest bar, for the number
 DOT: dict[str, Any] = {"markeredgecolor": GROUND, "markersize": 7, "zorder": 4}
-STATES = "model_state_bytes"
+TICKS: dict[str, Any] = {"axis": "x", "nbins": 6, "steps": [1, 2, 5, 10]}
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED, "handlelength": 1.0}
 MOST_RANKS = 32  # bars; of more ranks, those with the longest and the shortest steps
 ROOMY = 0.09  # share of the longest bar in which a number fits
 # Of schedules.
@@ -61,15 +62,12 @@ MOST = 6  # pipelines of a comparison; of more the first
 ORDER = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
 
 
-def _names(results: Results, rows: Sequence[Row]) -> list[str]:
-    names = [label(row, results, ", ") for row in rows]
-    return ["\n".join(textwrap.wrap(name, LABEL_WIDTH, break_on_hyphens=False)) or name for name in names]
-
-
-def _height(results: Results, rows: Sequence[Row]) -> float:
-    """Of the bars of some rows, in inches."""
-    lines = max(name.count("\n") + 1 for name in _names(results, rows))
-    return max(0.6, max(ROW_IN, 0.05 + LINE_IN * lines) * len(rows))
+def _names(results: Results, rows: Sequence[Row]) -> tuple[list[str], float]:
+    """The rows' names at the left of their bars, and how high the bars are in inches."""
+    labels = [label(row, results, ", ") for row in rows]
+    names = ["\n".join(textwrap.wrap(each, LABEL_WIDTH, break_on_hyphens=False)) or each for each in labels]
+    lines = max(name.count("\n") + 1 for name in names)
+    return names, max(0.6, max(ROW_IN, 0.05 + LINE_IN * lines) * len(rows))
 
 
 def _name_bars(panel: Axes, names: Sequence[str]) -> None:
@@ -77,7 +75,7 @@ def _name_bars(panel: Axes, names: Sequence[str]) -> None:
     size = SMALL_PT if any("\n" in name for name in names) else FONT_PT
     panel.set_yticks(range(len(names)), names, color=INK, fontsize=size, linespacing=1.05)
     panel.set_ylim(len(names) - 0.4, -0.6)
-    panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
+    panel.locator_params(**TICKS)
     panel.tick_params(axis="x", length=3)
 
 
@@ -87,80 +85,63 @@ def _beside(panel: Axes, value: float, at: float, text: str, colour: str = INK, 
     panel.annotate(text, (value, at), xytext=(gap, 0), color=colour, **how)
 
 
-def _bars(
-    panel: Axes,
-    results: Results,
-    rows: Sequence[Row],
-    values: Sequence[float],
-    *,
-    spreads: Sequence[tuple[float, float]] = (),
-    marks: Sequence[float] = (),
-) -> None:
-    """A bar a row, with its number; with whiskers and upright marks, where there are some."""
-    _name_bars(panel, _names(results, rows))
-    colours, ends = strategy_colours(results), list(values)
-    panel.barh(range(len(rows)), values, 0.7, color=[colours[row.name] for row in rows])
-    for at, (low, high) in enumerate(spreads):
-        if low < high:
-            error = [[max(0, values[at] - low)], [max(0, high - values[at])]]
-            panel.errorbar(values[at], at, xerr=error, color=INK, elinewidth=1.2, capsize=3)
-        ends[at] = max(values[at], high)
-    for at, end in enumerate(ends):
-        _beside(panel, end, at, number(values[at], 3))
-    for at, mark in enumerate(marks):
-        panel.plot([mark] * 2, [at - 0.43, at + 0.43], color=INK, solid_capstyle="butt")
-    panel.set_xlim(0, ROOM * max([*ends, *marks]) or 1)
-
-
-def _legend(figure: Figure, panel: Axes, where: str) -> None:
-    handles, names = panel.get_legend_handles_labels()
-    each_once = dict(zip(names, handles, strict=True))
-    how: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED, "handlelength": 1.0}
-    how |= {"loc": f"outside {where} left", "ncols": 4}
-    figure.legend(list(each_once.values()), list(each_once), **how)
-
-
 # ------------------------------------------------------------------------------------------- of a comparison
 
 
 def throughput(results: Results) -> Figure | None:
     """Samples per second, with the lowest and the highest repetition as whiskers."""
     rows = [row for row in results.measured if row.samples_per_second is not None]
-    if not rows:
-        return None
-    with drawing():
-        figure, (panel,) = figure_of([_height(results, rows)])
-        spreads = [row.samples_per_second_spread or (0.0, 0.0) for row in rows]
-        _bars(panel, results, rows, [row.samples_per_second or 0.0 for row in rows], spreads=spreads)
-        panel.set_title("Throughput")
-        repeated = any(len(row.repetitions) > 1 for row in rows)
-        panel.set_xlabel("samples per second" + ("; whiskers: repetitions" if repeated else ""))
-    return figure
+    repeated = "; whiskers: repetitions" if any(len(row.repetitions) > 1 for row in rows) else ""
+    values = [row.samples_per_second or 0.0 for row in rows]
+    spreads = [row.samples_per_second_spread or (0.0, 0.0) for row in rows]
+    return _bars(results, [("Throughput", f"samples per second{repeated}", rows, values, spreads, ())])
 
 
 def memory(results: Results) -> Figure | None:
     """Peak memory of the rank that took most, and its model states, with the estimates as marks on them."""
-    kind = "resident" if results.accelerator == "cpu" else "device"
-    shown = []
+    kind, panels = "resident" if results.accelerator == "cpu" else "device", []
     for title, of, words in (
         ("Peak memory", "peak_memory_bytes", f" of {kind} memory"),
         ("Model states", STATES, ""),
     ):
-        if rows := [row for row in results.measured if getattr(row, of) is not None]:
-            shown.append((f"{title} of a rank", of, words, rows))
-    if not shown:
+        rows = [row for row in results.measured if getattr(row, of) is not None]
+        values, marks = [getattr(row, of) for row in rows], []
+        if of == STATES and all(row.estimated_model_state_bytes for row in rows):
+            marks = [getattr(row, ESTIMATE) for row in rows]
+            words = "; the upright line is the estimate"
+        unit, size = byte_unit([*values, *marks])
+        values, marks = ([each / size for each in sizes] for sizes in (values, marks))
+        panels.append((f"{title} of a rank", unit + words, rows, values, (), marks))
+    return _bars(results, panels)
+
+
+# A title, the name of the axis; rows and their values, whiskers and upright marks, where there are some.
+Bars = tuple[str, str, Sequence[Row], Sequence[float], Sequence[tuple[float, float]], Sequence[float]]
+
+
+def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
+    """A bar a row, with its number; of the panels that have rows."""
+    panels, colours = [each for each in panels if each[2]], strategy_colours(results)
+    if not panels:
         return None
     with drawing():
-        figure, panels = figure_of([_height(results, rows) for *_, rows in shown])
-        for panel, (title, of, words, rows) in zip(panels, shown, strict=True):
-            values, marks = [getattr(row, of) for row in rows], []
-            if of == STATES and all(row.estimated_model_state_bytes for row in rows):
-                marks = [row.estimated_model_state_bytes or 0 for row in rows]
-                words += "; the upright line is the estimate"
-            unit, size = byte_unit([*values, *marks])
-            _bars(panel, results, rows, [v / size for v in values], marks=[mark / size for mark in marks])
+        figure, axes = figure_of([_names(results, rows)[1] for _, _, rows, *_ in panels])
+        for panel, (title, axis, rows, values, spreads, marks) in zip(axes, panels, strict=True):
+            _name_bars(panel, _names(results, rows)[0])
+            ends = list(values)
+            panel.barh(range(len(rows)), values, 0.7, color=[colours[row.name] for row in rows])
+            for at, (low, high) in enumerate(spreads):
+                if low < high:
+                    error = [[max(0, values[at] - low)], [max(0, high - values[at])]]
+                    panel.errorbar(values[at], at, xerr=error, color=INK, elinewidth=1.2, capsize=3)
+                ends[at] = max(values[at], high)
+            for at, end in enumerate(ends):
+                _beside(panel, end, at, number(values[at], 3))
+            for at, mark in enumerate(marks):
+                panel.plot([mark] * 2, [at - 0.43, at + 0.43], color=INK, solid_capstyle="butt")
+            panel.set_xlim(0, ROOM * max([*ends, *marks]) or 1)
             panel.set_title(title)
-            panel.set_xlabel(unit + words)
+            panel.set_xlabel(axis)
     return figure
 
 
@@ -170,8 +151,9 @@ def loss(results: Results) -> Figure | None:
     if target is None:
         return None
     colours, most = strategy_colours(results), max(row.slots for row in rows)
+    names, height = _names(results, rows)
     with drawing():
-        figure, (curves, times) = figure_of([2.1, _height(results, rows)])
+        figure, (curves, times) = figure_of([2.1, height])
         for at, row in enumerate(rows):
             times_s, losses = zip(*row.loss_curve, strict=True)
             style: Any = "-" if row.slots == most else (0, (4, 2))
@@ -190,17 +172,13 @@ def loss(results: Results) -> Figure | None:
         if any(row.slots < most for row in rows):
             curves.set_xlabel(f"dashed: on fewer than {count(most, 'slot')}")
         curves.grid(axis="y")
-        _name_bars(times, _names(results, rows))
+        _name_bars(times, names)
         times.set_title(f"Time to a loss of {number(target)}")
         times.set_xlabel("seconds of training")
         for panel in (curves, times):
             panel.set_xlim(0, max(row.loss_curve[-1][0] for row in rows) * 1.16)
-            panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
+            panel.locator_params(**TICKS)
     return figure
-
-
-# A title, a schedule, and the passes of each rank.
-Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]
 
 
 def schedules(results: Results) -> Figure | None:
@@ -211,38 +189,20 @@ def schedules(results: Results) -> Figure | None:
     recorded = []
     for row in results.measured:
         steps = [each.pipeline_step for each in row.repetitions if each.pipeline_step is not None]
-        recorded += [(row, step) for step in steps[:1]]
+        recorded += [(label(row, results, ", "), step) for step in steps[:1]]
     if not recorded:
         return None
-    panels = [panel for row, step in recorded[:MOST] for panel in _panels(label(row, results, ", "), step)]
     left_out = f"; {len(recorded) - MOST} more pipelines are left out" if len(recorded) > MOST else ""
+    panels = [panel for name, step in recorded[:MOST] for panel in _panels(name, step)]
     return _picture(panels, unit=0.001, axis=f"milliseconds{left_out}")
 
 
-# Of a comparison: its name -> what draws it, and what to see in it.
-CHARTS: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
-    "throughput": (
-        throughput,
-        "Longer is faster. Where whiskers overlap, these measurements do not show which is faster; what was measured"
-        " once has none.",
-    ),
-    "memory": (
-        memory,
-        "Shorter is better. On a CPU the peak is the whole process, torch itself included: it hides what the states"
-        " show. The estimate of the states is what the memory model expects before anything runs.",
-    ),
-    "loss": (
-        loss,
-        "Further left is sooner. The loss is the highest that any ended at, so that all come to it; starting up is not"
-        " counted.",
-    ),
-    "schedules": (
-        schedules,
-        "The median step of each pipeline, a row a rank, with the micro-batch's number where there is room. Above, its"
-        " passes as the schedule plans them, as long as they were; below, as they ran. Where the planned bubble is"
-        " larger than the counted one, parts are uneven; where the measured one is larger than the planned one, ranks"
-        " wait for messages, or passes vary, as they do where ranks share the cores of a CPU.",
-    ),
+# Of a comparison. What to see in each is said on its page.
+CHARTS: dict[str, Callable[[Results], Figure | None]] = {
+    "throughput": throughput,
+    "memory": memory,
+    "loss": loss,
+    "schedules": schedules,
 }
 
 
@@ -267,30 +227,27 @@ def profile_picture(profile: Mapping[str, Any]) -> Figure | None:
     with drawing():
         figure, (panel,) = figure_of([max(0.6, ROW_IN * len(ranks)) + 0.45])
         for at, rank in enumerate(ranks):
-            seconds = {part: rank["seconds"].get(part, 0.0) for part in there}
-            texts = {part: percent(s / rank["step_s"]) for part, s in seconds.items() if s > roomy_s}
             end = 0.0
-            for part, taken in seconds.items():
-                colour, width = PART_COLOURS[part], 1000 * taken
-                panel.barh(at, width, 0.7, left=end, color=colour, label=part)
-                how: dict[str, Any] = {
-                    "ha": "center",
-                    "va": "center",
-                    "fontsize": SMALL_PT,
-                    "color": ink_on(colour),
-                }
-                panel.text(end + width / 2, at, texts.get(part, ""), **how)
-                end += width
+            for part in there:
+                colour, seconds = PART_COLOURS[part], rank["seconds"].get(part, 0.0)
+                panel.barh(at, 1000 * seconds, 0.7, left=end, color=colour, label="" if at else part)
+                text = percent(seconds / rank["step_s"]) if seconds > roomy_s else ""
+                how: dict[str, Any] = {"va": "center", "fontsize": SMALL_PT, "color": ink_on(colour)}
+                panel.text(end + 500 * seconds, at, text, ha="center", **how)
+                end += 1000 * seconds
         panel.set_yticks(range(len(ranks)), [f"rank {rank['rank']}" for rank in ranks], color=INK)
         panel.set_ylim(len(ranks) - 0.4, -0.6)
         panel.set_xlabel("milliseconds of a mean step")
         left_out = len(profile["ranks"]) - len(ranks)
         panel.set_title("A step taken apart" + (f" ({left_out} ranks are left out)" if left_out else ""))
-        _legend(figure, panel, "lower")
+        figure.legend(loc="outside lower left", ncols=4, **LEGEND)
     return figure
 
 
 # ------------------------------------------------------------------------------------------- of schedules
+
+# A title, a schedule, and the passes of each rank.
+Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]
 
 
 def step_picture(step: RecordedStep) -> Figure:
@@ -337,52 +294,47 @@ def _panels(name: str, step: RecordedStep) -> list[Panel]:
 
 
 def _picture(panels: Sequence[Panel], *, unit: float, axis: str) -> Figure:
-    """Panels one below the other, on one scale of this unit."""
+    """Panels one below the other, on one scale of this unit: boxes by kind and part, numbers where there is room."""
     from matplotlib.patches import Patch
 
     longest = max(span.end for _, _, ranks in panels for rank in ranks for span in rank) / unit
+    inch = (WIDE_IN - 0.8) / longest  # of a unit
     with drawing():
         heights = [min(ROWS_IN[1], ROWS_IN[0] * pipe.ranks) for _, pipe, _ in panels]
         figure, axes = figure_of(heights, width=WIDE_IN)
-        for each, (title, pipe, ranks) in zip(axes, panels, strict=True):
-            _draw_rows(each, pipe, ranks, unit, (WIDE_IN - 0.8) / longest)
-            each.set_xlim(0, longest)
-            each.set_title(title)
-            each.tick_params(axis="x", length=3)
-            each.spines["left"].set_visible(False)
+        for panel, (title, pipe, ranks) in zip(axes, panels, strict=True):
+            is_roomy = ROWS_IN[0] * pipe.ranks <= ROWS_IN[1]
+            for rank, spans in enumerate(ranks):
+                own = [part for part in range(pipe.parts) if pipe.rank_of(part) == rank]
+                boxes: dict[str, list[tuple[float, float]]] = {}
+                for span in spans:
+                    start, width = span.start / unit, (span.end - span.start) / unit
+                    chunk = own.index(span.op.part) if span.op.part in own else 0
+                    colour = _shade(span.op.kind, chunk / max(1, pipe.chunks - 1))
+                    boxes.setdefault(colour, []).append((start, width))
+                    text = str(span.op.micro_batch)
+                    if is_roomy and span.op.kind != LOAD and width * inch > DIGIT_IN * (len(text) + 0.4):
+                        how: dict[str, Any] = {"fontsize": NUMBER_PT, "ha": "center", "va": "center_baseline"}
+                        panel.text(start + width / 2, rank, text, color=ink_on(colour), zorder=3, **how)
+                for colour, found in boxes.items():
+                    thinnest = min(width for _, width in found) * inch
+                    edge: dict[str, Any] = {"edgecolor": GROUND, "linewidth": 0.5} if thinnest > 0.03 else {}
+                    panel.broken_barh(found, (rank - BOX / 2, BOX), facecolor=colour, **edge)
+            named = range(0, pipe.ranks, 1 if is_roomy else max(1, pipe.ranks // 16))
+            panel.set_yticks(named, [f"rank {rank}" for rank in named], color=INK)
+            panel.set_ylim(pipe.ranks - 0.5, -0.5)
+            panel.set_xlim(0, longest)
+            panel.set_title(title)
+            panel.tick_params(axis="x", length=3)
+            panel.spines["left"].set_visible(False)
         axes[-1].set_xlabel(axis)
         there = {span.op.kind for _, _, ranks in panels for rank in ranks for span in rank}
         keys = [Patch(facecolor=KINDS[kind][0], label=KINDS[kind][2]) for kind in KINDS if kind in there]
         if (chunks := max(pipe.chunks for _, pipe, _ in panels)) > 1:
             paler = f"paler: later of a rank's {chunks} parts"
             keys.append(Patch(facecolor=_shade(FORWARD, 1.0), label=paler))
-        how: dict[str, Any] = {"ncols": 6, "frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED}
-        figure.legend(handles=keys, loc="outside upper left", handlelength=1.0, **how)
+        figure.legend(handles=keys, loc="outside upper left", ncols=6, **LEGEND)
     return figure
-
-
-def _draw_rows(axes: Axes, pipe: Pipeline, ranks: Sequence[Sequence[Span]], unit: float, inch: float) -> None:
-    """A rank's boxes, by kind and part, and numbers in those that are wide enough; ``inch`` in units of the axis."""
-    is_roomy = ROWS_IN[0] * pipe.ranks <= ROWS_IN[1]
-    for rank, spans in enumerate(ranks):
-        own = [part for part in range(pipe.parts) if pipe.rank_of(part) == rank]
-        boxes: dict[str, list[tuple[float, float]]] = {}
-        for span in spans:
-            start, width = span.start / unit, (span.end - span.start) / unit
-            chunk = own.index(span.op.part) if span.op.part in own else 0
-            colour = _shade(span.op.kind, chunk / max(1, pipe.chunks - 1))
-            boxes.setdefault(colour, []).append((start, width))
-            text = str(span.op.micro_batch)
-            if is_roomy and span.op.kind != LOAD and width * inch > DIGIT_IN * (len(text) + 0.4):
-                how: dict[str, Any] = {"fontsize": NUMBER_PT, "ha": "center", "va": "center_baseline"}
-                axes.text(start + width / 2, rank, text, color=ink_on(colour), zorder=3, **how)
-        for colour, found in boxes.items():
-            thinnest = min(width for _, width in found) * inch
-            edge: dict[str, Any] = {"edgecolor": GROUND, "linewidth": 0.5} if thinnest > 0.03 else {}
-            axes.broken_barh(found, (rank - BOX / 2, BOX), facecolor=colour, **edge)
-    names = range(0, pipe.ranks, 1 if is_roomy else max(1, pipe.ranks // 16))
-    axes.set_yticks(names, [f"rank {rank}" for rank in names], color=INK)
-    axes.set_ylim(pipe.ranks - 0.5, -0.5)
 
 
 def _shade(kind: str, share: float) -> str:

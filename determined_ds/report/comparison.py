@@ -1,34 +1,20 @@
-"""The report of a comparison: results.json, results.csv and report.html."""
+"""Results for people: one list of columns, from which the terminal's table, results.csv and report.html are made."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from determined_ds.documents.files import write_files
-from determined_ds.report.columns import (
-    COLUMNS,
-    Column,
-    label,
-    layout,
-    memory_note,
-    name_of,
-    reason,
-    rows_csv,
-    unmeasured,
-)
-from determined_ds.report.numbers import (
-    UNKNOWN,
-    byte_unit,
-    date_text,
-    loss_text,
-    number,
-    printable,
-    shortened,
-)
+from determined_ds.report import numbers as n
+from determined_ds.report.numbers import UNKNOWN, Head, Table, byte_unit, count, number, printable, shortened
 from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
@@ -41,7 +27,7 @@ from determined_ds.report.results import (
 )
 
 RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
-LONGEST_REASON = 160  # in the table; the whole reason stands below it
+LONGEST_NAME, LONGEST_REASON, LONGEST_IN_CELL = 80, 600, 160  # the whole reason stands below the page's table
 ONCE = 0.05  # assumed spread of a speed that was measured once, relative
 ALIKE = 0.01  # sizes that differ by less are the same, relative
 RAN_OUT = {
@@ -55,6 +41,9 @@ RAN_OUT = {
 def write_report(results: Results, folder: str | Path, *, page: bool = True) -> list[Path]:
     """Write results as JSON, as CSV and as a page; all of them or none, each of them whole at any moment.
 
+    The CSV is that of RFC 4180: a header with units in its names, then a line a row; nothing is rounded, unknown values
+    are empty, and the columns are the same for all results. The same results give the same texts.
+
     Args:
         results: What was measured so far.
         folder: Made where it is missing. Files of an earlier report in it are replaced.
@@ -67,12 +56,48 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     Raises:
         ConfigError: the folder cannot be written to.
     """
-    folder = Path(folder)
-    texts = {folder / RESULTS: results_text(results), folder / CSV: rows_csv(results)}
+    folder, columns, table = Path(folder), COLUMNS.values(), io.StringIO(newline="")
+    writer = csv.writer(table, lineterminator="\r\n")
+    writer.writerow(name for name, column in COLUMNS.items() if column.in_csv)
+    writer.writerows([each.value(results, row) for each in columns if each.in_csv] for row in results.rows)
+    texts = {folder / RESULTS: results_text(results), folder / CSV: table.getvalue()}
     if page:
         texts[folder / PAGE] = _page(results)
     write_files(texts, overwrite=True)
     return list(texts)
+
+
+# ------------------------------------------------------------------------------------------- rows in words
+
+
+def label(row: Row, results: Results, joint: str = " on ") -> str:
+    """What a row is called among the others: ``zero1``, or ``zero1 on 2 slots`` where rows differ in their slots."""
+    differ = len({each.slots for each in results.rows}) > 1
+    return _name(row) + (f"{joint}{count(row.slots, 'slot')}" if differ else "")
+
+
+def _name(row: Row) -> str:
+    return shortened(printable(row.name), LONGEST_NAME)
+
+
+def _micro_batches(row: Row) -> str | None:
+    """The micro-batch, and how many of them a rank takes a step: ``16 x 1``."""
+    known = row.micro_batch_size is not None and row.accumulation is not None
+    return f"{row.micro_batch_size} x {row.accumulation}" if known else None
+
+
+def _reason(row: Row) -> str:
+    """Why a row has no part in comparisons."""
+    if row.status not in RAN_OUT:
+        return "no step was timed: all of them were the warm-up"
+    said = shortened(printable(row.reason), LONGEST_REASON)
+    return f"{row.status}: {said}" if said else row.status
+
+
+def _memory_note(results: Results) -> str:
+    if results.accelerator == "cpu":
+        return "peak memory on a CPU is a process's resident memory: torch itself, the data and the model are in it"
+    return "peak memory is what the allocator had handed out of the device's memory at most"
 
 
 def verdict(results: Results) -> str:
@@ -99,7 +124,7 @@ def verdict(results: Results) -> str:
     alike = [row for row in known if first and (row.name, row.slots) == (first.name, fastest.slots)]
     others = [row for row in (*alike, first) if row is not None and row in known and row != fastest]
     if others and others[0] not in leading:  # a ratio within the spread says nothing
-        named = label(others[0], results) if others[0].slots != fastest.slots else name_of(others[0])
+        named = label(others[0], results) if others[0].slots != fastest.slots else _name(others[0])
         parts[0] += f", {speed(fastest) / speed(others[0]):.2f} times {named}"
     if close := [label(row, results) for row in leading[1:]]:
         named = " and ".join(filter(None, (", ".join(close[:-1]), close[-1])))
@@ -109,7 +134,7 @@ def verdict(results: Results) -> str:
         unit, size = byte_unit([min(sizes)])
         leanest = label(sizes[min(sizes)], results)
         parts.append(f"{leanest} takes the least memory, {number(min(sizes) / size, 3)} {unit} a rank")
-    missing = unmeasured(results)
+    missing = [row for row in results.rows if not row.is_measured]
     if len(missing) == 1:
         parts.append(f"{label(missing[0], results)} {RAN_OUT.get(missing[0].status, 'timed no step')}")
     elif missing:
@@ -117,11 +142,164 @@ def verdict(results: Results) -> str:
     return "; ".join(parts) + "."
 
 
+# ------------------------------------------------------------------------------------------- columns
+
+
+@dataclass(frozen=True)
+class Column:
+    """One fact about a row.
+
+    Args:
+        value: The exact value, as the CSV has it and the page sorts by it; None where it is not known.
+        head: Its heading, without the unit.
+        text: Formats a value that is already divided by the unit.
+        unit: Name and size of the unit that values are shown in, one for all rows; "" leaves it out of the heading.
+        best: Which value the page highlights, if any.
+        align: Of its cells.
+        drop: In the terminal's table; the one with the highest goes first where there is no room, 0 stays; None: it is
+            not in it.
+        below: On the page, with the column of this name below its values; None: it is not a column there.
+        in_csv: Whether the CSV has it.
+    """
+
+    value: Callable[[Results, Row], Any]
+    head: str = ""
+    text: Callable[[Any], str] = number
+    unit: Callable[[Results], tuple[str, float]] = lambda _: ("", 1)
+    best: Callable[[Iterable[float]], float] | None = None
+    align: Literal["left", "right"] = "right"
+    drop: int | None = None
+    below: str | None = None
+    in_csv: bool = True
+
+    def heading(self, results: Results) -> str:
+        """Its heading with the unit: ``step, ms``."""
+        name, _ = self.unit(results)
+        return f"{self.head}, {name}" if name else self.head
+
+    def shown(self, results: Results, row: Row) -> str:
+        """A row's value in the unit of the column, formatted."""
+        value, (_, size) = self.value(results, row), self.unit(results)
+        if value is None:
+            return UNKNOWN
+        if size != 1:
+            value = tuple(each / size for each in value) if isinstance(value, tuple) else value / size
+        return self.text(value)
+
+    def is_known(self, results: Results) -> bool:
+        """Whether any measured row has a value."""
+        return any(self.value(results, row) is not None for row in results.measured)
+
+
+def _of(name: str, *head: Any, **how: Any) -> Column:
+    return Column(lambda _, row: getattr(row, name), *head, **how)
+
+
+def _against_first(name: str, text: Callable[[Any], str], **how: Any) -> Column:
+    return Column(lambda results, row: results.against_first(row).get(name), "vs. first", text, **how)
+
+
+def _step_unit(results: Results) -> tuple[str, float]:
+    longest = max((row.median_step_seconds or 0 for row in results.rows), default=0)
+    return ("s", 1.0) if longest >= 10 else ("ms", 1e-3)
+
+
+def _bytes_of(*names: str) -> Callable[[Results], tuple[str, float]]:
+    return lambda results: byte_unit(getattr(row, name) for row in results.rows for name in names)
+
+
+STATES, ESTIMATE = "model_state_bytes", "estimated_model_state_bytes"
+IN_STATES = _bytes_of(STATES, ESTIMATE)
+# Programs read the CSV by these names: rename nothing.
+COLUMNS = {
+    "name": Column(lambda _, row: printable(row.name), "strategy", str, align="left", drop=0),
+    "slots": _of("slots", "slots", str, drop=6),
+    "status": _of("status"),
+    "reason": Column(lambda _, row: printable(row.reason)),
+    **{name: _of(name) for name in ("zero_stage", "replicas", "pipe_parallel_size", "micro_batch_size")},
+    **{name: _of(name) for name in ("accumulation", "precision", "samples_per_step", "tokens_per_sample")},
+    "num_repetitions": Column(lambda _, row: len(row.repetitions)),
+    "num_timed_steps": Column(lambda _, row: len(row.step_seconds)),
+    "micro": Column(lambda _, row: _micro_batches(row), "micro", str, drop=8, in_csv=False),
+    "step_median_s": _of("median_step_seconds", "step", unit=_step_unit, drop=0, below="spread"),
+    "spread": Column(
+        lambda _, row: row.spread if len(row.repetitions) > 1 else None,
+        "spread",
+        lambda ends: n.span(*ends),
+        unit=lambda results: ("", _step_unit(results)[1]),  # that of the step beside it
+        drop=1,
+        in_csv=False,
+    ),
+    "step_p95_s": _of("p95_step_seconds", "p95", unit=_step_unit, drop=11, below=""),
+    "step_lowest_repetition_s": Column(lambda _, row: row.spread and row.spread[0]),
+    "step_highest_repetition_s": Column(lambda _, row: row.spread and row.spread[1]),
+    "samples_per_s": _of(
+        "samples_per_second", "samples/s", best=max, drop=0, below="samples_per_s_against_first"
+    ),
+    "samples_per_s_against_first": _against_first("samples_per_second", n.ratio, drop=2),
+    "tokens_per_s": _of("tokens_per_second", "tokens/s", drop=10, below=""),
+    "scaling_efficiency": Column(Results.scaling_efficiency, "scaling", n.percent, below=""),
+    "peak_memory_bytes": _of(
+        "peak_memory_bytes",
+        "peak",
+        unit=_bytes_of("peak_memory_bytes"),
+        best=min,
+        drop=3,
+        below="peak_memory_against_first",
+    ),
+    "peak_memory_against_first": _against_first("peak_memory_bytes", n.ratio),
+    STATES: _of(STATES, "states", unit=IN_STATES, drop=9, below=ESTIMATE),
+    ESTIMATE: _of(ESTIMATE, "estimate", unit=IN_STATES, drop=9),
+    "bubble": _of("bubble", "bubble", n.percent, drop=5, below="bubble_ideal"),
+    "bubble_ideal": _of("bubble_ideal", "ideal", n.percent, drop=7),
+    "loss": _of("loss", "loss", n.loss_text, drop=4, below="loss_against_first"),
+    "loss_against_first": _against_first("loss", n.difference),
+    "seconds_to_target_loss": Column(
+        lambda results, row: row.seconds_to(results.target_loss),
+        "time",
+        lambda value: number(value, 3),
+        unit=lambda results: (f"s to {number(results.target_loss)}", 1),
+        best=min,
+        below="",
+    ),
+    "target_loss": Column(lambda results, _: results.target_loss),
+}
+
+
+def results_table(results: Results) -> Table:
+    """The measurements for a terminal, a line a row; below them stand the rows that have none, and why."""
+    notes = [f"{label(row, results)}: {_reason(row)}" for row in results.rows if not row.is_measured]
+    if results.first is None:
+        return Table(heads=[], rows=[], notes=notes)
+    known = {name: each for name, each in COLUMNS.items() if each.drop is not None and each.is_known(results)}
+    notes.append("step: median of all; spread: lowest and highest median of the repetitions")
+    if len(results.measured) > 1:
+        notes.append(f"vs. first: against {label(results.first, results)}")
+    if "bubble" in known:
+        notes.append("bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone")
+    if "peak_memory_bytes" in known:
+        notes.append(f"peak: of the rank that takes most; {_memory_note(results)}")
+    several = len({row.slots for row in results.rows}) > 1  # then all columns may go before the slots
+    heads = [
+        Head(
+            text=each.heading(results),
+            align=each.align,
+            drop=0 if several and name == "slots" else each.drop or 0,
+            folds=name == "name",
+        )
+        for name, each in known.items()
+    ]
+    cells = [[each.shown(results, row) for each in known.values()] for row in results.measured]
+    return Table(heads=heads, rows=cells, notes=notes)
+
+
+# ------------------------------------------------------------------------------------------- the page
+
+
 def _page(results: Results) -> str:
     """Verdict, what was run, the table, pictures, what failed and why, how it was measured.
 
-    The file loads nothing, and what came from outside is text in it, never markup. The same results give the same
-    text.
+    The file loads nothing, and what came from outside is text in it, never markup.
     """
     from determined_ds.report.charts import CHARTS
     from determined_ds.report.style import PALETTE, address_of, self_contained, strategy_colours
@@ -133,83 +311,77 @@ def _page(results: Results) -> str:
         best.append(column.best(values) if column.best and len(values) > 1 else None)
 
     def cell(row: Row, column: Column, best: float | None = None) -> dict[str, Any]:
-        value, small = column.value(results, row), ""
-        if column.below and (shown := COLUMNS[column.below].shown(results, row)) != UNKNOWN:
-            small = shown
-        is_number = value is not None and math.isfinite(value)
-        is_best = value is not None and value == best
+        value = column.value(results, row)
+        small = COLUMNS[column.below].shown(results, row) if column.below else ""
         return {
             "text": column.shown(results, row),
-            "small": small,
-            "value": repr(value) if is_number else None,
-            "class": "best" if is_best else "",
+            "small": "" if small == UNKNOWN else small,
+            "value": repr(value) if value is not None and math.isfinite(value) else None,
+            "class": "best" if value is not None and value == best else "",
         }
 
-    colours = strategy_colours(results)
-    rows = []
+    precisions = {row.precision for row in results.rows} - {None}
+    rows, colours = [], strategy_colours(results)
     for row in results.rows:
-        status, _, why = reason(row).partition(": ")
-        cells = [cell(row, COLUMNS["slots"])]
+        stages = f"{row.pipe_parallel_size} stages" if row.is_pipeline else ""
+        below = [f"{row.replicas} x {stages}" if stages and (row.replicas or 1) > 1 else stages]
+        below += [count(row.replicas, "replica")] if row.replicas is not None and not stages else []
+        below += [row.precision] if row.precision is not None and len(precisions) > 1 else []
+        below += [f"micro {micro}"] if (micro := _micro_batches(row)) else []
+        cells, (status, _, why) = [cell(row, COLUMNS["slots"])], ("", "", "")
         if row.is_measured:
             cells += [cell(row, column, most) for column, most in zip(columns, best, strict=True)]
+        else:
+            status, _, why = _reason(row).partition(": ")
         rows.append(
             {
                 "colour": PALETTE.index(colours[row.name]),
-                "name": name_of(row),
-                "below": layout(row, results),
+                "name": _name(row),
+                "below": ", ".join(filter(None, below)),
                 "cells": cells,
                 "status": status,
-                "why": shortened(why, LONGEST_REASON),
+                "why": shortened(why, LONGEST_IN_CELL),
             }
         )
-    heads = [
-        {
-            "text": column.heading(results),
-            "small": COLUMNS[column.below].head if column.below else "",
-            "align": column.align,
-        }
-        for column in (COLUMNS["name"], COLUMNS["slots"], *columns)
-    ]
-    drawn = [(name, draw(results), caption) for name, (draw, caption) in CHARTS.items()]
-    note = memory_note(results)
+
+    date, measured = results.created, ""
+    with contextlib.suppress(ValueError):
+        date = n.date_text(datetime.fromisoformat(results.created))
+    if starts := [each for row in results.measured for each in row.repetitions]:
+        times, warmup = max(len(row.repetitions) for row in results.measured), starts[0].warmup
+        measured = f"{times} x {results.steps} steps each, after {warmup} of warm-up, in fresh processes"
+    sizes = sorted({(row.samples_per_step, row.tokens_per_sample) for row in results.measured}, key=str)
+    batch = (
+        f"{num:,} samples" + (f" of {tokens:,} tokens" if tokens else "") for num, tokens in sizes if num
+    )
+    note, figures = _memory_note(results), {name: draw(results) for name, draw in CHARTS.items()}
     return self_contained(
         "comparison.html.jinja",
         ["sort.js"],
         title=printable(results.title),
         verdict=verdict(results),
-        facts=_facts(results),
+        facts={
+            "command": printable(results.command),
+            "machine": printable(results.machine),
+            "date": printable(date),
+            "measured": measured,
+            "global batch": "; ".join(batch),
+        },
         results=results,
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
         first=label(results.first, results) if results.first else "",
-        heads=heads,
-        rows=rows,
-        pictures=[
-            {"name": name, "address": address_of(figure), "caption": caption, "is_wide": name == "schedules"}
-            for name, figure, caption in drawn
-            if figure is not None
+        heads=[
+            {
+                "text": column.heading(results),
+                "small": COLUMNS[column.below].head if column.below else "",
+                "align": column.align,
+            }
+            for column in (COLUMNS["name"], COLUMNS["slots"], *columns)
         ],
-        unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],
+        rows=rows,
+        pictures={name: address_of(figure) for name, figure in figures.items() if figure is not None},
+        unmeasured=[(label(row, results), _reason(row)) for row in results.rows if not row.is_measured],
         memory_note=f"{note[0].upper()}{note[1:]}",
         window=WINDOW,
-        target="" if results.target_loss is None else loss_text(results.target_loss),
+        target="" if results.target_loss is None else n.loss_text(results.target_loss),
     )
-
-
-def _facts(results: Results) -> dict[str, str]:
-    date, measured = results.created, ""
-    with contextlib.suppress(ValueError):
-        date = date_text(datetime.fromisoformat(results.created))
-    if starts := [each for row in results.measured for each in row.repetitions]:
-        times = max(len(row.repetitions) for row in results.measured)
-        measured = (
-            f"{times} x {results.steps} steps each, after {starts[0].warmup} of warm-up, in fresh processes"
-        )
-    sizes = sorted({(row.samples_per_step, row.tokens_per_sample) for row in results.measured}, key=str)
-    batch = (f"{n:,} samples" + (f" of {tokens:,} tokens" if tokens else "") for n, tokens in sizes if n)
-    return {
-        "command": printable(results.command),
-        "machine": printable(results.machine),
-        "date": printable(date),
-        "measured": measured,
-        "global batch": "; ".join(batch),
-    }

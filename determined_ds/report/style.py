@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import importlib.util
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -166,8 +165,3 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
         num_colours=len(PALETTE),
         **values,
     )
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is there, which draws pictures."""
-    return importlib.util.find_spec("matplotlib") is not None
