@@ -54,10 +54,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "missing",
         "other_shapes",
     ),
-    "model_defs/causal_lm/test_sequence_parallel.py::test_losses_are_those_of_one_rank": (
-        "llama, ZeRO 3.*",
-        "tiles, sequence 2",
-    ),
+    "model_defs/causal_lm/test_sequence_parallel.py::test_losses_are_those_of_one_rank": ("llama, ZeRO 3.*",),
     "model_defs/causal_lm/test_sequence_parallel.py::test_a_checkpoint_is_of_no_layout": (
         "sequence 2 -> one rank",
         "one rank -> sequence 2",

@@ -59,8 +59,6 @@ class Strategy:
     micro_batch_size: int = 1  # samples of a forward pass
     accumulation: int = 1  # micro-batches of an optimizer step; a pipeline's micro_batches
     activation_checkpointing: bool = False  # each block is computed again in the backward pass
-    tiled_mlp: int = 1  # tiles of the sequence in which each MLP is computed, and again in the backward pass
-    tiled_loss: int = 1  # tiles in which logits and loss are computed so
     num_optimizer_states: int = ADAM_STATES  # tensors of the parameters' size: 2 for Adam, 0 for plain SGD
     grad_accum_dtype: str | None = None  # data_types.grad_accum_dtype; None: the precision
     master_dtype: str = "fp32"  # unless bf16_master_weights_and_grads or its like says otherwise
@@ -154,9 +152,6 @@ def read_strategy(c: ResolvedConfig) -> Strategy:
     for what in ("offload_optimizer", "offload_param"):
         device = get_path(zero, (what, "device"))
         own[what] = None if device == "none" else device
-    for what in ("tiled_mlp", "tiled_loss"):
-        tiles = hyperparameters.get(what)
-        own[what] = max(1, tiles) if isinstance(tiles, int) else 1
     schedule, chunks = schedule_of(hyperparameters)
     method = hyperparameters.get("partition_method")
     accumulated = get_path(ds, ("data_types", "grad_accum_dtype"))

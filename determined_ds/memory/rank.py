@@ -22,8 +22,7 @@ when the backward pass ends, so does this::
 Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), sections 4.1 and 4.2.1, for a block, s tokens,
 b samples, width h and elements of e bytes: (16 e + 2) sbh, of which ranks that share each layer divide 12 e sbh. Its
 5 a s² b for the scores of a heads is left out: torch's ``scaled_dot_product_attention`` computes them again, and keeps
-one float a head and token. The head keeps logits, their log-softmax and a gradient of that size: (e + 4 + 4) sbv. What
-is computed in tiles of the sequence keeps its input alone (arXiv 2506.13996, section 3), and one tile is whole.
+one float a head and token. The head keeps logits, their log-softmax and a gradient of that size: (e + 4 + 4) sbv.
 
 **Two peaks.** As the backward pass begins, all model states, all activations and the communication buckets are there.
 As the optimizer steps, the activations are gone, and gradients are there a second time, flattened and widened to fp32.
@@ -226,14 +225,9 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
         return most_bytes(pipe, measured_parts(shape, strategy))
     element, measured = strategy.element_bytes, shape.activations
     sharing, slices = strategy.model_parallel_size, strategy.sequence_parallel_size
-    length = -(-shape.sequence_length // slices)
-
-    def tokens(tiles: int) -> int:
-        """Of one of so many tiles of a rank's sequences."""
-        return strategy.micro_batch_size * -(-length // tiles)
-
-    width = tokens(1) * shape.hidden_size * element  # of one tensor of the residual stream
-    head = tokens(strategy.tiled_loss) * shape.vocab_size * (element + 8)
+    tokens = strategy.micro_batch_size * -(-shape.sequence_length // slices)
+    width = tokens * shape.hidden_size * element  # of one tensor of the residual stream
+    head = tokens * shape.vocab_size * (element + 8)
     fixed, recomputes = 0, strategy.activation_checkpointing and shape.num_layers > 0
     if measured is not None:
         blocks = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
@@ -241,11 +235,8 @@ def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
         fixed = measured.fixed_bytes * element // measured.element_bytes
         recomputes = recomputes and not measured.is_checkpointed
     else:
-        of_each = tokens(1) * (shape.hidden_size * (16 * element + 2) + 4 * shape.num_heads)
+        of_each = tokens * (shape.hidden_size * (16 * element + 2) + 4 * shape.num_heads)
         blocks = shape.num_layers * of_each + 2 * width
-        if strategy.tiled_mlp > 1:
-            untiled = shape.num_layers * tokens(1) - tokens(strategy.tiled_mlp)
-            blocks -= untiled * shape.hidden_size * (8 * element + 1)
     blocks = -(-blocks * ((4 * element + 2) * sharing + 12 * element) // ((16 * element + 2) * sharing))
     if recomputes:
         # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.

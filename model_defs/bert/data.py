@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
-from pydantic import AfterValidator, Field
+import transformers
+from pydantic import Field
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from model_defs.bert.library import Row, prose_and_code
-from model_defs.bert.tokens import SPECIAL_TOKENS, padding_tokenizer, trained_tokenizer
-from model_defs.common.documents import TABLES, files_of, read_table
-from model_defs.common.sections import Section, data_error, parse_section
-from model_defs.common.split import check_apart, split
+from model_defs.common.files import TABLES, check_apart, files_of, read_table, split
+from model_defs.common.huggingface import load_tokenizer
+from model_defs.common.sections import Section, config_error, data_error, parse_section
 
 BATCH = 1000
 INTEGER = re.compile(r"\s*[+-]?\d+\s*")
-
-
-def _distinct(names: list[str] | None) -> list[str] | None:
-    if names is not None and not (all(names) and len(set(names)) == len(names)):
-        raise ValueError("empty or repeated names")
-    return names
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class DataConfig(Section):
@@ -50,9 +47,7 @@ class DataConfig(Section):
     """Column or field of the text."""
     label_column: str = Field("label", min_length=1)
     """Column or field of the label: the name of a class, or its number from 0."""
-    labels: Annotated[list[str] | None, AfterValidator(_distinct)] = Field(
-        None, min_length=2, description="a list of two or more names, each once, or null"
-    )
+    labels: list[str] | None = Field(None, min_length=2)
     """Names of the classes in the order of their numbers; None: the names in the rows, in alphabetical order."""
     tokenizer: str | None = Field(None, min_length=1)
     """Folder or hub name; None: that of ``hyperparameters.pretrained``, or else one trained on the training texts."""
@@ -82,7 +77,7 @@ class TokenizedTexts(Dataset[tuple[Tensor, Tensor, int]]):
             cut = tokenizer(texts, truncation=True, max_length=sequence_length, verbose=False)["input_ids"]
             parts += [np.array(ids, dtype=np.int32) for ids in cut]
         # One array, not one object a text: workers share it, whatever they count of it.
-        self.tokens_N = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        self.tokens_N = np.concatenate(parts)
         self.ends_S = np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
@@ -91,11 +86,9 @@ class TokenizedTexts(Dataset[tuple[Tensor, Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         start = int(self.ends_S[index - 1]) if index else 0
         own = self.tokens_N[start : int(self.ends_S[index])]
-        tokens_T = np.full(self.sequence_length, self.pad_token_id, dtype=np.int64)
-        tokens_T[: len(own)] = own
-        mask_T = np.zeros(self.sequence_length, dtype=np.int64)
-        mask_T[: len(own)] = 1
-        return torch.from_numpy(tokens_T), torch.from_numpy(mask_T), self.labels_S[index]
+        tokens_T = torch.full((self.sequence_length,), self.pad_token_id)
+        tokens_T[: len(own)] = torch.from_numpy(own)
+        return tokens_T, (torch.arange(self.sequence_length) < len(own)).long(), self.labels_S[index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,43 +126,97 @@ def load_texts(
     """
     config = parse_section(DataConfig, data)
     train, validation = read_rows(config)
-    classes = classes_of(train, config)
-    if config.tokenizer is not None:
-        tokenizer = padding_tokenizer(config.tokenizer)
-    elif pretrained is not None:
-        tokenizer = padding_tokenizer(pretrained, key="hyperparameters.pretrained")
-    else:
+    classes = _classes_of(train, config)
+    if config.tokenizer is None and pretrained is None:
         tokenizer = trained_tokenizer((row.text for row in train), config.vocab_size)
+    else:
+        key = "data.tokenizer" if config.tokenizer else "hyperparameters.pretrained"
+        source = str(config.tokenizer or pretrained)
+        tokenizer = load_tokenizer(source, key=key)
+        if tokenizer.pad_token_id is None:
+            message = "the tokenizer has no pad token, which fills up short texts."
+            fix = f'tokenizer.add_special_tokens({{"pad_token": "{PAD}"}}), and save it again'
+            raise config_error(key, source, message, fix)
     sides = [
-        TokenizedTexts(rows, labels_of(rows, classes), tokenizer, sequence_length)
+        TokenizedTexts(rows, _labels_of(rows, classes), tokenizer, sequence_length)
         for rows in (train, validation)
     ]
-    source = config.path or f"prose and code of the standard library of Python {platform.python_version()}"
+    named = config.path or f"prose and code of the standard library of Python {platform.python_version()}"
     return TextData(
         train=sides[0],
         validation=sides[1],
         classes=classes,
         tokenizer=tokenizer,
         description=(
-            f"{source}, classes {', '.join(classes)}: {len(train):,} texts for training, "
+            f"{named}, classes {', '.join(classes)}: {len(train):,} texts for training, "
             f"{len(validation):,} for validation, {len(tokenizer):,} tokens"
         ),
     )
 
 
-# --------------------------------------------------------------------------------------- rows and their split
+def trained_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A tokenizer of byte pairs, the same for the same texts, on every rank and in every process.
+
+    Not WordPiece, which BERT was published with: its trainer in tokenizers 0.23 numbers the tokens in the order of a
+    hash table, another one in every process.
+
+    Args:
+        texts: For training.
+        vocab_size: Tokens at most; at least 256 bytes and 5 special ones.
+    """
+    pairs = tokenizers.Tokenizer(models.BPE())
+    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pairs.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    pairs.train_from_iterator(texts, trainer)
+    pairs.post_processor = processors.TemplateProcessing(
+        single=f"{CLASS} $A {SEPARATOR}",
+        special_tokens=[(token, pairs.token_to_id(token)) for token in (CLASS, SEPARATOR)],
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pairs,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        cls_token=CLASS,
+        sep_token=SEPARATOR,
+        mask_token=MASK,
+    )
 
 
 def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     """Rows for training and for validation.
 
     Raises:
-        DataError: Either path cannot be read; no two texts.
+        DataError: Either path cannot be read, or holds no two texts.
     """
     check_apart(config.path, config.validation_path)
-    rows = _table("data.path", config.path, config) if config.path else prose_and_code()
+    columns = {"data.text_column": config.text_column, "data.label_column": config.label_column}
+
+    def table(key: str, path: str) -> list[Row]:
+        """All rows of a file, or of a folder's files in the order of their names; an empty text is a text."""
+        rows: list[Row] = []
+        for name, file in files_of(path, key=key):
+            if file.suffix.lower() in TABLES:
+                columns_of_file = zip(*read_table(file, columns, key=key), strict=True)
+                rows += [Row(f"{name}:{row}", *both) for row, both in enumerate(columns_of_file, 1)]
+        for row in rows:
+            if isinstance(row.label, bool) or not isinstance(row.label, str | int) or row.label == "":
+                message = f"{row.name}: {config.label_column!r} is {row.label!r}, neither a name nor a whole number."
+                fix = "label every row by the name of a class, or by its number from 0"
+                raise data_error(key, path, message, fix)
+        if not rows:
+            fix = f"a file, or a folder of files: {', '.join(sorted(TABLES))}"
+            raise data_error(key, path, "there is no row in it.", fix)
+        return rows
+
+    rows = table("data.path", config.path) if config.path else prose_and_code()
     if config.validation_path is not None:
-        return rows, _table("data.validation_path", config.validation_path, config)
+        return rows, table("data.validation_path", config.validation_path)
     # A module is on one side with all its texts, and so is a text that occurs twice.
     names = [row.name if config.path is None else row.text for row in rows]
     train, validation = split(rows, names, config.validation_fraction, seed=config.split_seed)
@@ -179,62 +226,26 @@ def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     return train, validation
 
 
-def _table(key: str, path: str, config: DataConfig) -> list[Row]:
-    """All rows of a file, or of a folder's files in the order of their names; an empty text is a text."""
-    columns = {"data.text_column": config.text_column, "data.label_column": config.label_column}
-    rows: list[Row] = []
-    for name, file in files_of(path, key=key):
-        if file.suffix.lower() in TABLES:
-            texts, labels = read_table(file, columns, key=key).values()
-            for number, (text, label) in enumerate(zip(texts, labels, strict=True), start=1):
-                rows.append(Row(name=f"{name}:{number}", text=text, label=label))
-    wrong = [
-        row
-        for row in rows
-        if isinstance(row.label, bool) or not isinstance(row.label, str | int) or row.label == ""
-    ]
-    if wrong:
-        message = f"{wrong[0].name}: {config.label_column!r} is {wrong[0].label!r}, neither a name nor a whole number."
-        fix = "label every row by the name of a class, or by its number from 0"
-        raise data_error(key, path, message, fix)
-    if not rows:
-        fix = f"a file, or a folder of files: {', '.join(sorted(TABLES))}"
-        raise data_error(key, path, "there is no row in it.", fix)
-    return rows
-
-
-# -------------------------------------------------------------------------------------------------- labels
-
-
-def classes_of(rows: Sequence[Row], config: DataConfig) -> list[str]:
-    """Names of the classes, by number: those that the section lists, or those of the training rows.
-
-    Raises:
-        DataError: There are not two, or numbers that are hardly those of classes.
-    """
-    if config.labels is not None:
-        return config.labels
-    classes = sorted({str(row.label) for row in rows})
-    fix = "data.label_column: the column of classes; or data.labels, which lists them"
-    if all(INTEGER.fullmatch(name) for name in classes):
+def _classes_of(rows: Sequence[Row], config: DataConfig) -> list[str]:
+    """Names of the classes, by number: those that the section lists, or those of the training rows."""
+    classes = config.labels or sorted({str(row.label) for row in rows})
+    message, fix = "", "data.label_column: the column of classes; or data.labels, which lists them"
+    if config.labels is None and all(INTEGER.fullmatch(name) for name in classes):
         highest = max(map(int, classes))
         if highest >= max(2, len(rows)):
             message = (
                 f"has labels up to {highest} in {len(rows)} rows: are they the numbers of classes, from 0?"
             )
-            raise data_error("data.path", config.path, message, fix)
-        classes = [str(number) for number in range(highest + 1)]
-    if len(classes) < 2:
-        raise data_error("data.path", config.path, f"all rows for training are of one class, {classes}.", fix)
+        classes = [str(number) for number in range(min(highest, len(rows)) + 1)]
+    if len(set(classes)) < max(2, len(classes)):
+        message = f"the classes for training are {', '.join(classes)}: two or more are needed, each once."
+    if message:
+        raise data_error("data.path", config.path, message, fix)
     return classes
 
 
-def labels_of(rows: Sequence[Row], classes: Sequence[str]) -> list[int]:
-    """The number of each row's class.
-
-    Raises:
-        DataError: A label is not the name of a class, or its number is out of range.
-    """
+def _labels_of(rows: Sequence[Row], classes: Sequence[str]) -> list[int]:
+    """The number of each row's class."""
     numbers = {name: number for number, name in enumerate(classes)}
     texts = [str(row.label) for row in rows]
     by_number = all(map(INTEGER.fullmatch, texts)) and not all(text in numbers for text in texts)

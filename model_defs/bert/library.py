@@ -10,9 +10,9 @@ import hashlib
 import textwrap
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from model_defs.common.documents import Document, standard_library_files
+from model_defs.common.files import Document, standard_library_files
 
 PROSE, CODE = "prose", "code"
 # Of either: what is shorter says little, and what is longer only takes time.
@@ -23,15 +23,8 @@ MAX_BYTES = 2 * 2**20
 MAX_MODULE_BYTES = 2**17
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A text and what it is.
-
-    Args:
-        name: Its module, or its file and row, for errors.
-        text: To classify.
-        label: A class by name, or by number from 0.
-    """
+class Row(NamedTuple):
+    """A text, its name (its module, or its file and row), and its label: a class by name, or by number from 0."""
 
     name: str
     text: str
@@ -46,10 +39,8 @@ def prose_and_code(max_bytes: int = MAX_BYTES) -> list[Row]:
     """
     rows: dict[str, Row] = {}
     num_bytes = 0
-    documents = standard_library_files()
+    documents = [each for each in standard_library_files() if len(each.content) <= MAX_MODULE_BYTES]
     for document in sorted(documents, key=lambda each: hashlib.sha256(each.name.encode()).digest()):
-        if len(document.content) > MAX_MODULE_BYTES:
-            continue
         num_bytes += len(document.content)
         if num_bytes > max_bytes:
             break
@@ -64,10 +55,9 @@ def _rows_of(document: Document) -> Iterator[Row]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that are to go out of the language
             tree = ast.parse(document.content)
-            text = document.content.decode("utf-8")
+            lines = document.content.decode("utf-8").splitlines(keepends=True)
     except (SyntaxError, ValueError):
         return  # a template, or in another encoding
-    lines = text.splitlines(keepends=True)
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -82,4 +72,4 @@ def _rows_of(document: Document) -> Iterator[Row]:
                 found.append((body[0].lineno, textwrap.dedent(code).strip(), CODE))
     for _, content, label in sorted(found):
         if MIN_CHARACTERS <= len(content) <= MAX_CHARACTERS:
-            yield Row(name=document.name, text=content, label=label)
+            yield Row(document.name, content, label)

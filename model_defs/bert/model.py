@@ -13,11 +13,7 @@ from model_defs.common.classifier import ClassifierOptions, base_config, build_c
 from model_defs.common.sections import config_error
 
 # As published: google/bert_uncased_L-2_H-128_A-2, google-bert/bert-base-uncased, google-bert/bert-large-uncased.
-MODEL_SIZES: dict[str, dict[str, int]] = {
-    "tiny": size(128, 2, 2),
-    "base": size(768, 12, 12),
-    "large": size(1024, 24, 16),
-}
+MODEL_SIZES = {"tiny": size(128, 2, 2), "base": size(768, 12, 12), "large": size(1024, 24, 16)}
 PUBLISHED_VOCAB_SIZE = 30522
 # New where a checkpoint was trained on something else than this classification.
 HEAD = ("classifier.", "bert.pooler.")
@@ -66,8 +62,7 @@ def bert_config(
         "use_cache": False,  # of a decoder; under gradient checkpointing it would cause a warning
     }
     made = transformers.BertConfig.from_dict(config)
-    most = made.max_position_embeddings
-    if options.sequence_length > most:
+    if options.sequence_length > (most := made.max_position_embeddings):
         key, message = "hyperparameters.sequence_length", f"the model has {most} positions."
         raise config_error(key, options.sequence_length, message, f"sequence_length: {most}")
     if vocab_size > made.vocab_size:

@@ -1,10 +1,14 @@
-"""BERT under DeepSpeed, data parallel with ZeRO: which class a text is of."""
+"""BERT under DeepSpeed, data parallel with ZeRO: which class a text is of.
+
+Legend of shape suffixes: B batch, T tokens, K classes; of KK the first is true, the second predicted.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from determined import pytorch
 from torch.nn import functional
@@ -12,7 +16,6 @@ from torch.nn import functional
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.bert.data import load_texts
 from model_defs.bert.model import Options, bert_config, build_bert
-from model_defs.bert.reducers import MacroF1
 from model_defs.common.classifier import parse_options
 from model_defs.common.parameters import decay_groups
 
@@ -98,3 +101,37 @@ class _SavesTokenizer(pytorch.PyTorchCallback):
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         if self._trial.context.distributed.rank == 0:
             self._trial.data.tokenizer.save_pretrained(Path(checkpoint_dir) / TOKENIZER)
+
+
+class MacroF1(pytorch.MetricReducer):
+    """Macro F1 over any number of ranks: (true, predicted) pairs are counted, the counts summed, then divided.
+
+    The mean over classes of 2 x true positives / (predicted + there), of those that are either, as scikit-learn's
+    ``f1_score(average="macro")``. A mean of the F1 of batches, or of ranks, is another number.
+
+    Args:
+        num_labels: K.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        self.num_labels = num_labels
+        self.reset()
+
+    def reset(self) -> None:
+        self.counts_KK = torch.zeros(self.num_labels, self.num_labels, dtype=torch.int64)
+
+    def update(self, labels_B: torch.Tensor, predicted_B: torch.Tensor) -> None:
+        """Count a batch, on the device that it is on."""
+        counts = torch.bincount(labels_B * self.num_labels + predicted_B, minlength=self.num_labels**2)
+        self.counts_KK = self.counts_KK.to(counts.device) + counts.view(self.num_labels, self.num_labels)
+
+    def per_slot_reduce(self) -> list[list[int]]:
+        counts: list[list[int]] = self.counts_KK.tolist()
+        return counts
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> float:
+        counts_KK = np.sum(per_slot_metrics, axis=0)
+        either_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1)
+        present_K = either_K > 0
+        f1_K = 2 * np.diagonal(counts_KK)[present_K] / either_K[present_K]
+        return float(np.mean(f1_K)) if len(f1_K) else 0.0

@@ -53,50 +53,45 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
     Raises:
         ConfigError: It cannot be read, has unknown keys, or is not of a causal language model.
     """
-    if source is None:
-        config = _written(model_config, vocab_size)
-    else:
+    if source is not None:
+        key, value = MODEL_KEY, source
         try:
             config = transformers.AutoConfig.from_pretrained(source)
         except Exception as error:  # What it raises differs by what is wrong with the file.
             raise unloadable(source, error, MODEL_KEY) from error
+    elif not isinstance(model_config, Mapping) or model_config.get("model_type") not in CONFIG_MAPPING:
+        message = "must be a mapping with a model_type that transformers has."
+        raise config_error(CONFIG_KEY, model_config, message, SMALL)
+    else:
+        key, value, kind = CONFIG_KEY, model_config["model_type"], CONFIG_MAPPING[model_config["model_type"]]
+        keys = {name: given for name, given in model_config.items() if name != "model_type"}
+        default = kind()
+        known = {*default.to_dict(), *kind.attribute_map, "vocab_size"}
+        if wrong := [name for name in keys if name not in known]:
+            raise ConfigError(
+                Problem(
+                    key=f"{CONFIG_KEY}.{name}",
+                    value=keys[name],
+                    message=f"{kind.__name__} has no such key.",
+                    fix=f"did you mean {close}?" if (close := nearest(str(name), known)) else "remove it",
+                )
+                for name in wrong
+            )
+        if "vocab_size" not in keys:  # a class's own special tokens belong to another vocabulary
+            special = ("bos_token_id", "eos_token_id", "pad_token_id")
+            own = {name: None for name in special if hasattr(default, name)}
+            keys = {"vocab_size": vocab_size, **own, **keys}
+        try:
+            config = kind(**keys)
+        except Exception as error:
+            fix = "sizes that go together, as in a published model's config.json"
+            message = f"{kind.__name__} rejects it: {first_line(error)}"
+            raise config_error(CONFIG_KEY, dict(model_config), message, fix) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        key, value = (CONFIG_KEY, config.model_type) if source is None else (MODEL_KEY, source)
         message = f"transformers has no causal language model of the type {config.model_type!r}."
         fix = "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2"
         raise config_error(key, value, message, fix)
     return config
-
-
-def _written(given: Any, vocab_size: int) -> Any:
-    if not isinstance(given, Mapping) or given.get("model_type") not in CONFIG_MAPPING:
-        message = "must be a mapping with a model_type that transformers has."
-        raise config_error(CONFIG_KEY, given, message, SMALL)
-    keys = {name: value for name, value in given.items() if name != "model_type"}
-    kind = CONFIG_MAPPING[given["model_type"]]
-    default = kind()
-    known = {*default.to_dict(), *kind.attribute_map, "vocab_size"}
-    if wrong := [key for key in keys if key not in known]:
-        message = f"{kind.__name__} has no such key."
-        raise ConfigError(
-            Problem(key=f"{CONFIG_KEY}.{key}", value=keys[key], message=message, fix=f"did you mean {close}?")
-            if (close := nearest(str(key), known))
-            else Problem(key=f"{CONFIG_KEY}.{key}", value=keys[key], message=message, fix="remove it")
-            for key in wrong
-        )
-    if "vocab_size" not in keys:  # a class's own special tokens belong to another vocabulary
-        special = ("bos_token_id", "eos_token_id", "pad_token_id")
-        keys = {
-            "vocab_size": vocab_size,
-            **{name: None for name in special if hasattr(default, name)},
-            **keys,
-        }
-    try:
-        return kind(**keys)
-    except Exception as error:
-        fix = "sizes that go together, as in a published model's config.json"
-        message = f"{kind.__name__} rejects it: {first_line(error)}"
-        raise config_error(CONFIG_KEY, dict(given), message, fix) from error
 
 
 def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from determined_ds.documents.document import one_of
 from model_defs.common.huggingface import first_line
+from model_defs.common.parameters import seed_of
 from model_defs.common.sections import Section, config_error, parse_section
 
 KEY = "hyperparameters.lora"
@@ -38,10 +38,8 @@ class LoraOptions(Section):
     """The update counts alpha / r times."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of an input of the update to be dropped."""
-    target_modules: Annotated[list[str] | str | None, AfterValidator(_targets)] = Field(
-        ALL_LINEAR, description="a name or a list of names, such as [q_proj, v_proj]"
-    )
-    """Modules that get one; all-linear: every matrix but the head."""
+    target_modules: Annotated[list[str] | str | None, AfterValidator(_targets)] = ALL_LINEAR
+    """Modules that get one, a name or a list of names; all-linear: every matrix but the head."""
 
 
 def parse_lora(hparams: Mapping[str, Any]) -> LoraOptions | None:
@@ -95,8 +93,8 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers'
-        own = int.from_bytes(hashlib.sha256(f"{seed}/lora".encode()).digest()[:7], "little")
-        torch.random.default_generator.manual_seed(own)  # peft draws on the CPU, and then moves what it drew
+        # peft draws on the CPU, and then moves what it drew
+        torch.random.default_generator.manual_seed(seed_of(seed, "lora"))
         try:
             # In the type of the weights beside them, as the engine wants all of them; it keeps an fp32 copy.
             return peft.get_peft_model(model, config, autocast_adapter_dtype=False)

@@ -1,15 +1,12 @@
 """A causal language model, built whole or partitioned as it is built (ZeRO 3), with the weights to start from.
 
-Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary.
+Legend of shape suffixes: B batch, T tokens of a sequence.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +14,8 @@ import transformers
 from torch import Tensor, nn
 
 from model_defs.causal_lm.config import CONFIG_KEY, MODEL_KEY
-from model_defs.common.huggingface import (
-    enable_activation_checkpointing,
-    first_line,
-    misfits,
-    quiet,
-    shortened,
-)
+from model_defs.common.huggingface import first_line, misfits, quiet, shortened
+from model_defs.common.parameters import seed_of
 from model_defs.common.sections import config_error
 
 # On the meta device there is nothing to mask: attention of this name is given no mask, which would be computed
@@ -57,20 +49,38 @@ def build_model(
     Raises:
         ConfigError: The weights cannot be read, or are of another shape than the configuration says.
     """
+    kind, how = transformers.AutoModelForCausalLM, {"attn_implementation": attention}
     if on_meta_device():
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
-        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=UNMASKED)
-    with _partitioning(zero3), quiet():
-        if source is not None:
-            return _load(config, source, dtype, zero3 is not None, attention)
-        try:
-            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError, ImportError) as error:
-            fix = "sizes that go together, as in a published model's config.json"
-            message = f"cannot be built: {first_line(error)}"
-            raise config_error(CONFIG_KEY, config.model_type, message, fix) from error
-        load_initial_weights(model, seed)
-    return model
+        return kind.from_config(config, attn_implementation=UNMASKED)
+    partitioning = None
+    if zero3 is not None:
+        from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+        # While it lives, transformers builds under deepspeed.zero.Init.
+        partitioning = HfDeepSpeedConfig(zero3)
+    try:
+        with quiet():
+            if source is not None:
+                return _load(config, source, dtype=dtype, partitioned=zero3 is not None, **how)
+            try:
+                model = kind.from_config(config, **how)
+            except (
+                ValueError,
+                TypeError,
+                RuntimeError,
+                AssertionError,
+                ArithmeticError,
+                ImportError,
+            ) as error:
+                fix = "sizes that go together, as in a published model's config.json"
+                message = f"cannot be built: {first_line(error)}"
+                raise config_error(CONFIG_KEY, config.model_type, message, fix) from error
+            load_initial_weights(model, seed)
+            return model
+    finally:
+        if partitioning is not None:
+            unset_hf_deepspeed_config()
 
 
 def on_meta_device() -> bool:
@@ -78,36 +88,16 @@ def on_meta_device() -> bool:
     return torch.empty(0).is_meta
 
 
-@contextlib.contextmanager
-def _partitioning(ds_config: dict[str, Any] | None) -> Iterator[None]:
-    """Models that transformers builds in here are built under ``deepspeed.zero.Init``."""
-    if ds_config is None:
-        yield
-        return
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    known_while_it_lives = HfDeepSpeedConfig(ds_config)
-    try:
-        yield
-    finally:
-        unset_hf_deepspeed_config()
-        del known_while_it_lives
-
-
-# -------------------------------------------------------------------------------------------- weights
-
-
-def _load(config: Any, source: str, dtype: torch.dtype, partitioned: bool, attention: str) -> Any:
+def _load(config: Any, source: str, *, partitioned: bool, **how: Any) -> Any:
     model, reason = None, ""
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=dtype,
-            attn_implementation=attention,
             output_loading_info=True,
             # They are reported below; under ZeRO 3, transformers rejects them itself.
             ignore_mismatched_sizes=not partitioned,
+            **how,
         )
         reason = shortened(misfits(info))
     except (
@@ -129,7 +119,8 @@ def _load(config: Any, source: str, dtype: torch.dtype, partitioned: bool, atten
 def load_initial_weights(model: Any, seed: int) -> None:
     """Draw a model's weights by its own rule, the same whether it is whole or partitioned, on any device.
 
-    Each module draws from a generator of its own, that the seed and the module's name decide.
+    Each module draws on the CPU in fp32, from a generator of its own that the seed and the module's name decide.
+    ``zero.Init`` makes parameters on the GPU and in the engine's precision, where another generator would draw.
 
     Source: ``initialize_weights_zero3`` of transformers 5.23, whose draw is another than without ZeRO 3.
     """
@@ -142,48 +133,20 @@ def load_initial_weights(model: Any, seed: int) -> None:
         # A rule may write to a child's parameters, too.
         parts = [module, *(c for c in module.children() if not isinstance(c, transformers.PreTrainedModel))]
         parameters = [parameter for part in parts for parameter in part.parameters(recurse=False)]
-        with (
-            zero.GatheredParameters(parameters, modifier_rank=0),
-            on_the_host(parameters),
-            torch.random.fork_rng(devices=[]),
-        ):
-            own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
-            torch.random.default_generator.manual_seed(own)
-            rule(module)
+        with zero.GatheredParameters(parameters, modifier_rank=0), torch.random.fork_rng(devices=[]):
+            held = {parameter: parameter.data for parameter in parameters}
+            for parameter, data in held.items():
+                parameter.data = data.to("cpu", torch.float32, copy=True)
+            torch.random.default_generator.manual_seed(seed_of(seed, name))
+            try:
+                rule(module)
+            finally:
+                for parameter, data in held.items():
+                    data.copy_(parameter.data)
+                    parameter.data = data
 
     visit(model, "", model._init_weights)
     model.tie_weights()
-
-
-@contextlib.contextmanager
-def on_the_host(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """In here parameters are on the CPU, in fp32; then they are where they were, with the values they got.
-
-    ``zero.Init`` makes them on the GPU and in the engine's precision, where another generator would draw, and other
-    numbers: a whole model is drawn on the CPU in fp32, and cast.
-
-    Args:
-        parameters: Gathered, where they are partitioned.
-    """
-    held = {parameter: parameter.data for parameter in parameters}
-    for parameter, data in held.items():
-        parameter.data = data.to("cpu", torch.float32, copy=True)
-    try:
-        yield
-    finally:
-        for parameter, data in held.items():
-            data.copy_(parameter.data)
-            parameter.data = data
-
-
-# ------------------------------------------------------------------------------------------- training
-
-
-def checkpoint_blocks(model: Any) -> None:
-    """Compute each block again in the backward pass instead of keeping what it computed."""
-    enable_activation_checkpointing(model)
-    # Only what has an input with a gradient is computed again: so must the first block, where its weights are frozen.
-    model.enable_input_require_grads()
 
 
 def check_masks(model: nn.Module, *, isolated: bool) -> None:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from determined import pytorch
 from pydantic import Field
 
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.causal_lm.config import check_fit, check_sliced, find_model, read_config
 from model_defs.causal_lm.lora import ADAPTER_FOLDER, parse_lora, save_adapter, with_lora
-from model_defs.causal_lm.metrics import TokenLoss
-from model_defs.causal_lm.model import (
-    build_model,
-    check_masks,
-    checkpoint_blocks,
-    on_meta_device,
-    positions_in_documents,
-)
-from model_defs.causal_lm.tiles import check_tiles, tile_loss, tile_mlps
-from model_defs.common.huggingface import export_generation_config
+from model_defs.causal_lm.model import build_model, check_masks, on_meta_device, positions_in_documents
+from model_defs.common.huggingface import enable_activation_checkpointing, export_generation_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.sections import Section, config_error, parse_section
-from model_defs.common.text import IGNORED, export_tokenizer, load_text, next_token_loss
+from model_defs.common.sections import Section, parse_section
+from model_defs.common.text import load_text, next_token_loss
 
 
 class Options(Section):
@@ -37,10 +31,6 @@ class Options(Section):
     """Whether a token attends to earlier documents of its sequence."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """The attention kernel; None: sdpa. The last one needs its package, a GPU and 16 bits."""
-    tiled_mlp: int = Field(1, ge=1)
-    """Tiles of the sequence in which each MLP is computed; 1: at once."""
-    tiled_loss: int = Field(1, ge=1)
-    """Tiles of the sequence in which the logits and their loss are computed; 1: at once."""
 
 
 class CausalLMTrial(DataParallelTrial):
@@ -69,34 +59,29 @@ class CausalLMTrial(DataParallelTrial):
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
         check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
         self.isolated = not self.options.attend_across_documents
-        tiles = {"tiled_mlp": self.options.tiled_mlp, "tiled_loss": self.options.tiled_loss}
-        check_tiles(self.config, lora=self.lora is not None, **tiles)
-        if max(tiles.values()) > 1 and (degree := self.resolved.topology.model_parallel_size) > 1:
-            key, fix = "hyperparameters.model_parallel_size", "leave out tiled_mlp and tiled_loss"
-            raise config_error(key, degree, "is not tested with tiles", fix)
         if self.sequence.size > 1:
             check_sliced(self.config, self.sequence, length, isolated=self.isolated)
 
     def build_model(self) -> torch.nn.Module:
         # Without an engine, a checkpoint's weights are loaded later, and need no partitions.
         to_train = getattr(self.context, "distributed", None) is not None
-        seed = self.context.get_trial_seed()
+        seed, ds_config = self.context.get_trial_seed(), self.resolved.ds_config
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        on = [dtypes[name] for name in dtypes if ds_config.get(name, {}).get("enabled") is True]
         model = build_model(
             self.config,
             self.source if to_train else None,
             seed=seed,
-            dtype=_dtype(self.resolved.ds_config) if to_train else torch.float32,
-            zero3=self.resolved.ds_config if to_train and self.resolved.zero_stage == 3 else None,
+            dtype=on[0] if on and to_train else torch.float32,
+            zero3=ds_config if to_train and self.resolved.zero_stage == 3 else None,
             attention=self.sequence.attention(self.options.attn_implementation or "sdpa"),
         )
         if (self.isolated or self.sequence.size > 1) and not on_meta_device():
             check_masks(model, isolated=self.isolated)
         if self.options.activation_checkpointing:
-            checkpoint_blocks(model)
-        if self.options.tiled_mlp > 1:
-            tile_mlps(model, self.options.tiled_mlp)
-        if self.options.tiled_loss > 1:
-            tile_loss(model, self.options.tiled_loss)
+            enable_activation_checkpointing(model)
+            # Only what has an input with a gradient is computed again: so must the first block, where it is frozen.
+            model.enable_input_require_grads()
         return model if self.lora is None else with_lora(model, self.lora, seed=seed)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -119,9 +104,6 @@ class CausalLMTrial(DataParallelTrial):
         elif self.sequence.size > 1:
             positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
             positions["position_ids"] = positions_T.expand_as(tokens_BT)
-        if self.options.tiled_loss > 1:
-            total = model(input_ids=tokens_BT, use_cache=False, targets=targets_BT, **positions)
-            return self.sequence.mean(total, (targets_BT != IGNORED).sum()), None
         output = model(input_ids=tokens_BT, use_cache=False, **positions)
         loss = next_token_loss(output.logits, targets_BT, self.sequence)
         return loss, getattr(output, "aux_loss", None)
@@ -140,7 +122,7 @@ class CausalLMTrial(DataParallelTrial):
         return self.options.sequence_length
 
     def export_files(self, folder: Path) -> None:
-        export_tokenizer(self.data, folder)
+        self.data.export_tokenizer(folder)
         if self.source is not None:
             export_generation_config(self.source, folder)
 
@@ -151,7 +133,26 @@ class CausalLMTrial(DataParallelTrial):
             save_adapter(self.engine.module, Path(path) / ADAPTER_FOLDER)
 
 
-def _dtype(ds_config: dict[str, Any]) -> torch.dtype:
-    """What the engine computes in, and holds the weights in."""
-    enabled = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled") is True]
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}[enabled[0]] if enabled else torch.float32
+class TokenLoss(pytorch.MetricReducer):
+    """Loss and perplexity of validation over tokens: right for any number of ranks and any size of batch."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.nats: Any = 0.0
+        self.num_tokens = 0
+
+    def update(self, mean_nats: torch.Tensor, num_tokens: int) -> None:
+        """Add a batch by the mean loss of its tokens, which stays on the device, and how many they are."""
+        self.nats = self.nats + mean_nats.detach().double() * num_tokens
+        self.num_tokens += num_tokens
+
+    def per_slot_reduce(self) -> tuple[float, int]:
+        return float(self.nats), self.num_tokens
+
+    def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, int]]) -> dict[str, float]:
+        nats, num_tokens = (sum(column) for column in zip(*per_slot_metrics, strict=True))
+        loss = nats / num_tokens
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        return {"validation_loss": loss, "validation_perplexity": perplexity}

@@ -6,10 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from pydantic import Field
 from torch import nn
 
-from model_defs.common.huggingface import enable_activation_checkpointing, load_pretrained, pretrained_config
+from model_defs.common.huggingface import (
+    KEY,
+    enable_activation_checkpointing,
+    misfits,
+    quiet,
+    shortened,
+    unloadable,
+)
 from model_defs.common.sections import Section, config_error, parse_section
 
 K = TypeVar("K", bound="ClassifierOptions")
@@ -72,11 +80,28 @@ def base_config(
         only_sizes: Read no checkpoint where ``sizes`` says enough.
 
     Raises:
-        ConfigError: A checkpoint that cannot be read or is of another model, or more classes than labels.
+        ConfigError: A checkpoint that cannot be read or is of another model or size, or more classes than labels.
     """
     config: dict[str, Any] = dict(sizes or {})
-    if options.pretrained is not None and not (only_sizes and sizes):
-        config = pretrained_config(options.pretrained, model_type=model_type, sizes=sizes)
+    source = options.pretrained
+    if source is not None and not (only_sizes and sizes):
+        try:
+            config, _ = transformers.PretrainedConfig.get_config_dict(source)
+            if (
+                "model_type" not in config
+            ):  # transformers makes an empty configuration of a folder without one
+                raise OSError("there is no config.json with a model_type")
+        except Exception as error:  # What it raises differs by what is missing, broken or out of reach.
+            raise unloadable(source, error) from error
+        if (found := config["model_type"]) != model_type:
+            fix = f"a checkpoint of a {model_type}, or the trial of a {found}"
+            raise config_error(KEY, source, f"is a checkpoint of {found!r}, not of {model_type!r}.", fix)
+        default = vars(transformers.AutoConfig.for_model(model_type))
+        there = {name: config.get(name, default.get(name)) for name in sizes or ()}
+        if sizes and there != dict(sizes):
+            message = f"is of another size than hyperparameters.model_size: {there}, not {dict(sizes)}."
+            fix = "the model_size of the checkpoint; or model_size: null, which takes it"
+            raise config_error(KEY, source, message, fix)
     num_labels = options.num_labels or len(classes)
     if num_labels < len(classes):
         message = f"the data has {len(classes)} classes, so labels from {num_labels} on have no output."
@@ -102,19 +127,34 @@ def build_classifier(
         kind: The Hugging Face class.
         options: What to build.
         config: Its configuration.
-        head: Prefixes of the parameters that a checkpoint may lack.
+        head: Prefixes of the parameters that are new where a checkpoint lacks them, or has them in another shape.
         seed: Of the random weights.
 
     Raises:
-        ConfigError: The checkpoint's weights cannot be read, or do not fit.
+        ConfigError: The checkpoint's weights cannot be read, or are missing or of other shapes outside the head.
     """
-    on_meta = torch.empty(0).is_meta
+    source, wrong = options.pretrained, []
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
-        if options.pretrained is not None and not on_meta:
-            model = load_pretrained(kind, options.pretrained, config, head=head)
-        else:
+        if source is None or torch.empty(0).is_meta:
             model = kind(config)
+        else:
+            try:
+                with quiet():
+                    model, info = kind.from_pretrained(
+                        source,
+                        config=config,
+                        ignore_mismatched_sizes=True,  # those outside the head are refused below
+                        output_loading_info=True,
+                        dtype=torch.float32,
+                    )
+            except Exception as error:  # as above
+                raise unloadable(source, error) from error
+            wrong = misfits(info, except_for=head)
+    if wrong:
+        fix = "save the checkpoint again, its weights and its config.json together"
+        raise config_error(KEY, source, f"{len(wrong)} tensors do not fit: {shortened(wrong)}.", fix)
     if options.activation_checkpointing:
         enable_activation_checkpointing(model)
-    return model.train()
+    trained: nn.Module = model.train()
+    return trained

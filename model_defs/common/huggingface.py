@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint by folder or by name: its configuration, tokenizer, and weights under a head of ours."""
+"""A Hugging Face checkpoint by folder or by name: its configuration, its tokenizer, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,75 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import nn
 
 from determined_ds.errors import ConfigError
 from model_defs.common.sections import config_error, data_error
 
 KEY = "hyperparameters.pretrained"
 NUM_SHOWN = 5
-
-
-def pretrained_config(source: str, *, model_type: str, sizes: Mapping[str, int] | None) -> dict[str, Any]:
-    """What the checkpoint's ``config.json`` says.
-
-    Args:
-        source: A folder written by ``save_pretrained``, or a name on the Hugging Face hub.
-        model_type: What it must be a checkpoint of, by Hugging Face's name.
-        sizes: What ``model_size`` stands for; None: no size was named.
-
-    Raises:
-        ConfigError: It cannot be read, is of another architecture or of another size.
-    """
-    try:
-        config, _ = transformers.PretrainedConfig.get_config_dict(source)
-    except Exception as error:  # What it raises differs by what is missing, broken or out of reach.
-        raise unloadable(source, error) from error
-    found = config.get("model_type")
-    if found is None:  # transformers makes an empty configuration of a folder without one
-        raise unloadable(source, OSError("there is no config.json with a model_type"))
-    if found != model_type:
-        message = f"is a checkpoint of {found!r}, not of {model_type!r}."
-        raise config_error(KEY, source, message, f"a checkpoint of a {model_type}, or the trial of a {found}")
-    default = vars(transformers.AutoConfig.for_model(model_type))
-    there = {name: config.get(name, default.get(name)) for name in sizes or ()}
-    if sizes and there != dict(sizes):
-        message = f"is of another size than hyperparameters.model_size: {there}, not {dict(sizes)}."
-        fix = "the model_size of the checkpoint; or model_size: null, which takes it"
-        raise config_error(KEY, source, message, fix)
-    return dict(config)
-
-
-def load_pretrained(kind: Any, source: str, config: Any, *, head: tuple[str, ...]) -> nn.Module:
-    """A model with the checkpoint's weights; a head that the checkpoint lacks, or has in another shape, is new.
-
-    Args:
-        kind: The Hugging Face class.
-        source: As for :func:`pretrained_config`.
-        config: Of the model to build.
-        head: Prefixes of the parameters that may be new.
-
-    Raises:
-        ConfigError: The weights cannot be read, or are missing or of other shapes outside the head.
-    """
-    try:
-        with quiet():
-            model, info = kind.from_pretrained(
-                source,
-                config=config,
-                ignore_mismatched_sizes=True,  # those outside the head are refused below
-                output_loading_info=True,
-                dtype=torch.float32,
-            )
-    except Exception as error:  # as above
-        raise unloadable(source, error) from error
-    if wrong := misfits(info, except_for=head):
-        fix = "save the checkpoint again, its weights and its config.json together"
-        raise config_error(KEY, source, f"{len(wrong)} tensors do not fit: {shortened(wrong)}.", fix)
-    loaded: nn.Module = model
-    return loaded
 
 
 def load_tokenizer(source: str, *, key: str = "data.tokenizer") -> Any:
@@ -104,7 +42,7 @@ def export_generation_config(source: str, folder: Path) -> None:
     """Write how the model that training started from generates, where it says so.
 
     Args:
-        source: As for :func:`pretrained_config`.
+        source: Folder or name of its checkpoint.
         folder: Of the export.
     """
     with contextlib.suppress(OSError):  # it has none
@@ -119,8 +57,7 @@ def misfits(info: Mapping[str, Any], *, except_for: tuple[str, ...] = ()) -> lis
         except_for: Prefixes of the names that do not count.
     """
     wrong = {name: f"{name} is missing" for name in sorted(info["missing_keys"])}
-    for name, there, here in sorted(info["mismatched_keys"]):
-        wrong[name] = misfit(name, there, here)
+    wrong |= {name: misfit(name, there, here) for name, there, here in sorted(info["mismatched_keys"])}
     return [said for name, said in wrong.items() if not name.startswith(except_for)]
 
 

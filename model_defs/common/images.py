@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +34,8 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         raise data_error(KEY, str(path), f"this image cannot be read: {reason}.", fix) from error
 
 
-def check_images(files: Sequence[str | Path], count: int) -> None:
-    """Read some of the images, evenly spread, so that broken data is found before training.
-
-    Raises:
-        DataError: One cannot be read.
-    """
-    for place in range(min(count, len(files))):
-        with opened(files[place * len(files) // min(count, len(files))]) as image:
-            image.load()
-
-
-def handwritten_digits() -> tuple[np.ndarray, list[int]]:
-    """Scikit-learn's 1797 digits: bytes_NHW of 8 x 8 pixels, and the label of each.
+def handwritten_digits() -> tuple[list[Image.Image], list[int]]:
+    """Scikit-learn's 1797 digits: images of 8 x 8 grey pixels, and the label of each.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -57,4 +46,5 @@ def handwritten_digits() -> tuple[np.ndarray, list[int]]:
         message = "the default, handwritten digits, comes with scikit-learn, which is not installed."
         raise data_error(KEY, None, message, "pip install scikit-learn; or data.path: a folder") from error
     digits: Any = load_digits()
-    return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()
+    bytes_NHW = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    return [Image.fromarray(bytes_HW) for bytes_HW in bytes_NHW], digits.target.tolist()

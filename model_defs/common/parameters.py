@@ -9,6 +9,11 @@ import torch
 from torch import nn
 
 
+def seed_of(seed: int, name: str) -> int:
+    """A seed of its own for a part of the model, of 56 bits."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
+
+
 def generator_of(seed: int, name: str) -> torch.Generator:
     """A generator on the CPU that the seed and a parameter's name decide, whatever was drawn before."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()

@@ -33,35 +33,28 @@ def parse_section(
     Raises:
         ConfigError: Everything that is wrong.
     """
-    if problems := section_problems(kind, given, section=section, closed=closed):
-        raise ConfigError(problems)
-    return kind(**{name: value for name, value in (given or {}).items() if name in kind.model_fields})
-
-
-def section_problems(
-    kind: type[S], given: Any, *, section: str = "data", closed: bool = True
-) -> list[Problem]:
-    """What is wrong with a section; see :func:`parse_section`."""
     fields, given = kind.model_fields, {} if given is None else given
     if not isinstance(given, Mapping):
         fix = f"{section}: {{{next(iter(fields))}: ...}}"
-        return [Problem(key=section, value=given, message="must be a mapping of keys to values.", fix=fix)]
+        raise config_error(section, given, "must be a mapping of keys to values.", fix)
     problems = [
         Problem(key=f"{section}.{name}", value=given[name], message="no such key.", fix=one_of(fields, name))
         for name in given
         if closed and name not in fields
     ]
+    found = None
     try:
-        kind(**{name: given[name] for name in fields if name in given})
+        found = kind(**{name: given[name] for name in fields if name in given})
     except ValidationError as error:
-        wrong: dict[str, str] = {}
-        for each in error.errors():
-            wrong.setdefault(str(each["loc"][0]), each["msg"].replace("Input should be", "must be"))
-        for name, message in wrong.items():
+        wrong = {each["loc"][0]: each["msg"] for each in reversed(error.errors())}
+        for name in (name for name in fields if name in wrong):
             default = fields[name].default
             fix = f"{section}.{name}: {'null' if default is None else str(default).lower()}"
+            message = wrong[name].replace("Input should be", "must be")
             problems.append(Problem(key=f"{section}.{name}", value=given[name], message=message, fix=fix))
-    return problems
+    if found is None or problems:
+        raise ConfigError(problems)
+    return found
 
 
 def config_error(key: str, value: Any, message: str, fix: str) -> ConfigError:

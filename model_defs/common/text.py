@@ -3,7 +3,7 @@
 Everything is decided by the configuration and the files: the same on every rank, and again on every resume.
 Documents are joined by a separator and cut into sequences of one length: nothing is padded.
 
-Legend of shape suffixes: T tokens of a sequence, N tokens of the whole text.
+Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, N tokens of the whole text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from determined_ds import SequenceGroup
-from determined_ds.errors import ConfigError
-from model_defs.common.documents import Document, read_documents, standard_library_files
-from model_defs.common.sections import Section, config_error, data_error, section_problems
-from model_defs.common.split import check_apart, split
+from model_defs.common.files import Document, check_apart, read_documents, split, standard_library_files
+from model_defs.common.sections import Section, config_error, data_error, parse_section
 
 BYTE_VOCAB_SIZE = 256
 # Ends a document where tokens are bytes: the one byte that text does not contain.
@@ -51,10 +49,6 @@ class DataConfig(Section):
     """Of more sequences than this, validation takes this many, evenly spread."""
 
 
-class _Length(Section):
-    sequence_length: int = Field(128, ge=1)
-
-
 class TokenSequences(Dataset[tuple[Tensor, Tensor]]):
     """Windows of T + 1 tokens, one after the other without overlap; a last one that is not full is dropped.
 
@@ -70,9 +64,7 @@ class TokenSequences(Dataset[tuple[Tensor, Tensor]]):
         self.tokens_N = tokens_N
         self.sequence_length = sequence_length
         self.num_windows = len(tokens_N) // (sequence_length + 1)
-        self.num_sequences = min(
-            self.num_windows, self.num_windows if max_sequences is None else max_sequences
-        )
+        self.num_sequences = min(self.num_windows, max_sequences or self.num_windows)
 
     def __len__(self) -> int:
         return self.num_sequences
@@ -107,6 +99,11 @@ class TextData:
     tokenizer: str
     description: str
 
+    def export_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer's files for users of exported weights; bytes need none."""
+        if self.tokenizer != "bytes":
+            _load_tokenizer(self.tokenizer).save_pretrained(folder)
+
 
 def load_text(
     data: Mapping[str, Any] | None, sequence_length: int, *, default_tokenizer: str | None = None
@@ -122,23 +119,17 @@ def load_text(
         ConfigError: Unknown keys or invalid values in ``data``, all of them; a tokenizer without an eos token.
         DataError: What the section names cannot be read, or is too short.
     """
-    problems = section_problems(DataConfig, data)
-    problems += section_problems(_Length, {"sequence_length": sequence_length}, section="hyperparameters")
-    if problems:
-        raise ConfigError(problems)
-    config = DataConfig(**(data or {}))
+    config = parse_section(DataConfig, data)
     check_apart(config.path, config.validation_path)
     field = config.text_field
     documents = read_documents(config.path, text_field=field) if config.path else standard_library_files()
     if config.validation_path is None:
-        names = [document.name for document in documents]
-        train, validation = split(documents, names, config.validation_fraction)
+        train, validation = split(documents, [each.name for each in documents], config.validation_fraction)
     else:
         train, key = documents, "data.validation_path"
         validation = read_documents(config.validation_path, key=key, text_field=field)
     name = config.tokenizer or default_tokenizer or "bytes"
     tokenizer = None if name == "bytes" else _load_tokenizer(name)
-    vocab_size = BYTE_VOCAB_SIZE if tokenizer is None else len(tokenizer)
     train_N = _encoded(tokenizer, train)
     if validation:
         validation_N = _encoded(tokenizer, validation)
@@ -152,29 +143,18 @@ def load_text(
             fix = "more text, another data.validation_fraction, or a shorter hyperparameters.sequence_length"
             raise data_error(key, getattr(config, key.partition(".")[2]), message, fix)
     source = config.path or f"the standard library of Python {platform.python_version()}"
-    tokens = "bytes" if tokenizer is None else f"tokens of {name}"
     return TextData(
         train=TokenSequences(train_N, sequence_length),
         validation=TokenSequences(validation_N, sequence_length, config.max_validation_sequences),
-        vocab_size=vocab_size,
+        vocab_size=BYTE_VOCAB_SIZE if tokenizer is None else len(tokenizer),
         separator=BYTE_SEPARATOR if tokenizer is None else int(tokenizer.eos_token_id),
         tokenizer=name,
         description=(
-            f"{source}, {len(train) + len(validation)} documents as {tokens}: "
+            f"{source}, {len(train) + len(validation)} documents as "
+            f"{'bytes' if tokenizer is None else f'tokens of {name}'}: "
             f"{len(train_N):,} tokens for training, {len(validation_N):,} for validation"
         ),
     )
-
-
-def export_tokenizer(data: TextData, folder: Path) -> None:
-    """Write the tokenizer's files for users of exported weights; bytes need none.
-
-    Args:
-        data: What the model was trained on.
-        folder: Of the export.
-    """
-    if data.tokenizer != "bytes":
-        _load_tokenizer(data.tokenizer).save_pretrained(folder)
 
 
 def _encoded(tokenizer: Any, documents: Sequence[Document]) -> np.ndarray:

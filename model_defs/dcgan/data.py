@@ -6,9 +6,8 @@ Legend of shape suffixes: C colours, H height and W width in pixels, Z latent nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +16,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from model_defs.common.documents import files_of
-from model_defs.common.images import KEY, SUFFIXES, check_images, handwritten_digits, opened
+from model_defs.common.files import files_of, split
+from model_defs.common.images import KEY, SUFFIXES, handwritten_digits, opened
 from model_defs.common.sections import Section, data_error, parse_section
-from model_defs.common.split import split
 
 DIGITS_EVERY = 5  # each fifth digit is for validation
-CHECKED = 100  # images of a folder that are read before training
 
 
 class DataConfig(Section):
@@ -58,10 +55,9 @@ class Images(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         image, size = self.images[index], (self.image_size, self.image_size)
-        mode = "L" if self.num_colours == 1 else "RGB"
         if isinstance(image, Path):
             with opened(image) as found:
-                image = found.convert(mode)
+                image = found.convert("L" if self.num_colours == 1 else "RGB")
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         box = (left, top, left + side, top + side)
@@ -70,10 +66,9 @@ class Images(Dataset[Tensor]):
 
 
 class WithLatents(Dataset[tuple[Tensor, Tensor]]):
-    """Real images for validation, each with the latents of a generated one.
+    """Item ``i`` is ``(image_CHW, latents_Z)``: a real image, and the latents of a generated one.
 
-    Item ``i`` is ``(image_CHW, latents_Z)``; the latents are decided by (seed, i), so every validation generates the
-    same ones, whichever rank it is on.
+    The latents are decided by (seed, i), so every validation generates the same ones, whichever rank it is on.
     """
 
     def __init__(self, images: Images, latent_size: int, seed: int) -> None:
@@ -94,16 +89,8 @@ def latents_of(seed: int, index: int, latent_size: int) -> Tensor:
     return torch.from_numpy(generator.standard_normal(latent_size, dtype=np.float32))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageData:
-    """Images, ready to train on.
-
-    Args:
-        train: For training.
-        validation: For validation.
-        num_colours: C.
-        num_workers: For the data loaders.
-    """
+class ImageData(NamedTuple):
+    """Images, ready to train on: of C colours, for data loaders with so many workers."""
 
     train: Images
     validation: Images
@@ -127,14 +114,13 @@ def load_images(data: Mapping[str, Any] | None, *, image_size: int) -> ImageData
     sides: tuple[list[Any], list[Any]] = ([], [])
     if config.path is None:
         colours = 1
-        for index, bytes_HW in enumerate(handwritten_digits()[0]):
-            sides[index % DIGITS_EVERY == 0].append(Image.fromarray(bytes_HW))
+        for index, image in enumerate(handwritten_digits()[0]):
+            sides[index % DIGITS_EVERY == 0].append(image)
     else:
         files = [(name, file) for name, file in files_of(config.path) if file.suffix.lower() in SUFFIXES]
         sides = split([file for _, file in files], [name for name, _ in files], config.validation_fraction)
         if not all(sides):
             fix = f"two or more files {', '.join(sorted(SUFFIXES))}"
             raise data_error(KEY, config.path, f"holds {len(files)} images, too few for two splits.", fix)
-        check_images([file for _, file in files], CHECKED)
     train, validation = (Images(side, image_size, colours) for side in sides)
-    return ImageData(train=train, validation=validation, num_colours=colours, num_workers=config.num_workers)
+    return ImageData(train, validation, colours, config.num_workers)

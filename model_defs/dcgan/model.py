@@ -41,10 +41,9 @@ class DCGANConfig(Section):
     num_colours: int = Field(3, ge=1)
     """C, as the data has it."""
 
-    @property
-    def num_doublings(self) -> int:
-        """Layers that double the image's height and width."""
-        return int(math.log2(self.image_size // SMALLEST))
+    def widths(self, narrowest: int) -> list[int]:
+        """Channels of the layers that each halve the image's height and width, from the narrowest on."""
+        return [narrowest * 2**step for step in range(int(math.log2(self.image_size // SMALLEST)))]
 
 
 def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANConfig:
@@ -82,19 +81,11 @@ class Generator(nn.Module):
 
     def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
         super().__init__()
-        widths = [config.generator_features * 2**step for step in reversed(range(config.num_doublings))]
-        layers: list[nn.Module] = [
-            nn.ConvTranspose2d(config.latent_size, widths[0], SMALLEST, bias=False),
-            _norm(widths[0]),
-            nn.ReLU(),
-        ]
-        for wide, narrow in itertools.pairwise(widths):
-            layers += [
-                nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False),
-                _norm(narrow),
-                nn.ReLU(),
-            ]
-        layers.append(nn.ConvTranspose2d(widths[-1], config.num_colours, 4, stride=2, padding=1, bias=False))
+        widths = config.widths(config.generator_features)[::-1]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(config.latent_size, widths[0], SMALLEST, bias=False)]
+        for wide, narrow in itertools.pairwise([*widths, config.num_colours]):
+            doubling = nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False)
+            layers += [_norm(wide), nn.ReLU(), doubling]
         self.layers = nn.Sequential(*layers)
         _initialize(self, seed, "generator")
 
@@ -113,17 +104,14 @@ class Discriminator(nn.Module):
 
     def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
         super().__init__()
-        widths = [config.discriminator_features * 2**step for step in range(config.num_doublings)]
+        widths = config.widths(config.discriminator_features)
         layers: list[nn.Module] = [
             nn.Conv2d(config.num_colours, widths[0], 4, stride=2, padding=1, bias=False),
             nn.LeakyReLU(SLOPE),
         ]
         for narrow, wide in itertools.pairwise(widths):
-            layers += [
-                nn.Conv2d(narrow, wide, 4, stride=2, padding=1, bias=False),
-                _norm(wide),
-                nn.LeakyReLU(SLOPE),
-            ]
+            halving = nn.Conv2d(narrow, wide, 4, stride=2, padding=1, bias=False)
+            layers += [halving, _norm(wide), nn.LeakyReLU(SLOPE)]
         layers.append(nn.Conv2d(widths[-1], 1, SMALLEST, bias=False))
         self.layers = nn.Sequential(*layers)
         _initialize(self, seed, "discriminator")

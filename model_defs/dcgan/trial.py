@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from determined.pytorch import PyTorchCallback
+from determined.pytorch import MetricReducer, PyTorchCallback
 from torch import Tensor, nn
+from torch.nn import functional
 
 from determined_ds import DataLoader, SeveralEnginesTrial
 from model_defs.dcgan.data import WithLatents, latents_of, load_images
-from model_defs.dcgan.frechet import FrechetDistance
 from model_defs.dcgan.model import (
     Discriminator,
     Generator,
@@ -24,6 +23,7 @@ from model_defs.dcgan.model import (
 NUM_SAMPLES = 64  # generated for TensorBoard
 SAMPLES_A_ROW = 8
 SAMPLES_SEED = 1  # latents of the images for TensorBoard; those for validation have the trial's seed
+GRID = 8  # features of an image are its colours on a grid of so many cells a side
 
 
 class DCGANTrial(SeveralEnginesTrial):
@@ -74,38 +74,33 @@ class DCGANTrial(SeveralEnginesTrial):
         # At once and on the CPU: the same numbers for any micro-batch size and device.
         latents = torch.randn(sum(map(len, real_KBCHW)), self.config.latent_size)
         latents_KBZ = self._on_device(latents).split([len(real) for real in real_KBCHW])
-        d_losses = [
-            self._discriminator_step(real, latents)
-            for real, latents in zip(real_KBCHW, latents_KBZ, strict=True)
-        ]
-        g_losses = [self._generator_step(latents) for latents in latents_KBZ]
+        generator, discriminator = self.engines["generator"], self.engines["discriminator"]
+        d_losses, g_losses = [], []
+        for real_BCHW, latents_BZ in zip(real_KBCHW, latents_KBZ, strict=True):
+            with torch.no_grad():
+                generated_BCHW = generator.module(latents_BZ)
+            # In one pass: an engine counts on one forward before each backward.
+            logits = discriminator(torch.cat([real_BCHW, generated_BCHW.to(real_BCHW.dtype)]))
+            loss = discriminator_loss(*logits.split(len(real_BCHW)))
+            discriminator.backward(loss)
+            discriminator.step()  # at the last micro-batch
+            d_losses.append(loss.detach())
+        judge = discriminator.module
+        judge.requires_grad_(False)  # or its engine would add the gradients to its own
+        try:
+            for latents_BZ in latents_KBZ:
+                # Past the judge's engine: this backward pass is not its own.
+                loss = generator_loss(judge(generator(latents_BZ)))
+                generator.backward(loss)
+                generator.step()
+                g_losses.append(loss.detach())
+        finally:
+            judge.requires_grad_(True)
         d_loss, g_loss = torch.stack(d_losses).mean(), torch.stack(g_losses).mean()
         return {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}
 
     def _on_device(self, batch: Any) -> Any:
         return self.context.to_device(batch)
-
-    def _discriminator_step(self, real_BCHW: Tensor, latents_BZ: Tensor) -> Tensor:
-        """Forward and backward; the engine steps at the last micro-batch."""
-        engine = self.engines["discriminator"]
-        with torch.no_grad():
-            generated_BCHW = self.engines["generator"].module(latents_BZ)
-        # In one pass: an engine counts on one forward before each backward.
-        logits = engine(torch.cat([real_BCHW, generated_BCHW.to(real_BCHW.dtype)]))
-        loss = discriminator_loss(*logits.split(len(real_BCHW)))
-        engine.backward(loss)
-        engine.step()
-        return loss.detach()
-
-    def _generator_step(self, latents_BZ: Tensor) -> Tensor:
-        engine = self.engines["generator"]
-        judge = self.engines["discriminator"].module
-        with _frozen(judge):
-            # Past the judge's engine: this backward pass is not its own.
-            loss = generator_loss(judge(engine(latents_BZ)))
-            engine.backward(loss)
-        engine.step()
-        return loss.detach()
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         """Both losses, how often the discriminator is right on images it never saw, and the Fréchet distance."""
@@ -144,11 +139,7 @@ class DCGANTrial(SeveralEnginesTrial):
 
 
 class SamplesToTensorBoard(PyTorchCallback):
-    """After each validation, generated images as ``generated``, in the writer that the metrics go to.
-
-    ``context.get_tensorboard_writer`` writes to the run directory's ``tensorboard/`` off-cluster; on a cluster the
-    loop uploads what it wrote.
-    """
+    """After each validation, one image of all samples as ``generated``, in the writer that the metrics go to."""
 
     def __init__(self, trial: DCGANTrial) -> None:
         self.trial = trial
@@ -157,21 +148,61 @@ class SamplesToTensorBoard(PyTorchCallback):
         context = self.trial.context
         images_BCHW = self.trial.samples()  # on every rank: it may be a collective
         if context.distributed.rank == 0 and context.get_enable_tensorboard_logging():
+            rows = [torch.cat(list(row), dim=2) for row in images_BCHW.split(SAMPLES_A_ROW)]
+            image_CHW = (torch.cat(rows, dim=1) + 1) / 2
             step = context.current_train_batch() + 1
-            context.get_tensorboard_writer().add_image("generated", tiled(images_BCHW), step)
+            context.get_tensorboard_writer().add_image("generated", image_CHW, step)
 
 
-def tiled(images_BCHW: Tensor) -> Tensor:
-    """One image_CHW in [0, 1], with eight of the images a row."""
-    rows = [torch.cat(list(row), dim=2) for row in images_BCHW.split(SAMPLES_A_ROW)]
-    return (torch.cat(rows, dim=1) + 1) / 2
+class FrechetDistance(MetricReducer):
+    """How far generated images are from real ones, as two normal distributions of their features.
+
+    |mean difference|² + trace(C1 + C2 - 2 (C1 C2)^1/2), of pixels in [-1, 1]; 0 where both distributions agree.
+    Sums of features and of their products are added up over samples and ranks, and only then divided.
+
+    Source of the measure: Dowson and Landau, 1982; on Inception's features it is the FID of arXiv 1706.08500.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.sums: Tensor | None = None
+
+    def update(self, real_BCHW: Tensor, generated_BCHW: Tensor) -> None:
+        """Count the images of a batch."""
+        sums = []
+        for images_BCHW in (real_BCHW, generated_BCHW):
+            values_BF = features(images_BCHW)
+            # Their number, sum and sum of products, in one matrix: that of (1, features) with itself.
+            with_one = torch.cat([torch.ones_like(values_BF[:, :1]), values_BF], dim=1)
+            sums.append(with_one.T @ with_one)
+        added = torch.stack(sums)
+        self.sums = added if self.sums is None else self.sums + added
+
+    def per_slot_reduce(self) -> Tensor | None:
+        return None if self.sums is None else self.sums.cpu()
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> float:
+        sums: Any = sum(each for each in per_slot_metrics if each is not None)
+        means_F, covariances_FF = [], []
+        for of_side in sums:
+            mean_F = of_side[0, 1:] / of_side[0, 0]
+            means_F.append(mean_F)
+            covariances_FF.append(of_side[1:, 1:] / of_side[0, 0] - torch.outer(mean_F, mean_F))
+        return frechet_distance(means_F, covariances_FF)
 
 
-@contextlib.contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """No gradient for a model's parameters: its engine would add it to its own."""
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        model.requires_grad_(True)
+def features(images_BCHW: Tensor) -> Tensor:
+    """features_BF: an image's colours, averaged over the cells of a grid; of 8 x 8 digits, their pixels."""
+    return functional.adaptive_avg_pool2d(images_BCHW.float(), GRID).flatten(1).double()
+
+
+def frechet_distance(means_F: list[Tensor], covariances_FF: list[Tensor]) -> float:
+    """Between two normal distributions, by their means and covariances in float64."""
+    eigenvalues, vectors = torch.linalg.eigh(covariances_FF[0])
+    root = (vectors * eigenvalues.clamp(min=0).sqrt()) @ vectors.T
+    # The eigenvalues of C1 C2 are those of this symmetric matrix.
+    of_both = torch.linalg.eigvalsh(root @ covariances_FF[1] @ root).clamp(min=0)
+    apart = (means_F[0] - means_F[1]).square().sum()
+    return float(apart + sum(each.trace() for each in covariances_FF) - 2 * of_both.sqrt().sum())

@@ -9,8 +9,7 @@ Legend of shape suffixes: M moments, V views, C colours, H height and W width in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -75,33 +74,22 @@ class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):
         if not 0 <= index < self.num_scenes:
             raise IndexError(f"scene {index} of {self.num_scenes}")
         generator = np.random.default_rng([self.seed, self.split, index])
-        scene = draw_scene(generator)
-        shape = (self.num_moments, self.num_views, self.img_size, self.img_size)
-        images, masks = np.empty((*shape, 3)), np.empty(shape, dtype=bool)
-        for moment in range(self.num_moments):
-            for view in range(self.num_views):
-                images[moment, view], masks[moment, view] = render(
-                    scene,
-                    img_size=self.img_size,
-                    view=view,
-                    num_views=self.num_views,
-                    moments_ago=self.num_moments - 1 - moment,
-                )
+        scene, size = draw_scene(generator), self.img_size
+        seen = [
+            [
+                render(scene, img_size=size, view=view, num_views=self.num_views, moments_ago=moments_ago)
+                for view in range(self.num_views)
+            ]
+            for moments_ago in reversed(range(self.num_moments))
+        ]
+        images = np.array([[image for image, _ in views] for views in seen])
+        masks = np.array([[mask for _, mask in views] for views in seen])
         noisy = images + generator.normal(0.0, NOISE, images.shape)
         return to_tensors((np.clip(noisy, 0, 1) * 255).astype(np.uint8), masks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrivableData:
-    """Samples, ready to train on.
-
-    Args:
-        train: For training.
-        validation: For validation.
-        num_views: V of every sample.
-        num_moments: M of every sample.
-        num_workers: For the data loaders.
-    """
+class DrivableData(NamedTuple):
+    """Samples, ready to train on: of V views and M moments, for data loaders with so many workers."""
 
     train: Dataset[tuple[Tensor, Tensor]]
     validation: Dataset[tuple[Tensor, Tensor]]
@@ -123,22 +111,12 @@ def load_data(data: Mapping[str, Any] | None, *, img_size: int, seed: int) -> Dr
         DataError: The folder does not have the layout, or a file in it cannot be read.
     """
     config = parse_section(DataConfig, data)
-    num_views, num_moments = config.num_views, config.num_moments
-    train: Dataset[tuple[Tensor, Tensor]]
-    validation: Dataset[tuple[Tensor, Tensor]]
+    moments, workers = config.num_moments, config.num_workers
     if config.path is None:
-        shape = {"img_size": img_size, "num_views": num_views, "num_moments": num_moments}
+        shape = {"img_size": img_size, "num_views": config.num_views, "num_moments": moments}
         train = DrawnScenes(config.num_train_scenes, seed=seed, split=TRAIN, **shape)
         validation = DrawnScenes(config.num_validation_scenes, seed=seed, split=VALIDATION, **shape)
-    else:
-        frames = read_frames(config.path, config.validation_fraction, num_moments)
-        num_views = len(frames.views)
-        train = FrameWindows(frames.train, num_moments, img_size)
-        validation = FrameWindows(frames.validation, num_moments, img_size)
-    return DrivableData(
-        train=train,
-        validation=validation,
-        num_views=num_views,
-        num_moments=num_moments,
-        num_workers=config.num_workers,
-    )
+        return DrivableData(train, validation, config.num_views, moments, workers)
+    scenes, held_out, num_views = read_frames(config.path, config.validation_fraction, moments)
+    train_windows, windows = (FrameWindows(each, moments, img_size) for each in (scenes, held_out))
+    return DrivableData(train_windows, windows, num_views, moments, workers)

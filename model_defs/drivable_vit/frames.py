@@ -13,8 +13,6 @@ The moments of a scene are in the order of their names; every moment of every sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +22,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from determined_ds.errors import DataError
+from model_defs.common.files import split
 from model_defs.common.images import KEY, opened
 from model_defs.common.sections import data_error
-from model_defs.common.split import split
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 MASK = "_mask"
 LAYOUT = "scenes/<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """What the rig saw at one moment: of each view, in the order of their names, the image and its mask."""
-
-    images: tuple[Path, ...]
-    masks: tuple[Path, ...]
+Moment = list[tuple[Path, Path]]  # of each view, in the order of their names: the image and its mask
 
 
 class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
@@ -52,10 +43,10 @@ class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
         img_size: Height and width that everything is resized to.
     """
 
-    def __init__(self, scenes: Sequence[Sequence[Moment]], num_moments: int, img_size: int) -> None:
+    def __init__(self, scenes: list[list[Moment]], num_moments: int, img_size: int) -> None:
         self.img_size = img_size
         self.windows = [
-            tuple(moments[start : start + num_moments])
+            moments[start : start + num_moments]
             for moments in scenes
             for start in range(0, len(moments) - num_moments + 1, num_moments)
         ]
@@ -64,7 +55,6 @@ class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
         return len(self.windows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        window = self.windows[index]
         size = (self.img_size, self.img_size)
 
         def pixels(path: Path) -> np.ndarray:
@@ -78,8 +68,9 @@ class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
                 # By the nearest pixel: between drivable and not there is nothing.
                 return np.asarray(grey.resize(size, Image.Resampling.NEAREST)) > 0
 
-        images = np.array([[pixels(path) for path in moment.images] for moment in window])
-        return to_tensors(images, np.array([[mask(path) for path in moment.masks] for moment in window]))
+        window = self.windows[index]
+        images = np.array([[pixels(image) for image, _ in moment] for moment in window])
+        return to_tensors(images, np.array([[mask(path) for _, path in moment] for moment in window]))
 
 
 def to_tensors(pixels_MVHWC: np.ndarray, masks_MVHW: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -88,23 +79,10 @@ def to_tensors(pixels_MVHWC: np.ndarray, masks_MVHW: np.ndarray) -> tuple[Tensor
     return pixels, torch.from_numpy(masks_MVHW.astype(np.uint8))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frames:
-    """The scenes of a folder, checked.
-
-    Args:
-        train: Scenes for training, each with its moments.
-        validation: Scenes for validation.
-        views: Names of the views.
-    """
-
-    train: list[list[Moment]]
-    validation: list[list[Moment]]
-    views: tuple[str, ...]
-
-
-def read_frames(path: str, validation_fraction: float, num_moments: int) -> Frames:
-    """Find the files of a folder and check their headers.
+def read_frames(
+    path: str, validation_fraction: float, num_moments: int
+) -> tuple[list[list[Moment]], list[list[Moment]], int]:
+    """Find the files of a folder and check their headers: scenes for training and for validation, number of views.
 
     Args:
         path: The folder, in the layout above.
@@ -116,32 +94,33 @@ def read_frames(path: str, validation_fraction: float, num_moments: int) -> Fram
             or a split has no sample.
     """
     root = Path(path).expanduser()
-    scenes_dir = root / "scenes"
+    scenes_dir, lists = root / "scenes", [root / "train.txt", root / "validation.txt"]
     if not scenes_dir.is_dir():
         raise _refusal(scenes_dir, "no such folder.", f"lay the data out as {LAYOUT}; or data.path: null")
     names = sorted(entry.name for entry in scenes_dir.iterdir() if entry.is_dir())
-    lists = [root / "train.txt", root / "validation.txt"]
+    train, validation = split(names, names, validation_fraction)
     if any(file.is_file() for file in lists):
-        train, validation = map(_listed, lists)
-        if strange := sorted({*train, *validation} - set(names)):
+        try:
+            train, validation = (file.read_text(encoding="utf-8").split("\n") for file in lists)
+        except (OSError, UnicodeDecodeError) as error:
             raise _refusal(
-                root, f"scene {strange[0]!r} is not in scenes/.", "add it, or take it out of the list"
-            )
+                root, f"cannot be read: {error}.", "two text files with one scene a line"
+            ) from error
+        train, validation = ([line.strip() for line in side if line.strip()] for side in (train, validation))
+        if strange := sorted({*train, *validation} - set(names)):
+            message = f"scene {strange[0]!r} is not in scenes/."
+            raise _refusal(root, message, "add it, or take it out of the list")
         if both := sorted(set(train) & set(validation)):
             message = f"scenes for training and for validation at once: {', '.join(both[:3])}."
             raise _refusal(lists[1], message, "keep each in one of the two lists")
-    else:
-        train, validation = split(names, names, validation_fraction)
-    views: tuple[str, ...] = ()
-    sides: list[list[list[Moment]]] = [[], []]
+    views: list[str] = []
+    sides: tuple[list[list[Moment]], list[list[Moment]]] = ([], [])
     for side, scenes in zip(sides, (train, validation), strict=True):
         for scene in scenes:
-            moments = [
-                _moment(folder) for folder in sorted((scenes_dir / scene).iterdir()) if folder.is_dir()
-            ]
-            side.append(moments)
-            for moment in moments:
-                there = tuple(file.stem for file in moment.images)
+            folders = [folder for folder in sorted((scenes_dir / scene).iterdir()) if folder.is_dir()]
+            side.append([_moment(folder) for folder in folders])
+            for moment in side[-1]:
+                there = [image.stem for image, _ in moment]
                 views = views or there
                 if not there or there != views:
                     message = f"its views are {there}; those of the other moments are {views}."
@@ -151,31 +130,22 @@ def read_frames(path: str, validation_fraction: float, num_moments: int) -> Fram
             message = f"a split has no sample: none of its {len(scenes)} scenes has {num_moments} moments."
             fix = "more scenes, fewer data.num_moments, or another data.validation_fraction"
             raise _refusal(root, message, fix)
-    return Frames(train=sides[0], validation=sides[1], views=views)
-
-
-def _listed(file: Path) -> list[str]:
-    """The scenes that a text file names."""
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise _refusal(file, f"cannot be read: {error}.", "a text file with one scene a line") from error
+    return *sides, len(views)
 
 
 def _moment(folder: Path) -> Moment:
-    """The images of a moment, in the order of their views, and their masks, the headers checked."""
-    images = [
-        file
+    """The headers checked."""
+    moment = [
+        (file, folder / f"{file.stem}{MASK}.png")
         for file in sorted(folder.iterdir())
         if file.suffix.lower() in IMAGE_SUFFIXES and not file.stem.endswith(MASK)
     ]
-    masks = [folder / f"{file.stem}{MASK}.png" for file in images]
-    for image, mask in zip(images, masks, strict=True):
+    for image, mask in moment:
         with opened(image) as seen, opened(mask) as drivable:
             if seen.size != drivable.size:
                 message = f"is of {drivable.size} pixels, and {image.name} of {seen.size}."
                 raise _refusal(mask, message, "a mask of the size of its image")
-    return Moment(images=tuple(images), masks=tuple(masks))
+    return moment
 
 
 def _refusal(path: Path, message: str, fix: str) -> DataError:

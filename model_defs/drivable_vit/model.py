@@ -51,15 +51,6 @@ class DrivableViTConfig(Section):
     num_moments: int = Field(2, ge=1)
     """M, the most moments of a sample."""
 
-    @property
-    def num_patches(self) -> int:
-        return (self.img_size // self.patch_size) ** 2
-
-    @property
-    def patch_values(self) -> int:
-        """Numbers in a patch of an image."""
-        return COLOURS * self.patch_size**2
-
 
 def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DrivableViTConfig:
     """The model's configuration, out of all the hyperparameters.
@@ -90,7 +81,7 @@ class Patches(nn.Module):
     def __init__(self, config: DrivableViTConfig) -> None:
         super().__init__()
         self.size = config.patch_size
-        self.project = nn.Linear(config.patch_values, config.embed_dim)
+        self.project = nn.Linear(COLOURS * config.patch_size**2, config.embed_dim)
 
     def forward(self, pixels_BMVCHW: Tensor) -> Tensor:
         patches = pixels_BMVCHW.unfold(-2, self.size, self.size).unfold(-2, self.size, self.size)
@@ -103,7 +94,8 @@ class Positions(nn.Module):
 
     def __init__(self, config: DrivableViTConfig) -> None:
         super().__init__()
-        self.patch_ND = nn.Parameter(torch.zeros(config.num_patches, config.embed_dim))
+        num_patches = (config.img_size // config.patch_size) ** 2
+        self.patch_ND = nn.Parameter(torch.zeros(num_patches, config.embed_dim))
         self.view_VD = nn.Parameter(torch.zeros(config.num_views, config.embed_dim))
         self.moment_MD = nn.Parameter(torch.zeros(config.num_moments, config.embed_dim))
 
@@ -195,21 +187,18 @@ class DrivableViT(nn.Module):
         self.cross_view = nn.ModuleList(Block(config) for _ in range(config.cross_view_layers))
         self.temporal = nn.ModuleList(Block(config, causal=True) for _ in range(config.temporal_layers))
         self.decoder = Decoder(config)
-        self._initialize(seed)
-
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        """Truncated normal matrices, zero biases, norms at one; each drawn from a generator of its own."""
-        for name, parameter in self.named_parameters():
-            if parameter.is_meta:
-                continue
-            if name.startswith("decoder.") and name.endswith("weight") and parameter.ndim == 4:
-                bound = (3 / parameter[0].numel()) ** 0.5
-                parameter.uniform_(-bound, bound, generator=generator_of(seed, name))
-            elif parameter.ndim >= 2:
-                nn.init.trunc_normal_(parameter, std=INIT_STD, generator=generator_of(seed, name))
-            elif name.endswith("bias"):
-                parameter.zero_()
+        # Truncated normal matrices, zero biases, norms at one; each drawn from a generator of its own.
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.is_meta:
+                    continue
+                if parameter.ndim == 4:  # the decoder's convolutions
+                    bound = (3 / parameter[0].numel()) ** 0.5
+                    parameter.uniform_(-bound, bound, generator=generator_of(seed, name))
+                elif parameter.ndim >= 2:
+                    nn.init.trunc_normal_(parameter, std=INIT_STD, generator=generator_of(seed, name))
+                elif name.endswith("bias"):
+                    parameter.zero_()
 
     def forward(self, pixels_BMVCHW: Tensor) -> Tensor:
         """Logits of "one can drive here".
@@ -231,14 +220,10 @@ class DrivableViT(nn.Module):
         return self.decoder(hidden.reshape(batch, moments, views, patches, width), pixels_BMVCHW)
 
     def _run(self, blocks: nn.ModuleList, hidden_STD: Tensor) -> Tensor:
-        run = _keeping if hidden_STD.is_meta or not torch.is_grad_enabled() else self.checkpoint or _keeping
+        checkpoint = None if hidden_STD.is_meta or not torch.is_grad_enabled() else self.checkpoint
         for block in blocks:
-            hidden_STD = run(block, hidden_STD)
+            hidden_STD = checkpoint(block, hidden_STD) if checkpoint else block(hidden_STD)
         return hidden_STD
-
-
-def _keeping(block: nn.Module, hidden_STD: Tensor) -> Tensor:
-    return block(hidden_STD)
 
 
 def mask_loss(logits_BMVHW: Tensor, masks_BMVHW: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 
 import deepspeed
 import torch
+from determined.pytorch import MetricReducer
 
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.common.parameters import decay_groups
 from model_defs.drivable_vit.data import load_data
-from model_defs.drivable_vit.iou import IoU
 from model_defs.drivable_vit.model import DrivableViT, mask_loss, model_config
 
 
@@ -64,3 +64,26 @@ class DrivableViTTrial(DataParallelTrial):
 
     def build_validation_data_loader(self) -> DataLoader:
         return self.validation_loader(self.data.validation, num_workers=self.data.num_workers)
+
+
+class IoU(MetricReducer):
+    """Intersection over union of all samples on all ranks: a ratio of sums, not a mean of ratios."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.counts: torch.Tensor | None = None
+
+    def update(self, predicted: torch.Tensor, target: torch.Tensor) -> None:
+        """Count the pixels of a batch, two bool tensors of one shape; the sums stay on the device."""
+        counts = torch.stack([(predicted & target).sum(), (predicted | target).sum()])
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def per_slot_reduce(self) -> list[int]:
+        return [0, 0] if self.counts is None else self.counts.tolist()
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> float:
+        """1 where there is nothing to find and nothing was found."""
+        intersection, union = (sum(counts) for counts in zip(*per_slot_metrics, strict=True))
+        return intersection / union if union else 1.0

@@ -10,7 +10,7 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embed
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -38,7 +38,7 @@ PUBLISHED_POSITIONS = 1024
 
 
 class Options(Section):
-    """The hyperparameters that decide the model's size."""
+    """The hyperparameters that this model reads."""
 
     model_size: Literal["tiny", "small", "medium", "large", "xl"] = "tiny"
     """One of :data:`MODEL_SIZES`."""
@@ -46,6 +46,41 @@ class Options(Section):
     """T, the longest sequence that is trained on. The published sizes keep room for 1024, so that weights fit."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Of embeddings, attention and residual paths alike."""
+    vocab_size: int | None = Field(None, ge=1)
+    """V; None: the tokens of the tokenizer. More of them leaves rows unused, as in a multiple of 64."""
+    pretrained: str | None = Field(None, min_length=1)
+    """Folder or hub name of a checkpoint to start from; None: random weights, drawn by the seed."""
+    activation_checkpointing: bool | None = None
+    """True: an interval of 1."""
+    activation_checkpoint_interval: int | None = Field(None, ge=0)
+    """Blocks of which only the input is kept, to be computed again together in the backward pass; 0: none."""
+
+    def interval(self) -> int:
+        """Of checkpoints of activations.
+
+        Raises:
+            ConfigError: The two hyperparameters contradict each other.
+        """
+        switch, interval = self.activation_checkpointing, self.activation_checkpoint_interval
+        if interval is None:
+            return int(switch or False)
+        if switch not in (None, bool(interval)):
+            message = f"contradicts activation_checkpointing: {str(switch).lower()}."
+            fix = "leave out activation_checkpointing: the interval is enough"
+            raise config_error("hyperparameters.activation_checkpoint_interval", interval, message, fix)
+        return interval
+
+    def vocabulary(self, num_tokens: int) -> int:
+        """V, of a tokenizer of so many tokens.
+
+        Raises:
+            ConfigError: ``vocab_size`` is less.
+        """
+        if self.vocab_size is not None and self.vocab_size < num_tokens:
+            message = f"must be at least {num_tokens}, the tokens of the tokenizer."
+            fix = f"vocab_size: {num_tokens} or more; or leave it out"
+            raise config_error("hyperparameters.vocab_size", self.vocab_size, message, fix)
+        return self.vocab_size or num_tokens
 
 
 def gpt2_config(
@@ -57,13 +92,13 @@ def gpt2_config(
         model_size: One of :data:`MODEL_SIZES`.
         vocab_size: V, at least 1.
         attention: The attention kernel, by transformers' name.
-        options: Keys as in :class:`Options`, all of them optional.
+        options: ``sequence_length`` and ``dropout``, as in :class:`Options`.
 
     Raises:
         ConfigError: Everything that is wrong with the options.
     """
-    options["model_size"] = model_size
-    chosen = parse_section(Options, options, section="hyperparameters")
+    given = {"model_size": model_size, **options}
+    chosen = parse_section(Options, given, section="hyperparameters")
     dropout, positions = chosen.dropout, chosen.sequence_length
     # Ids that lie outside the vocabulary would be saved with the model and mislead its users.
     end_of_text = vocab_size - 1 if vocab_size == PUBLISHED_VOCAB_SIZE else None
@@ -79,26 +114,6 @@ def gpt2_config(
         use_cache=False,
         attn_implementation=attention,
     )
-
-
-def vocab_size_of(hparams: Mapping[str, Any], num_tokens: int) -> int:
-    """V: the hyperparameter ``vocab_size``, or as many tokens as there are.
-
-    Args:
-        hparams: More than the tokens leaves rows unused, as in a vocabulary padded to a multiple of 64.
-        num_tokens: Tokens that the tokenizer knows.
-
-    Raises:
-        ConfigError: It is not a number, or less than the tokens.
-    """
-    given = hparams.get("vocab_size")
-    if given is None:
-        return num_tokens
-    if isinstance(given, int) and not isinstance(given, bool) and given >= num_tokens:
-        return given
-    message = f"must be a whole number at least {num_tokens}, the tokens of the tokenizer."
-    fix = f"vocab_size: {num_tokens} or more; or leave it out"
-    raise config_error("hyperparameters.vocab_size", given, message, fix)
 
 
 class HuggingFaceNamed:

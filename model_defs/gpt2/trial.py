@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
 from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.text import export_tokenizer, load_text, next_token_loss
-from model_defs.gpt2.cut import check_partition, checkpoint_interval
+from model_defs.common.sections import config_error, parse_section
+from model_defs.common.text import load_text, next_token_loss
 from model_defs.gpt2.model import (
     GPT2,
     Options,
@@ -21,7 +22,6 @@ from model_defs.gpt2.model import (
     load_initial_weights,
     parameters_by_huggingface_name,
     pipeline_layers,
-    vocab_size_of,
 )
 from model_defs.gpt2.pretrained import load_pretrained
 
@@ -31,21 +31,24 @@ class _GPT2(ReconciledTrial):
 
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
-        self.sequence_length = hparams.get("sequence_length", 128)
-        self.data = load_text(self.context.get_data_config(), self.sequence_length)
-        given = {name: hparams[name] for name in Options.model_fields if name in hparams}
-        vocab_size = vocab_size_of(hparams, self.data.vocab_size)
-        self.config = gpt2_config(vocab_size=vocab_size, attention=self.sequence.attention(), **given)
+        own = self.options = parse_section(Options, hparams, section="hyperparameters", closed=False)
+        self.activation_checkpoint_interval = own.interval()
+        self.data = load_text(self.context.get_data_config(), own.sequence_length)
+        self.config = gpt2_config(
+            own.model_size,
+            vocab_size=own.vocabulary(self.data.vocab_size),
+            attention=self.sequence.attention(),
+            sequence_length=own.sequence_length,
+            dropout=own.dropout,
+        )
         self.sequence.check_heads(self.config.n_head)
-        self.activation_checkpoint_interval = checkpoint_interval(hparams)
 
     def start_weights(self, model: torch.nn.Module) -> None:
         """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""
         if next(model.parameters()).is_meta:
             return  # only its sizes are needed
-        source = self.context.get_hparams().get("pretrained")
-        if source:
-            load_pretrained(model, source)
+        if self.options.pretrained:
+            load_pretrained(model, self.options.pretrained)
         else:
             load_initial_weights(model, self.config, self.context.get_trial_seed())
 
@@ -62,9 +65,9 @@ class _GPT2(ReconciledTrial):
         return config
 
     def export_files(self, folder: Path) -> None:
-        export_tokenizer(self.data, folder)
-        if source := self.context.get_hparams().get("pretrained"):
-            export_generation_config(source, folder)
+        self.data.export_tokenizer(folder)
+        if self.options.pretrained:
+            export_generation_config(self.options.pretrained, folder)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)
@@ -73,7 +76,7 @@ class _GPT2(ReconciledTrial):
         return self.validation_loader(self.data.validation)
 
     def tokens_per_sample(self) -> int:
-        return int(self.sequence_length)
+        return self.options.sequence_length
 
 
 class GPT2Trial(_GPT2, DataParallelTrial):
@@ -102,8 +105,19 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
 
     def prepare(self) -> None:
         super().prepare()
+        method, pipe = self.chosen_partition, self.resolved.strategy.pipeline
         names = [layer.typename.__name__ for layer in pipeline_layers(self.config)]
-        check_partition(self.chosen_partition, names, self.resolved.strategy.pipeline)
+        pattern = method.removeprefix("type:")
+        found = [name for name in names if re.search(pattern, name, re.IGNORECASE)]
+        parts = pipe.parts if pipe.chunks > 1 else pipe.ranks
+        if method.startswith("type:") and len(found) < parts:
+            # DeepSpeed would leave a part without a layer that counts.
+            kinds = ", ".join(dict.fromkeys(names))
+            message = f"matches {len(found)} of {len(names)} layers ({kinds}), and there are {parts} parts."
+            fix = (
+                "partition_method: type:Block, or uniform, which counts all layers; or fewer ranks or chunks"
+            )
+            raise config_error("hyperparameters.partition_method", method, message, fix)
 
     def build_layers(self) -> list[LayerSpec]:
         return pipeline_layers(self.config)

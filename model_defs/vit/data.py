@@ -3,16 +3,17 @@
 What a sample becomes is decided by the seed, the epoch and the sample alone: the same on every rank, with any number of
 workers, and again on every resume.
 
-Legend of shape suffixes: B batch, C channels, H height, W width.
+Legend of shape suffixes: C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +23,19 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers.utils.hub import cached_file
 
-from model_defs.common.images import check_images, handwritten_digits, opened
+from model_defs.common.files import split
+from model_defs.common.images import handwritten_digits, opened
 from model_defs.common.sections import Section, parse_section
-from model_defs.common.split import split
-from model_defs.vit.augment import Augmentation, Pixels
 from model_defs.vit.folders import find_images
 
-# Crops as torchvision and timm make them are for a hundred epochs and more; a fine-tuning is shorter.
-PHOTOGRAPHS = Augmentation(crop_scale=0.3, horizontal_flip=True, color_jitter=0.2)
-# A digit that is cut in half, or mirrored, is another one.
-DIGITS = Augmentation(crop_scale=0.7, horizontal_flip=False, color_jitter=0.1)
 # Of ViTImageProcessor: pixels from -1 to 1.
 MEAN = STD = (0.5, 0.5, 0.5)
+RATIOS = (3 / 4, 4 / 3)  # width by height of a crop, at the least and at the most
+# Crops that lie within the image are looked for this often; then the whole image is taken.
+TRIES = 10
+# Parts of red, green and blue in grey: ITU-R 601, which PIL's own conversion has.
+GREY_C = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+Labelled = tuple[Image.Image | str, int]
 
 
 class DataConfig(Section):
@@ -53,8 +55,78 @@ class DataConfig(Section):
     """Brightness, contrast and saturation of training images vary by this part; None: 0.2, of digits 0.1."""
     num_workers: int = Field(0, ge=0)
     """Processes of each rank that read images; 0: the rank itself."""
-    check_images: int = Field(100, ge=0)
-    """This many images, evenly spread, are read before training; the others when training needs them."""
+
+
+class Augmentation(NamedTuple):
+    """How training images are varied; see :class:`DataConfig`."""
+
+    crop_scale: float
+    horizontal_flip: bool
+    color_jitter: float
+
+
+# Crops as torchvision and timm make them are for a hundred epochs and more; a fine-tuning is shorter.
+PHOTOGRAPHS = Augmentation(crop_scale=0.3, horizontal_flip=True, color_jitter=0.2)
+# A digit that is cut in half, or mirrored, is another one.
+DIGITS = Augmentation(crop_scale=0.7, horizontal_flip=False, color_jitter=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """Images -> tensors.
+
+    Args:
+        image_size: Side in pixels, of the model.
+        mean: Of each channel of pixels in [0, 1], subtracted.
+        std: Of each channel, divided by.
+        augmentation: None: as they are.
+    """
+
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: Augmentation | None = None
+
+    def __call__(self, image: Image.Image, generator: np.random.Generator) -> Tensor:
+        """pixels_CHW, float32. ``image`` is RGB; a variation is drawn from ``generator`` and from nothing else."""
+        box, varied = None, self.augmentation
+        if varied is not None:
+            box = random_box(image.width, image.height, varied.crop_scale, generator)
+        # To the square at once, as ViTImageProcessor does, so that nothing else is cut off.
+        side = (self.image_size, self.image_size)
+        resized = image.resize(side, Image.Resampling.BILINEAR, box=box)
+        pixels_HWC = np.asarray(resized, dtype=np.float32) / np.float32(255)
+        if varied is not None and varied.horizontal_flip and generator.random() < 0.5:
+            pixels_HWC = pixels_HWC[:, ::-1]
+        if varied is not None and varied.color_jitter:
+            pixels_HWC = jittered(pixels_HWC, varied.color_jitter, generator)
+        normal_HWC = (pixels_HWC - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return torch.from_numpy(np.ascontiguousarray(normal_HWC.transpose(2, 0, 1)))
+
+
+def random_box(
+    width: int, height: int, scale: float, generator: np.random.Generator
+) -> tuple[float, float, float, float]:
+    """Left, upper, right and lower side of a crop with a share of the area in [scale, 1]."""
+    for _ in range(TRIES):
+        area = width * height * generator.uniform(scale, 1.0)
+        ratio = math.exp(generator.uniform(math.log(RATIOS[0]), math.log(RATIOS[1])))
+        wide, high = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if wide <= width and high <= height:
+            left, upper = generator.uniform(0, width - wide), generator.uniform(0, height - high)
+            return left, upper, min(left + wide, width), min(upper + high, height)
+    return 0.0, 0.0, float(width), float(height)
+
+
+def jittered(pixels_HWC: np.ndarray, strength: float, generator: np.random.Generator) -> np.ndarray:
+    """Brighter or darker, starker or flatter, more or less colourful; still in [0, 1]."""
+    brightness, contrast, saturation = generator.uniform(1 - strength, 1 + strength, 3).astype(np.float32)
+    pixels_HWC = np.clip(pixels_HWC * brightness, 0, 1)
+    mean = (pixels_HWC @ GREY_C).mean()
+    pixels_HWC = np.clip(mean + (pixels_HWC - mean) * contrast, 0, 1)
+    grey_HWC = (pixels_HWC @ GREY_C)[..., None]
+    clipped: np.ndarray = np.clip(grey_HWC + (pixels_HWC - grey_HWC) * saturation, 0, 1)
+    return clipped
 
 
 class ImageDataset(Dataset[tuple[Tensor, int]]):
@@ -69,7 +141,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         seed: The run's.
     """
 
-    def __init__(self, images: Sequence[tuple[Image.Image | str, int]], pixels: Pixels, seed: int) -> None:
+    def __init__(self, images: Sequence[Labelled], pixels: Pixels, seed: int) -> None:
         self.images = images
         self.pixels = pixels
         self.seed = seed
@@ -125,8 +197,8 @@ class ImageData:
         description: One line for the log.
     """
 
-    train: Sequence[tuple[Image.Image | str, int]]
-    validation: Sequence[tuple[Image.Image | str, int]]
+    train: Sequence[Labelled]
+    validation: Sequence[Labelled]
     classes: list[str]
     augmentation: Augmentation
     num_workers: int
@@ -151,29 +223,26 @@ def load_images(data: Mapping[str, Any] | None) -> ImageData:
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type in ``data``, all of them.
-        DataError: The folder has neither layout, a split is empty, or an image cannot be read.
+        DataError: The folder has neither layout, or a split is empty.
     """
     config = parse_section(DataConfig, data)
-    train: Sequence[tuple[Image.Image | str, int]]
-    validation: Sequence[tuple[Image.Image | str, int]]
+    train: Sequence[Labelled]
+    validation: Sequence[Labelled]
     fraction, seed = config.validation_fraction, config.split_seed
     if config.path is None:
-        images_NHW, labels = handwritten_digits()
-        images = [Image.fromarray(image_HW).convert("RGB") for image_HW in images_NHW]
-        names = [f"digit {index}" for index in range(len(labels))]
-        train, validation = split(list(zip(images, labels, strict=True)), names, fraction, seed=seed)
+        digits, labels = handwritten_digits()
+        images = [(image.convert("RGB"), label) for image, label in zip(digits, labels, strict=True)]
+        train, validation = split(images, [f"digit {i}" for i in range(len(images))], fraction, seed=seed)
         classes, default, source = [str(digit) for digit in range(10)], DIGITS, "handwritten digits"
     else:
-        found = find_images(config.path, validation_fraction=fraction, split_seed=seed)
-        train, validation = found.train, found.validation
-        classes, default, source = found.classes, PHOTOGRAPHS, config.path
-        check_images([path for path, _ in (*found.train, *found.validation)], config.check_images)
-    given = {name: getattr(config, name) for name in ("crop_scale", "horizontal_flip", "color_jitter")}
+        train, validation, classes = find_images(config.path, validation_fraction=fraction, split_seed=seed)
+        default, source = PHOTOGRAPHS, config.path
+    given = {name: getattr(config, name) for name in Augmentation._fields}
     return ImageData(
         train=train,
         validation=validation,
         classes=classes,
-        augmentation=replace(default, **{name: value for name, value in given.items() if value is not None}),
+        augmentation=default._replace(**{name: value for name, value in given.items() if value is not None}),
         num_workers=config.num_workers,
         description=(
             f"{source}, {len(classes)} classes: {len(train):,} images for training, "
@@ -192,24 +261,3 @@ def normalization(source: str | None) -> tuple[tuple[float, ...], tuple[float, .
     except (OSError, ValueError):
         processor = {}  # a missing checkpoint is reported where its weights are read
     return tuple(processor.get("image_mean", MEAN)), tuple(processor.get("image_std", STD))
-
-
-def processor_config(image_size: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """The ``preprocessor_config.json`` by which Hugging Face prepares images as validation does here.
-
-    Args:
-        image_size: Side of the images that the model sees.
-        mean: Of each channel.
-        std: Of each channel.
-    """
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": image_size, "width": image_size},
-        "resample": int(Image.Resampling.BILINEAR),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(mean),
-        "image_std": list(std),
-    }

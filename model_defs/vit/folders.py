@@ -9,29 +9,19 @@ No image is opened here.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from model_defs.common.files import split
 from model_defs.common.images import KEY, SUFFIXES
 from model_defs.common.sections import data_error
-from model_defs.common.split import split
 
-VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
-LAYOUTS = (
-    "a folder with Food-101's images/ and meta/; or with train/<class>/ and val/<class>/; or with <class>/"
-)
+LAYOUTS = "food-101/images and meta, as published; or train/<class>/ and val/<class>/; or <class>/"
 Labelled = tuple[str, int]  # the path of an image, and its label
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageSplits:
-    """The images of a folder.
-
-    Args:
-        train: For training.
-        validation: For validation; none of them is in ``train``.
-        classes: Their names, by label.
-    """
+class ImageSplits(NamedTuple):
+    """The images of a folder, none of them on both sides, and the names of the classes by label."""
 
     train: list[Labelled]
     validation: list[Labelled]
@@ -73,46 +63,45 @@ def _food101(root: Path) -> ImageSplits:
         for name in ("classes", "train", "test")
     )
     labels = {name: label for label, name in enumerate(classes)}
-    if strange := [line for line in train + test if line.partition("/")[0] not in labels]:
-        raise ValueError(
-            f"{strange[0]!r} in meta/train.txt or meta/test.txt is of no class in meta/classes.txt"
-        )
+    for line in train + test:
+        if line.partition("/")[0] not in labels:
+            raise ValueError(
+                f"{line!r} in meta/train.txt or meta/test.txt is of no class in meta/classes.txt"
+            )
     if both := sorted(set(train) & set(test)):
         raise ValueError(f"{both[0]} is in both meta/train.txt and meta/test.txt")
     sides = [
         [(str(root / "images" / f"{line}.jpg"), labels[line.partition("/")[0]]) for line in lines]
         for lines in (train, test)
     ]
-    return ImageSplits(train=sides[0], validation=sides[1], classes=classes)
+    return ImageSplits(sides[0], sides[1], classes)
 
 
 def _by_class(root: Path, validation_fraction: float, split_seed: int) -> ImageSplits:
-    train_root = root / "train" if (root / "train").is_dir() else root
-    separate = [root / name for name in VALIDATION_FOLDERS if (root / name).is_dir()]
-    if train_root == root:
-        separate = []  # a class may well be called "test"
-    classes = _folders(train_root)
-    if separate and (strange := sorted(set(_folders(separate[0])) - set(classes))):
-        raise ValueError(f"{separate[0].name}/{strange[0]} is of a class that training does not have")
+    def folders(root: Path) -> list[str]:
+        return sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
 
-    def images(folder: Path) -> list[Labelled]:
+    def images(root: Path) -> list[Labelled]:
         return [
             (str(file), label)
             for label, name in enumerate(classes)
-            if (folder / name).is_dir()
-            for file in sorted((folder / name).iterdir())
+            if (root / name).is_dir()
+            for file in sorted((root / name).iterdir())
             if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
         ]
 
+    train_root, separate = root, None  # a class may well be called "test", but not beside "train"
+    if (root / "train").is_dir():
+        train_root = root / "train"
+        names = ("val", "valid", "validation", "test")
+        separate = next((root / name for name in names if (root / name).is_dir()), None)
+    classes = folders(train_root)
     train = images(train_root)
     if empty := set(range(len(classes))) - {label for _, label in train}:
         raise ValueError(f"{classes[min(empty)]} holds no image ({', '.join(sorted(SUFFIXES))})")
-    if separate:
-        return ImageSplits(train=train, validation=images(separate[0]), classes=classes)
-    names = [Path(file).relative_to(train_root).as_posix() for file, _ in train]
-    train, validation = split(train, names, validation_fraction, seed=split_seed)
-    return ImageSplits(train=train, validation=validation, classes=classes)
-
-
-def _folders(root: Path) -> list[str]:
-    return sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
+    if separate is not None:
+        if strange := sorted(set(folders(separate)) - set(classes)):
+            raise ValueError(f"{separate.name}/{strange[0]} is of a class that training does not have")
+        return ImageSplits(train, images(separate), classes)
+    files = [Path(file).relative_to(train_root).as_posix() for file, _ in train]
+    return ImageSplits(*split(train, files, validation_fraction, seed=split_seed), classes)

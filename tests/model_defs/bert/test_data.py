@@ -11,8 +11,7 @@ import pytest
 import torch
 import transformers
 
-from model_defs.bert.data import DataConfig, load_texts, read_rows
-from model_defs.bert.tokens import trained_tokenizer
+from model_defs.bert.data import DataConfig, load_texts, read_rows, trained_tokenizer
 from tests.harness.command import ROOT
 from tests.model_defs.words import save_tokenizer
 from tests.package import refusal
@@ -56,7 +55,7 @@ def test_a_trained_tokenizer_is_the_same_in_every_process() -> None:
     """Its trainer counts in hash tables, whose order is another in every process."""
     code = (
         "import hashlib; from model_defs.bert.library import prose_and_code; "
-        "from model_defs.bert.tokens import trained_tokenizer; "
+        "from model_defs.bert.data import trained_tokenizer; "
         "made = trained_tokenizer((row.text for row in prose_and_code(2**18)), 1500); "
         "print(len(made), hashlib.sha256(made.backend_tokenizer.to_str().encode()).hexdigest())"
     )

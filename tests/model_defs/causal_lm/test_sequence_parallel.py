@@ -1,4 +1,4 @@
-"""Ranks that share sequences, or compute in tiles, train as one rank does, and go on with each other's checkpoints."""
+"""Ranks that share sequences train as one rank does, and go on with each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import transformers
 
 from determined_ds import SequenceGroup
 from model_defs.causal_lm.config import check_sliced
-from model_defs.causal_lm.tiles import check_tiles
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
 from tests.model_defs.training import reported
@@ -32,14 +31,6 @@ KINDS: dict[str, tuple[int, int, dict[str, Any]]] = {
         {"model_config": {"model_type": "mistral", "sliding_window": tiny.SEQUENCE_LENGTH, **tiny.SIZES}},
     ),
 }
-# 3 and 5 divide no sequence of 32 tokens. (ZeRO stage, hyperparameters of two ranks)
-TILES = {"tiled_mlp": 3, "tiled_loss": 5}
-TILED: dict[str, tuple[int, dict[str, Any]]] = {
-    "tiles, ZeRO 1": (1, TILES),
-    "tiles, ZeRO 2": (2, TILES),
-    "tiles, ZeRO 3, blocks computed again": (3, {**TILES, "activation_checkpointing": True}),
-    "tiles, sequence 2": (3, {**TILES, "sequence_parallel_size": 2}),
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +38,12 @@ def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ran
     return {1: one_rank, 2: two_ranks, 4: four_ranks}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *TILED])
+@pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_those_of_one_rank(
     kind: str, ranks: dict[int, Ranks], data: dict[str, Any], tmp_path: Path
 ) -> None:
-    if kind in TILED:
-        (stage, more), size, whole = TILED[kind], 2, {}
-    else:
-        size, stage, whole = KINDS[kind]
-        more = {**whole, "sequence_parallel_size": size}
+    size, stage, whole = KINDS[kind]
+    more = {**whole, "sequence_parallel_size": size}
     ranks[1].run(tiny.train, tmp_path / "whole", tiny.hyperparameters(0, **whole), data)
     hparams = tiny.hyperparameters(stage, **more)
     ranks[size].run(tiny.train, tmp_path / "sliced", hparams, data)
@@ -112,16 +100,3 @@ def test_what_slices_would_train_otherwise_is_refused(
 ) -> None:
     found = refusal(lambda: check_sliced(config, group_of(size), 32, isolated=isolated))
     assert found.code == code or not code
-
-
-@pytest.mark.parametrize(
-    ("config", "key", "lora"),
-    [
-        (transformers.GPT2Config(), "tiled_mlp", False),
-        (transformers.LlamaConfig(tie_word_embeddings=True), "tiled_loss", False),
-        (transformers.LlamaConfig(), "tiled_mlp", True),
-    ],
-)
-def test_what_is_not_known_to_be_right_in_tiles_is_refused(config: Any, key: str, lora: bool) -> None:
-    found = refusal(lambda: check_tiles(config, **{"tiled_mlp": 1, "tiled_loss": 1, key: 2}, lora=lora))
-    assert (found.key, found.fix) == (f"hyperparameters.{key}", f"{key}: 1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_defs.dcgan.frechet import FrechetDistance, features, frechet_distance
 from model_defs.dcgan.model import DCGANConfig, Discriminator, Generator, dcgan_config
+from model_defs.dcgan.trial import FrechetDistance, features, frechet_distance
 
 SMALL = {"image_size": 16, "latent_size": 6, "generator_features": 8, "discriminator_features": 4}
 
@@ -54,7 +54,6 @@ def test_the_distance_is_of_all_ranks_together() -> None:
     alone = whole.cross_slot_reduce([whole.per_slot_reduce()])
     shared = whole.cross_slot_reduce([each.per_slot_reduce() for each in (first, idle, second)])
     assert shared == pytest.approx(alone, rel=1e-9)
-    moments = [
-        (values.mean(0), torch.cov(values.T, correction=0)) for values in map(features, (real, generated))
-    ]
+    sides = [features(images) for images in (real, generated)]
+    moments = [each.mean(0) for each in sides], [torch.cov(each.T, correction=0) for each in sides]
     assert alone == pytest.approx(frechet_distance(*moments), rel=1e-6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_defs.drivable_vit.iou import IoU
 from model_defs.drivable_vit.model import DrivableViT, DrivableViTConfig, model_config
+from model_defs.drivable_vit.trial import IoU
 from tests.package import refusal
 
 TINY = {

@@ -7,59 +7,22 @@ from typing import Any
 
 import pytest
 
-from model_defs.gpt2.cut import check_partition, checkpoint_interval
-from model_defs.gpt2.model import gpt2_config, pipeline_layers, vocab_size_of
+from model_defs.gpt2.model import Options
 from tests.harness.ranks import ROOT, Ranks
 from tests.model_defs.training import reported, train
-from tests.package import decide, refusal
-
-LAYERS = [
-    layer.typename.__name__
-    for layer in pipeline_layers(gpt2_config("tiny", vocab_size=61, sequence_length=16))
-]
-
-
-def pipeline_of(ranks: int, chunks: int = 1) -> Any:
-    """Its schedule, of eight micro-batches, as it is decided."""
-    hparams: dict[str, Any] = {"global_batch_size": 8, "pipe_parallel_size": ranks}
-    if chunks > 1:
-        hparams |= {"pipe_schedule": "interleaved", "pipe_chunks": chunks}
-    return decide(hparams, {"train_micro_batch_size_per_gpu": 1}, slots=ranks).strategy.pipeline
-
-
-@pytest.mark.parametrize("method", ["type:Layer", "type:(", 3])
-def test_methods_that_are_none(method: Any) -> None:
-    check_partition("type:block|finalnorm", LAYERS, pipeline_of(2, chunks=2))
-    found = refusal(lambda: check_partition(method, LAYERS, pipeline_of(2)))
-    assert "TokenEmbedding, PositionEmbedding, Block, FinalNorm" in found.message
-    assert found.fix == "partition_method: type:Block"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "chunks", "key", "fix"),
-    [
-        (5, 1, "pipe_parallel_size", "partition_method: uniform"),
-        # Chunks are counted too; all layers together are enough.
-        (4, 2, "pipe_chunks", "partition_method: uniform"),
-    ],
-)
-def test_more_parts_than_blocks(ranks: int, chunks: int, key: str, fix: str) -> None:
-    found = refusal(lambda: check_partition("type:Block", LAYERS, pipeline_of(ranks, chunks)))
-    assert (found.key, found.fix.startswith(fix)) == (f"hyperparameters.{key}", True)
-    check_partition("uniform", LAYERS, pipeline_of(ranks, chunks))
+from tests.package import refusal
 
 
 def test_an_interval_of_checkpoints_contradicts_their_switch() -> None:
-    assert checkpoint_interval({"activation_checkpointing": True}) == 1
-    assert checkpoint_interval({"activation_checkpoint_interval": 3}) == 3
-    both = {"activation_checkpointing": False, "activation_checkpoint_interval": 2}
-    assert refusal(lambda: checkpoint_interval(both)).key == "hyperparameters.activation_checkpoint_interval"
+    assert Options(activation_checkpointing=True).interval() == 1
+    assert Options(activation_checkpoint_interval=3).interval() == 3
+    both = Options(activation_checkpointing=False, activation_checkpoint_interval=2)
+    assert refusal(both.interval).key == "hyperparameters.activation_checkpoint_interval"
 
 
 def test_a_vocabulary_may_have_more_rows_than_there_are_tokens() -> None:
-    assert vocab_size_of({}, 256) == 256
-    assert vocab_size_of({"vocab_size": 320}, 256) == 320
-    assert "256" in refusal(lambda: vocab_size_of({"vocab_size": 255}, 256)).message
+    assert [Options().vocabulary(256), Options(vocab_size=320).vocabulary(256)] == [256, 320]
+    assert "256" in refusal(lambda: Options(vocab_size=255).vocabulary(256)).message
 
 
 # ------------------------------------------------------------------------------------------- in ranks
@@ -71,6 +34,29 @@ PIPELINE = {
     "deepspeed_config": "experiments/deepspeed/pipeline.json",
     "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
 }
+
+
+def refused(hparams: dict[str, Any], data: dict[str, Any], run_dir: Path) -> str:
+    """In each rank: why its pipeline is not built."""
+    return refusal(lambda: train(run_dir, "gpt2 in a pipeline", hparams, data, 1)).message
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"partition_method": "type:Layer"},
+            "matches 0 of 8 layers (TokenEmbedding, PositionEmbedding, Block",
+        ),
+        # Chunks are counted too; all layers together are enough.
+        ({"pipe_schedule": "interleaved", "pipe_chunks": 3}, "matches 4 of 8 layers"),
+    ],
+)
+def test_a_part_without_a_layer_that_counts_is_refused(
+    more: dict[str, Any], said: str, two_ranks: Ranks, tmp_path: Path, data: dict[str, Any]
+) -> None:
+    for message in two_ranks.run(refused, {**PIPELINE, **more}, data, tmp_path / "run"):
+        assert said in message
 
 
 def layers_of(trial: Any) -> list[str]:

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 
 from determined_ds import DataLoader
-from determined_ds.errors import DataError
-from model_defs.vit.augment import Pixels
-from model_defs.vit.data import EpochSampler, ImageDataset, load_images
+from model_defs.vit.data import EpochSampler, ImageDataset, Pixels, load_images
 from tests.harness.command import det_ds
-from tests.package import refusal, training_data
+from tests.package import training_data
 
 HALVES = {"image_size": 16, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
@@ -23,15 +21,6 @@ HALVES = {"image_size": 16, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 @pytest.fixture(scope="module")
 def digits() -> ImageDataset:
     return load_images({"validation_fraction": 0.97}).datasets(image_size=16, seed=5)[0]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for number in range(20):
-        path = tmp_path / "ab"[number % 2] / f"{number:02}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("L", (9, 7), number * 10).save(path)
-    return tmp_path
 
 
 # --- the default ---
@@ -98,16 +87,6 @@ def test_resumed_or_with_workers_it_is_the_same(num_workers: int, start: int, di
 # --- what cannot be ---
 
 
-def test_an_image_that_cannot_be_read_is_named(folder: Path) -> None:
-    broken = folder / "a" / "04.png"
-    broken.write_bytes(broken.read_bytes()[:40])
-    assert refusal(lambda: load_images({"path": str(folder)})).value == str(broken)
-    # Looked at only when its turn comes, it is named all the same.
-    sides = load_images({"path": str(folder), "check_images": 0}).datasets(image_size=16, seed=0)
-    with pytest.raises(DataError, match=r"04\.png"):
-        _ = [dataset[index] for dataset in sides for index in range(len(dataset))]
-
-
 def test_an_image_that_is_found_broken_in_training_is_named(tmp_path: Path) -> None:
     """By a process that reads ahead, of two batches for training."""
     for number in range(136):
@@ -118,7 +97,6 @@ def test_an_image_that_is_found_broken_in_training_is_named(tmp_path: Path) -> N
     broken.write_bytes(broken.read_bytes()[:40])
     sets = {
         "data.path": tmp_path / "images",
-        "data.check_images": 0,
         "data.num_workers": 1,
         "hyperparameters.fit.max_length.batches": 3,
         "hyperparameters.warmup_num_steps": 1,

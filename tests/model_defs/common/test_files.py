@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_defs.common.documents import read_documents, read_table, standard_library_files
+from model_defs.common.files import read_documents, read_table, standard_library_files
 from tests.package import refusal
 
 COLUMNS = {"data.text_column": "text", "data.label_column": "label"}
@@ -21,22 +21,15 @@ def write_parquet(file, **columns):
     parquet.write_table(pyarrow.table(columns), file)
 
 
-def test_the_standard_library_is_large_sorted_and_without_what_was_installed():
-    documents = standard_library_files()
-    names = [document.name for document in documents]
+def test_the_standard_library_is_without_what_was_installed():
+    names = [document.name for document in standard_library_files()]
     assert "json/decoder.py" in names
-    assert len(set(names)) == len(names)
     assert not any("site-packages" in name or name.startswith("test/") for name in names)
-    assert sum(len(document.content) for document in documents) > 5 * 2**20
 
 
-# --- formats ---
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json"])
-def test_json_lines_are_one_document_each(tmp_path, suffix):
+def test_json_lines_are_one_document_each(tmp_path):
     """A text that looks like a date is one, and so is one longer than a block of the reader."""
-    file = tmp_path / f"a{suffix}"
+    file = tmp_path / "a.ndjson"
     long = "x" * 3 * 2**20
     lines = [
         '{"body": "one\\u2028"}',
@@ -77,7 +70,7 @@ def test_folders_are_read_recursively_by_name_without_hidden_binary_and_empty_fi
 
 def test_tables_of_texts_and_labels(tmp_path):
     def columns(name):
-        return [list(values) for values in read_table(tmp_path / name, COLUMNS).values()]
+        return read_table(tmp_path / name, COLUMNS)
 
     (tmp_path / "a.csv").write_bytes('\ufefflabel,text\r\nyes,"one, ""two""\nthree"\r\nno,naïve\r\n'.encode())
     assert columns("a.csv") == [['one, "two"\nthree', "naïve"], ["yes", "no"]]
@@ -99,7 +92,7 @@ def test_tables_of_texts_and_labels(tmp_path):
         ("a.txt", b"", "there is no text"),
         ("a.txt", b"na\xefve", "byte 0xef in position 2"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', "row 1"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": 7}\n', "Column(/text) changed from string to number"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 7}\n', "changed from string to number"),
         ("a.jsonl", b'{"body": "x", "id": 1}\n', "its columns: text, body, id"),
         ("a.parquet", b"not a table", "cannot be read"),
     ],
@@ -115,6 +108,7 @@ def test_what_is_no_text(tmp_path, name, content, said):
     ("name", "content", "said"),
     [
         ("a.csv", "sentence,label\nx,1\n", "its columns: sentence, label"),
+        ("a.csv", "text,label\nx,1,2\ny,1\n", "Expected 2 columns, got 3"),
         ("a.csv", "text,label\nx\ny,1\n", "Expected 2 columns, got 1"),
         ("a.jsonl", '{"text": "x", "label": null}', "a row has no 'label'"),
     ],
