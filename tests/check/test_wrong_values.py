@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 from tests.config.deciding import known_keys
 from tests.harness.checked import DEEPSPEED, TRIAL, reports
-from tests.harness.master_schemas import EXPERIMENT, SCHEMAS
 from tests.package import own_hyperparameters
 
+SCHEMA_FILE = resources.files("determined_ds") / "experiment/schemas.json"
+SCHEMAS = {each["$id"]: each for each in json.loads(SCHEMA_FILE.read_text(encoding="utf-8")).values()}
+EXPERIMENT = SCHEMAS["http://determined.ai/schemas/expconf/v0/experiment.json"]
 VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 2**70, 0.5, float("nan"), float("inf"), "", "auto", "x"),
     *([], [1], {}, {"a": 1}, {"a": {"b": [{"c": None}]}}),

@@ -20,9 +20,8 @@ from determined_ds import ResolvedConfig, load_deepspeed_config, load_experiment
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.harness.command import ROOT
-from tests.harness.master_schemas import refusals
 from tests.memory.estimates import estimate
-from tests.package import CUDA, bytes_per_rank, decide
+from tests.package import CUDA, bytes_per_rank, decide, schema_problems
 
 FLAGS = {"parameters": "6B", "slots": 32, "gpu_memory": "80GiB"}
 FLAGS |= {"global_batch_size": 64, "sequence_length": 2048}
@@ -115,7 +114,7 @@ def test_what_is_chosen_fits_divides_communicates_least_and_is_valid(answers: di
     assert resolved.topology.slots == answers["slots"]
     assert batch.micro_batch_size * batch.accumulation * batch.replicas == answers["global_batch_size"]
     assert {warning.code for warning in resolved.warnings} <= {"pipeline-bubble"}
-    assert refusals(experiment, checkpoint_storage={"type": "shared_fs", "host_path": "/determined"}) == []
+    assert schema_problems(experiment)[0] == []
     if answers["pipe_parallel_size"] > 1:
         return
     if answers["offload"] == "none":

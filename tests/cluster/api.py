@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import tarfile
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -19,12 +21,14 @@ from determined.util import merge_dicts
 
 from tests.cluster.http import Call, Json, Refused
 from tests.cluster.state import TERMINAL, Checkpoint, Experiment, Report, Trial, taken_apart
-from tests.harness import master_schemas
+from tests.package import schema_problems
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 VERSION = "0.38.1"
+# What a real master filled in, without the lists of its own configuration.
+DEFAULTS = json.loads((Path(__file__).with_name("recorded") / "defaults.json").read_text())
 USERNAME = "determined"  # the only user, without a password
 OPEN = ("/info", "/api/v1/master", "/api/v1/auth/login")  # without a token
 VERBS = {
@@ -249,15 +253,52 @@ def as_go(value: Any) -> Any:
 
 
 def judged(master: Master, config: Json) -> Json:
-    """A config with the defaults filled in, unless Determined's schemas, its code or the slots refuse it."""
-    storage = master.storage
-    if found := master_schemas.refusals(config, checkpoint_storage=storage):
+    """A config with its defaults, unless the slots or our own check, held to a master's verdicts, refuse it."""
+    errors, _ = schema_problems(config)
+    if errors:
+        found = [f"<config>.{problem.key}: {problem.message}" for problem in errors]
         raise Refused(400, "invalid experiment configuration: " + "; ".join(found))
-    complete = as_go(master_schemas.fill_defaults(config, checkpoint_storage=storage))
+    complete = as_go(completed(json.loads(json.dumps(config)), master.storage))
     slots = complete["resources"]["slots_per_trial"]
     if master.agent is not None and slots > master.agent.slots:
         raise Refused(400, f"slots requested ({slots}) exceeds cluster capacity ({master.agent.slots})")
     return complete
+
+
+def completed(config: Json, cluster_storage: Json) -> Json:
+    """A config over what the master fills in; a null counts as absent."""
+    config = {"name": "Experiment (named by the master)", **_given(config)}
+    storage = config.get("checkpoint_storage", {})
+    if storage.get("type", cluster_storage["type"]) == cluster_storage["type"]:
+        storage = {**cluster_storage, **storage}
+    saved = {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1}
+    environment = dict(config.get("environment", {}))
+    for key, default in (("image", "determinedai/pytorch-ngc:0.38.1"), ("environment_variables", [])):
+        stated = environment.get(key, default)
+        environment[key] = (
+            stated if isinstance(stated, dict) else dict.fromkeys(("cpu", "cuda", "rocm"), stated)
+        )
+        environment[key].setdefault("cpu", default)
+    own = {
+        "reproducibility": {"experiment_seed": 0},  # the master takes the time
+        "hyperparameters": {},
+        "bind_mounts": [],
+        **config,
+        "searcher": {**DEFAULTS["searchers"][config["searcher"]["name"]], **config["searcher"]},
+        "checkpoint_storage": {**saved, **storage},
+        "environment": environment,
+    }
+    policies = own.get("log_policies", [])
+    names = [policy.get("name") for policy in policies]
+    masters = [each for each in DEFAULTS["experiment"]["log_policies"] if each["name"] not in names]
+    return {**merge_dicts(DEFAULTS["experiment"], own), "log_policies": policies + masters}
+
+
+def _given(value: Json) -> Json:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if item is not None}
+    return {key: item if key == "hyperparameters" else _given(item) for key, item in kept.items()}
 
 
 def create(master: Master, call: Call) -> Json:

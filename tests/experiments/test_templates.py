@@ -14,10 +14,7 @@ from determined_ds import load_experiment
 from tests.experiments.templates import JSONS, RUN_ANYWHERE, RUN_HERE, TEMPLATES, comments
 from tests.harness.checked import reports
 from tests.harness.command import ROOT, det_ds
-from tests.harness.master_schemas import refusals
 from tests.package import LOG_POLICIES, records
-
-CLUSTER_STORAGE = {"type": "shared_fs", "host_path": "/determined"}
 
 
 @pytest.mark.parametrize("path", TEMPLATES)
@@ -36,13 +33,6 @@ def test_what_no_restart_can_help_ends_at_the_first_start_and_labels_name_it(pat
     assert config["log_policies"] == list(LOG_POLICIES)
     assert config["labels"][:2] == [Path(path).parent.name, "deepspeed"]
     assert len(config["labels"]) >= 3
-
-
-@pytest.mark.parametrize("path", TEMPLATES)
-def test_the_master_takes_it(path: str) -> None:
-    with (ROOT / path).open() as file:
-        config = util.safe_load_yaml_with_exceptions(file)  # as `det experiment create` reads it
-    assert refusals(config, checkpoint_storage=CLUSTER_STORAGE) == []
 
 
 @pytest.mark.parametrize(
