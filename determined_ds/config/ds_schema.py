@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.params import AUTO, OWN_KEYS
-from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, words
+from determined_ds.documents.document import Document, KeyPath, nearest, unknown_key, words
 from determined_ds.documents.judging import Fault, faults, problem_of
 from determined_ds.errors import NOT_GIVEN, Problem
 
@@ -40,6 +40,14 @@ TORCH_TYPES = {
 }
 # JSON has no comments; these are the usual stand-ins, which DeepSpeed reads over at the top level alone.
 COMMENTS = ("$schema", "//", "#", "_comment", "__comment")
+# A key that is read in another place -> the fix.
+ELSEWHERE = {
+    **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
+    **dict.fromkeys(("stage", "offload_optimizer", "offload_param", "overlap_comm"), f"write it in {ZERO}"),
+    "lr": "write optimizer.params.lr",
+    "learning_rate": "write optimizer.params.lr",
+    "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
+}
 ONE_BIT = words("onebitadam onebitlamb zerooneadam")  # gone from DeepSpeed 0.19; the rules refuse them
 
 
@@ -85,27 +93,7 @@ def _in_words(document: Document, fault: Fault) -> Problem:
         message, fix = "is an old name, deprecated by DeepSpeed", f"write {detail} instead"
         return document.problem(path, message, f"{fix}: {section}" if section else fix, "deprecated-key")
     fix = f"write {SECTIONS[path]}" if fault.keyword == "type" and path in SECTIONS else ""
-    return problem_of(document, fault, fix, elsewhere=_elsewhere())
-
-
-@functools.cache
-def _elsewhere() -> dict[str, str]:
-    """A key that is written at another level, and is read in one place only -> the fix."""
-    found: dict[str, list[str]] = {}
-
-    def walk(path: KeyPath, node: Node) -> None:
-        for key, child in node.get("properties", {}).items():
-            if "removed" not in child and "deprecated" not in child:
-                found.setdefault(key, []).append(dotted((*path, key)))
-                walk((*path, key), child)
-
-    walk((), known_keys())
-    return {
-        **{key: f"did you mean {names[0]}?" for key, names in found.items() if len(names) == 1},
-        **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
-        "learning_rate": "did you mean optimizer.params.lr?",
-        "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
-    }
+    return problem_of(document, fault, fix, elsewhere=ELSEWHERE)
 
 
 def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import stat
@@ -16,7 +15,6 @@ from determined_ds.documents.text import parse_json, parse_yaml
 from determined_ds.errors import ConfigError, Problem
 
 MAX_BYTES = 4 * 2**20
-MAX_LOOKED_AT = 2_000  # files, for those that a user may have meant
 
 
 def read_yaml(path: Path, *, name: str | None = None) -> Document:
@@ -42,7 +40,7 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
-            raise refusal(name, "is a folder, not a file", _configurations_at(path))
+            raise refusal(name, "is a folder, not a file", "name a YAML or JSON file in it")
         if not stat.S_ISREG(found.st_mode):
             raise refusal(name, "is a device or a pipe, not a file", "save the configuration in a file")
         if found.st_size > MAX_BYTES:
@@ -50,7 +48,7 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, message, "check that it is the intended file")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise refusal(name, "no such file", _configurations_at(path.parent)) from None
+        raise refusal(name, "no such file", "check the path, and the current folder") from None
     except UnicodeDecodeError as error:
         place = (error.object.count(b"\n", 0, error.start) + 1, 1)
         raise refusal(name, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8", place) from None
@@ -58,18 +56,6 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
         reason = getattr(error, "strerror", None) or error
         raise refusal(name, f"cannot be read: {reason}", "check its path and permissions") from None
     return parse(text, name)
-
-
-def _configurations_at(folder: Path) -> str:
-    """A fix for a missing file: the YAMLs and JSONs in the nearest folder that exists, and in two levels below it."""
-    folder = next((each for each in (folder, *folder.parents) if each.is_dir()), Path())
-    names: list[str] = []
-    for pattern in ("[!.]*", "[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*"):
-        with contextlib.suppress(OSError):  # a folder that cannot be read
-            files = itertools.islice(folder.glob(pattern), MAX_LOOKED_AT)
-            known = (each for each in files if each.suffix in (".yaml", ".yml", ".json"))
-            names += sorted(str(each.relative_to(folder)) for each in known)
-    return f"in {folder} there is: {', '.join(names[:12])}" if names else "check the path"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

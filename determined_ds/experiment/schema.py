@@ -218,28 +218,29 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
     return problem_of(document, fault, fix)
 
 
+# A key that belongs in one place -> that place, or in several words the fix.
+_ELSEWHERE = {
+    **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
+    **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
+    "slots": "resources.slots_per_trial",
+    "slots_per_trial": "resources.slots_per_trial",
+    "experiment_seed": "reproducibility.experiment_seed",
+    "image": "environment.image",
+    "environment_variables": "environment.environment_variables",
+    "metric": "searcher.metric",
+    "deepspeed": "hyperparameters.deepspeed_config",
+    "training": "write its values as hyperparameters, lengths and periods below hyperparameters.fit",
+}
+
+
 def _instead(fault: Fault) -> str:
     """What to write instead of an unknown key."""
-    sections = "environment profiling retention_policy checkpoint_storage reproducibility resources"
-    in_json = "write it in the DeepSpeed JSON of hyperparameters.deepspeed_config, or below overwrite_deepspeed_args"
-    # A key that belongs in one place -> that place, or in several words the fix.
-    elsewhere = {
-        **{key: f"{section}.{key}" for section in sections.split() for key in keys_of(section)},
-        **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
-        **{key: f"searcher.{key}" for key in keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}},
-        **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
-        "slots": "resources.slots_per_trial",
-        "deepspeed": "hyperparameters.deepspeed_config",
-        **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), in_json),
-        "training": "write its values as hyperparameters, lengths and periods below hyperparameters.fit",
-        **{key: key for key in keys_of("experiment") if key != "name"},
-    }
     *above, word = map(str, fault.path)
-    place = elsewhere.get(word, "")
+    place = _ELSEWHERE.get(word, "")
     if " " in place:
         return place
-    if "." in place and place != dotted(fault.path):
+    if place and place != dotted(fault.path):
         return f"did you mean {place}?"
-    if place == word and above:
+    if above and word in keys_of("experiment"):
         return f"write {word} at the top level, beside {above[0]}"
     return meant_or_known(fault.meant, sorted(fault.schema["properties"].keys() - _NOT_ADVISED))

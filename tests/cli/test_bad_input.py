@@ -58,9 +58,11 @@ STAGED = setting("pipe_parallel_size=2", "overwrite_deepspeed_args.zero_optimiza
 MISTAKES = {
     # The command line
     "slots-no-number": Mistake(("'--slots'", "'abc'", "det-ds run --help"), (*RUN, "--slots", "abc")),
-    "config-missing": Mistake(("experiments.yaml", "no such file", EXPERIMENT), ("experiments.yaml", ".")),
+    "config-missing": Mistake(
+        ("experiments.yaml", "no such file", "check the path"), ("experiments.yaml", ".")
+    ),
     "arguments-swapped": Mistake(
-        (f"CONTEXT_DIR = '{EXPERIMENT}'", "is a folder, not a file", f"in . there is: ds.json, {EXPERIMENT}"),
+        (f"CONTEXT_DIR = '{EXPERIMENT}'", "is a folder, not a file", "name a YAML or JSON file in it"),
         (".", EXPERIMENT),
         num_errors=2,
     ),
