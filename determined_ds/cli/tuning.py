@@ -14,7 +14,7 @@ from determined_ds.cli.options import Names, Numbers, experiment_options, option
 if TYPE_CHECKING:
     from determined_ds.report.results import Results
     from determined_ds.rundir.signals import Interrupts
-    from determined_ds.tune.measure import Request
+    from determined_ds.tune.compare import Request
 
 COMPARE = """\b
 Strategies: zero0 zero1 zero2 zero3 zero1_offload zero2_offload zero3_offload_optimizer zero3_offload zeropp
@@ -120,7 +120,7 @@ def search(**given: Any) -> None:
 
 def _request(given: dict[str, Any]) -> Request:
     from determined_ds.experiment.secrets import masked_command
-    from determined_ds.tune.measure import Request
+    from determined_ds.tune.compare import Request
 
     return Request(**given, command=masked_command(["det-ds", *sys.argv[1:]]))
 

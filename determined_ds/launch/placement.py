@@ -7,7 +7,6 @@ The most specific launcher is tried first: ``mpirun`` inside a SLURM job has SLU
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -134,23 +133,17 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
     filled = {**environment, "SLURM_NNODES": machines}
     rank, size, local_rank, num_machines = _numbers(filled, SLURM, OF_SLURM)
     machine = 0 if num_machines == 1 else _numbers(filled, SLURM, ("SLURM_NODEID",))[0]
-    # Tasks on each machine, from e.g. 8(x2),4.
-    layout = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
-    entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", layout)
-    counts = [int(tasks) for tasks, times in entries for _ in range(int(times or 1))]
-    if len(counts) != num_machines or sum(counts) != size:
-        if size % num_machines:
-            raise _incomplete(SLURM, ["SLURM_STEP_TASKS_PER_NODE"], "add --ntasks-per-node N to srun")
-        counts = [size // num_machines] * num_machines
-    if rank != sum(counts[:machine]) + local_rank:
-        raise _out_of_order(SLURM, rank, local_rank, counts[machine], "srun --distribution=block")
+    local_size = size // num_machines
+    if size % num_machines or rank != machine * local_size + local_rank:
+        use = "srun --ntasks-per-node N --distribution=block"
+        raise _out_of_order(SLURM, rank, local_rank, local_size, use)
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     number = 101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0") if job else None
     found, missing = _meeting_point(environment, None if num_machines == 1 else nodes, number, hosts)
     if missing:
         raise _incomplete(SLURM, missing, "set them, or start the ranks in a SLURM job")
-    numbers = (rank, size, local_rank, counts[machine], machine, num_machines)
+    numbers = (rank, size, local_rank, local_size, machine, num_machines)
     return _stated({**found, **dict(zip(OF_TORCHRUN, map(str, numbers), strict=True))}, SLURM, OF_TORCHRUN)
 
 

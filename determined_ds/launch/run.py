@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,13 @@ from determined_ds.report.header import decided
 from determined_ds.report.terminal import closing_block
 from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s
 from determined_ds.rundir.limits import allow_open_files, exhausted
-from determined_ds.rundir.metrics_file import kept_until
+from determined_ds.rundir.metrics_file import jsonable, kept_until
 from determined_ds.rundir.records import (
     COMPLETED,
     FORK,
     RESTART,
     RESUME,
     START,
-    launch_line,
     launch_of,
     read_launches,
     read_result,
@@ -206,7 +206,7 @@ class LocalRun:
             resume=self.resume_command,
         )
         earlier = read_launches(before.launches) if before is not None else ()
-        return "".join(launch_line(each) for each in (*earlier, launch))
+        return "".join(f"{json.dumps(jsonable(asdict(each)))}\n" for each in (*earlier, launch))
 
     @property
     def _config(self) -> dict[str, Any]:

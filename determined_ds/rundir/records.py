@@ -175,11 +175,6 @@ def machine_facts(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def launch_line(launch: Launch) -> str:
-    """A launch as a line of the file."""
-    return json.dumps(jsonable(asdict(launch)), allow_nan=False) + "\n"
-
-
 def read_launches(path: Path) -> tuple[Launch, ...]:
     """The launches of a file, the first one first; none if there is no file. Torn lines are left out."""
     return tuple(_read(Launch, path))
@@ -215,11 +210,6 @@ class RunResult:
     resume: str | None = None  # the command that resumes it; None where it is complete or has no checkpoint
     continued_by: str | None = None  # the command that continues it from there, where it is complete too
     slots: int | None = None  # ranks of its last launch; None where none was decided
-
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """Whether memory ran out; where the kernel ends a process for that, only its signal is known."""
-        return self.cause in (OUT_OF_MEMORY, KILLED)
 
 
 def status_of(exit_code: int, *, stopped: bool = False) -> str:

@@ -33,7 +33,7 @@ from determined_ds.pipe.orders import DUALPIPEV, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from determined_ds.report.results import FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
 from determined_ds.rundir.run_dir import RunLock, short
 from determined_ds.rundir.signals import Interrupts
-from determined_ds.tune.measure import Request, Say, Watch, check_names, in_words, open_workbench
+from determined_ds.tune.compare import Request, Say, Watch, check_names, in_words, open_workbench
 from determined_ds.tune.variants import Base, Choice, Variant, decided
 
 # What may be searched over, in the words of --over. The simplest come first.

@@ -1,21 +1,278 @@
-"""Strategies side by side: ``det-ds compare``, and the same in Python."""
+"""Strategies side by side, each measured in fresh processes: ``det-ds compare``, and what ``autotune`` does it with."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
+import psutil
+
+from determined_ds.config.keys import MEASURE, ignored_keys
 from determined_ds.config.strategy import FORMS
+from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import one_of
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems
+from determined_ds.experiment.decide import Problems, read_document
+from determined_ds.experiment.experiment import parse_experiment
+from determined_ds.experiment.secrets import stored_yaml
+from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.rank import model_states
-from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
-from determined_ds.rundir.run_dir import RunLock
+from determined_ds.report.comparison import write_report
+from determined_ds.report.results import (
+    CANNOT_RUN,
+    FAILED,
+    MEASURED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    Results,
+    Row,
+    read_row,
+)
+from determined_ds.rundir.records import INVALID, KILLED, versions
+from determined_ds.rundir.records import OUT_OF_MEMORY as NO_MEMORY
+from determined_ds.rundir.run_dir import (
+    RUNS,
+    STEP_GROUP,
+    RunDir,
+    RunLock,
+    check_run_dir,
+    new_run_dir,
+    short,
+    slug,
+)
 from determined_ds.rundir.signals import Interrupts
-from determined_ds.tune.measure import Request, Say, Workbench, check_names, in_words, open_workbench
-from determined_ds.tune.variants import Variant, named_variants
+from determined_ds.tune.variants import Base, Variant, named_variants, read_base
+
+POLL_S = 0.25
+MADE_BY = "measured_with.json"  # beside a measurement: all that its numbers depend on
+BUSY = 0.25  # other programs' share of the cores, above which times are said to be unsure
+LOOK_S = 0.2  # at what other programs take, before each start
+Say = Callable[[str], None]  # prints a line for people
+# From the seconds of the steps so far: why to go no further, or None.
+Watch = Callable[[Sequence[float]], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options that ``compare`` and ``autotune`` have."""
+
+    config: Path  # the experiment's YAML
+    context_dir: Path  # the folder with the code
+    slots: int | None = None  # resources.slots_per_trial, if None
+    steps: int  # optimizer steps to time in each run, >= 1
+    warmup: int  # steps before them
+    overrides: Sequence[str] = ()  # KEY=VALUE, as --set
+    run_dir: Path | None = None  # where everything is written; runs/<name>_<command>/<time>, if None
+    accelerator: str | None = None  # cpu, cuda or None for the best there is
+    command: str = ""  # for the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """An experiment whose variants will be measured."""
+
+    request: Request
+    base: Base
+    run_dir: Path  # where everything is written
+    created: str  # ISO 8601
+    say: Say  # prints a line as something happens
+    busy: list[float] = field(default_factory=list)  # shares of the cores that others took before each start
+
+    @property
+    def machine(self) -> str:
+        """The machine in one line, for the report."""
+        accelerator = self.base.accelerator
+        if accelerator.name == "cuda":
+            import torch
+
+            return f"{accelerator.num_devices} x {torch.cuda.get_device_name(0)}"
+        cores = f"{accelerator.num_devices} CPU core{'s' if accelerator.num_devices != 1 else ''}"
+        return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
+
+    @property
+    def load(self) -> str:
+        """What else ran on the machine; "" where that was little."""
+        most = max(self.busy, default=0.0)
+        return f"other programs took up to {most:.0%} of its cores" if most > BUSY else ""
+
+    def measure(
+        self,
+        variant: Variant,
+        row: Row,
+        title: str,
+        interrupts: Interrupts,
+        *,
+        most_slots: int,
+        watch: Watch | None = None,
+    ) -> Row:
+        """Run a variant for some steps, in processes of its own. Returns the row of this start alone.
+
+        A measurement that is in the run directory already is taken instead, where it was made of the same experiment
+        and code, by the same versions, on the same accelerator and with as many threads; that is said.
+
+        Args:
+            variant: One that can run.
+            row: Its starts so far.
+            title: What it is called here, and its folder.
+            interrupts: Ends it.
+            most_slots: Of all that are compared: the cores are shared as if all had as many.
+            watch: May cut it short as long as a step is to come.
+        """
+        request, base, experiment, engine = self.request, self.base, variant.experiment, variant.choice.engine
+        assert experiment is not None
+        where = Path("runs", title.replace(" ", "-"), str(len(row.repetitions) + 1))
+        there, num_steps = RunDir(self.run_dir / where), request.warmup + request.steps
+        made_by = there.path / MADE_BY
+        threads = os.environ.get("OMP_NUM_THREADS")
+        if base.accelerator.name == "cpu" and threads is None:
+            # With more threads where there are fewer ranks, one slot would measure all cores' work.
+            threads = str(max(1, base.accelerator.num_devices // most_slots))
+        depends_on = {
+            **versions(),
+            "determined_ds": _digest(Path(__file__).parents[1]),
+            "experiment": hashlib.sha256(stored_yaml(experiment.config).encode()).hexdigest(),
+            "code": _digest(base.context_dir),
+            "accelerator": f"{self.machine} ({base.accelerator.name})",
+            "threads": threads,
+            "steps": request.steps,
+            "warmup": request.warmup,
+        }
+
+        def known() -> Row | None:
+            try:
+                found = read_row(there.measured)
+                if json.loads(made_by.read_text(encoding="utf-8")) != depends_on or found.engine != engine:
+                    return None
+            except (OSError, ValueError, ConfigError):
+                return None
+            starts = (replace(each, run_dir=str(where.relative_to("runs"))) for each in found.repetitions)
+            return replace(found, name=variant.name, repetitions=tuple(starts))
+
+        if (found := known()) is not None:
+            self.say(f"     {title}: measured before, in {where}; taken from there")
+            return found
+        arguments = ["--measure", str(request.steps), "--warmup", str(request.warmup), "--engine", engine]
+        process = TrialProcess(
+            experiment=experiment.document,
+            context_dir=base.context_dir,
+            run_dir=there.path,
+            accelerator=base.accelerator.name,
+            arguments=arguments,
+            environment={} if threads is None else {"OMP_NUM_THREADS": threads},
+        )
+        self.busy.append(psutil.cpu_percent(LOOK_S) / 100)
+        there.measured.unlink(missing_ok=True)  # of other code, or of another version
+        process.start()
+        write_whole(made_by, json.dumps(depends_on, indent=2) + "\n")
+        seconds: list[float] = []
+        try:
+            while True:
+                has_ended = process.poll() is not None  # first: its last records are read after that
+                records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
+                seconds += [record["metrics"]["step_seconds"] for record in records]
+                if has_ended:
+                    break
+                watched = watch is not None and len(seconds) < num_steps
+                cut = "interrupted" if interrupts.requested else watch(seconds) if watch and watched else None
+                if cut:
+                    return variant.row(STOPPED, cut)
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+        if process.poll() == 0:
+            return known() or variant.row(FAILED, f"it ended without measuring {engine}")
+        result = process.result()
+        # Where the kernel ends a process for its memory, only its signal is known.
+        failed = OUT_OF_MEMORY if result.cause in (NO_MEMORY, KILLED) else FAILED
+        return variant.row(CANNOT_RUN if result.status == INVALID else failed, result.reason or "")
+
+    def write(self, rows: Iterable[Row], *, is_last: bool = True) -> Results:
+        """Write the report, whose first row is the baseline; the page, which takes a second, with the last."""
+        results = Results(
+            title=self.base.experiment.name,
+            command=self.request.command,
+            created=self.created,
+            machine=", ".join(filter(None, [self.machine, self.load])),
+            accelerator=self.base.accelerator.name,
+            steps=self.request.steps,
+            rows=tuple(rows),
+        )
+        write_report(results, self.run_dir, page=is_last)
+        return results
+
+
+def open_workbench(request: Request, found: Problems, command: str, *, say: Say) -> Workbench:
+    """Read the experiment and check the run directory. Warnings are printed; nothing is written.
+
+    Raises:
+        ConfigError: every problem, those of the command's own options too.
+    """
+    config, context_dir = request.config, request.context_dir
+    document = found.of(
+        lambda: read_document(config, context_dir, slots=request.slots, overrides=request.overrides)
+    )
+    found.raise_any()
+    assert document is not None
+    name, now = parse_experiment(document).name, datetime.now()
+    run_dir = request.run_dir or new_run_dir(RUNS / f"{slug(name)}_{command}", now)
+    say(f"{name}: {command} in {short(run_dir)}")  # before anything is loaded that takes seconds
+    devices = found.of(lambda: detect_accelerator(request.accelerator))
+    found.raise_any()
+    assert devices is not None
+    found.warn(ignored_keys(document, MEASURE))
+    base = found.of(lambda: read_base(document, context_dir, devices))
+    found.of(lambda: check_run_dir(run_dir))
+    found.raise_any()
+    assert base is not None
+    found.warn(base.resolved.warnings)
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    created = now.isoformat(timespec="seconds")
+    return Workbench(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
+
+
+def check_names(option: str, names: Sequence[str], known: Sequence[str], code: str) -> None:
+    """Check the names given to an option.
+
+    Raises:
+        ConfigError: all that are not known, or none is given.
+    """
+    problems = [] if names else [Problem(key=option, message="is empty", fix=one_of(known), code=code)]
+    for name in names:
+        if name not in known:
+            fix = one_of(known, name)
+            problems.append(Problem(key=option, value=name, message="unknown name", fix=fix, code=code))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _digest(folder: Path) -> str:
+    """A digest of the Python files of a folder, hidden folders and ``runs`` left out."""
+    digest = hashlib.sha256()
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")) and name != "runs")
+        for file in sorted(Path(parent, name) for name in files if name.endswith(".py")):
+            digest.update(str(file.relative_to(folder)).encode() + b"\0")
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def in_words(row: Row) -> str:
+    """A measurement in a line."""
+    if row.status != MEASURED or row.median_step_seconds is None:
+        return f"{row.status}: {row.reason}"
+    return f"{1000 * row.median_step_seconds:,.0f} ms a step, {row.samples_per_second:,.1f} samples/s"
+
+
+# ------------------------------------------------------------------------------------------- compare
 
 
 def compare(
