@@ -96,7 +96,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "checkpoints/test_warm_start.py::test_other_slots_another_strategy_and_optimizer_take_the_same_weights": (
         "zero1",
     ),
-    "train/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
     "session/test_ported_scripts.py::test_the_port_is_run_and_resumed": ("cifar10",),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",

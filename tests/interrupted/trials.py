@@ -220,15 +220,6 @@ def _noisier(samples: list[Any]) -> Any:
     return inputs + 0.1 * torch.randn_like(inputs), targets
 
 
-class HeldVictim(Victim):
-    """Never gets beyond its first batch."""
-
-    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        print("holding", flush=True)
-        while True:
-            signal.pause()
-
-
 class PipelineVictim(_Mortal, PipelineTrial):
     """Two stages."""
 

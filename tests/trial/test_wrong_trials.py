@@ -142,6 +142,10 @@ CASES = {
     "no step": of(
         "engine.step()", train_batch=lambda self, batches, *_: self.loss(self.engine, next(batches))
     ),
+    "a bias that is frozen later": of(
+        "bias was frozen in training, and the engine does not follow",
+        on_step_end=lambda self, *_: self.engine.module[-1].bias.requires_grad_(False),
+    ),
     "a number for a loss": of("without .item()", loss=loss_of(lambda errors: errors.mean().item())),
     "a loss of each sample": of("a tensor of shape (8, 1)", loss=loss_of(lambda errors: errors)),
     "a loss without a gradient": of("detach", loss=loss_of(lambda errors: errors.mean().detach())),

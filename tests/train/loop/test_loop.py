@@ -1,64 +1,56 @@
-"""The loop as a trial sees it: what is due after which batch, epochs, metrics, checkpoints."""
+"""The loop as a trial sees it: what is due after which batch or by the clock, epochs, metrics, checkpoints, errors."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from determined.pytorch import Batch
 
+from determined_ds import Trainer
+from determined_ds.errors import ConfigError
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints, damage, records
-from tests.train.small import BATCHES_PER_EPOCH, fit, linear_trial, saved_steps
+from tests.train.small import BATCHES_PER_EPOCH, fit, hyperparameters, linear_trial, saved_steps
 
-
-def noting_trial() -> Any:
-    """A linear model that notes what is called."""
-    from determined import pytorch
-
-    class Noting(pytorch.PyTorchCallback):
-        def __init__(self) -> None:
-            self.calls: list[Any] = []
-
-        def on_training_epoch_start(self, epoch_idx: int) -> None:
-            self.calls.append(("epoch start", epoch_idx))
-
-        def on_training_epoch_end(self, epoch_idx: int) -> None:
-            self.calls.append(("epoch end", epoch_idx))
-
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            self.calls.append("validation")
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            self.calls.append("checkpoint")
-
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
-            self.calls.append("report")
-
-    class Linear(linear_trial()):  # type: ignore[misc]
-        def prepare(self) -> None:
-            super().prepare()
-            self.noting = Noting()
-            self.batches: list[tuple[int, int]] = []
-
-        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            self.batches.append((epoch_idx, batch_idx))
-            self.noting.calls.append(("batch", batch_idx))
-            return dict(super().train_batch(dataloader_iter, epoch_idx, batch_idx))
-
-        def build_callbacks(self) -> dict[str, Any]:
-            return {"noting": self.noting}
-
-    return Linear
+HOOKS = {
+    "on_training_epoch_start": "epoch start",
+    "on_training_epoch_end": "epoch end",
+    "on_validation_end": "validation",
+    "on_checkpoint_upload_end": "checkpoint",
+    "on_training_workload_end": "report",
+}
 
 
 def train(run_dir: str, **fit_arguments: Any) -> Any:
-    """In a rank: train, and return what the trial noted."""
-    trial = fit(run_dir, noting_trial(), **fit_arguments)
-    return trial.noting.calls, trial.batches
+    """In a rank: train a linear model. Returns what was called, and (epoch, batch) of each step."""
+    from determined import pytorch
+
+    calls: list[Any] = []
+    batches: list[tuple[int, int]] = []
+
+    def noted(word: str) -> Any:
+        return lambda self, *given, **_: calls.append((word, *given) if word.startswith("epoch") else word)
+
+    class Linear(linear_trial()):  # type: ignore[misc]
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            batches.append((epoch_idx, batch_idx))
+            calls.append(("batch", batch_idx))
+            return dict(super().train_batch(dataloader_iter, epoch_idx, batch_idx))
+
+        def build_callbacks(self) -> dict[str, Any]:
+            hooks = {hook: noted(word) for hook, word in HOOKS.items()}
+            return {"noting": type("Noting", (pytorch.PyTorchCallback,), hooks)()}
+
+    fit(run_dir, Linear, **fit_arguments)
+    return calls, batches
 
 
 def is_due(unit: tuple[str, Any] | None, batch: int) -> bool:
@@ -157,28 +149,66 @@ def test_what_is_reported(two_ranks: Ranks, tmp_path: Path) -> None:
             assert found == expected, name
 
 
-def train_on_a_clock(run_dir: str) -> None:
-    """In a rank: a batch takes a second of a clock of ours, and a validation a thousand."""
-    now_s = [100.0]
+def train_on_a_clock(run_dir: str, clock: str, seconds: dict[str, float], **arguments: Any) -> None:
+    """In a rank: the chief's clock goes on by so many seconds with a batch, a validation and a checkpoint."""
+    os.environ["DETERMINED_DS_HANG_TIMEOUT"] = "0"
+    real, ahead_s = getattr(time, clock), [0.0]
 
     class Slow(linear_trial()):  # type: ignore[misc]
+        def takes(self, seconds: float) -> None:
+            ahead_s[0] += seconds if self.context.distributed.rank == 0 else 0
+
         def train_batch(self, *given: Any) -> Any:
-            now_s[0] += 1
+            self.takes(seconds["batch"])
             return super().train_batch(*given)
 
         def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
-            now_s[0] += 1000
+            self.takes(seconds.get("validation", 0))
             return super().evaluate_batch(dataloader_iter, batch_idx)
 
-    with mock.patch("time.perf_counter", side_effect=lambda: now_s[0]):
-        periods = {"reporting_period": ("batches", 3), "validation_period": ("batches", 2)}
-        fit(run_dir, Slow, max_length=("batches", 6), **periods)
+        def save(self, *given: Any) -> None:
+            super().save(*given)
+            self.takes(seconds.get("checkpoint", 0))
+
+    stopped = clock == "perf_counter"  # it only goes on as it is told
+    with mock.patch(f"time.{clock}", side_effect=lambda: ahead_s[0] + (0 if stopped else real())):
+        fit(run_dir, Slow, checkpoint_policy="none", **arguments)
 
 
 def test_throughput_is_that_of_training_alone(one_rank: Ranks, tmp_path: Path) -> None:
-    """A validation lies between the batches of each of the two reports."""
-    one_rank.run(train_on_a_clock, str(tmp_path))
+    """A validation, which takes a thousand batches' time, lies between the batches of each of the two reports."""
+    periods = {"reporting_period": ("batches", 3), "validation_period": ("batches", 2)}
+    seconds = {"batch": 1, "validation": 1000}
+    one_rank.run(
+        train_on_a_clock, str(tmp_path), "perf_counter", seconds, max_length=("batches", 6), **periods
+    )
     assert [report["samples_per_second"] for _, report in records(tmp_path, "training")] == [8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("batch_minutes", "save_minutes", "expected"),
+    [(7, 14, [9, 18, 20]), (60, 60, list(range(1, 21)))],
+)
+def test_a_checkpoint_is_due_at_the_first_batch_after_its_time_by_the_clock_of_the_chief(
+    batch_minutes: int, save_minutes: int, expected: list[int], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    seconds = {"batch": 60 * batch_minutes, "checkpoint": 60 * save_minutes}
+    how = {"max_length": ("batches", 20), "checkpoint_period": timedelta(hours=1)}
+    two_ranks.run(train_on_a_clock, str(tmp_path), "monotonic", seconds, **how)
+    assert saved_steps(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said"),
+    [
+        ({"checkpoint_period": timedelta()}, "fit.checkpoint_period.seconds", "must be more than 0"),
+        ({"max_length": Batch(0)}, "fit.max_length.batches", "must be 1 or more"),
+    ],
+)
+def test_fit_refuses_what_hyperparameters_may_not_be(arguments: dict[str, Any], key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        Trainer(None, None).fit(**{"max_length": Batch(3), **arguments})
+    assert [problem.key for problem in refused.value.problems] == [key]
 
 
 @pytest.mark.parametrize(
@@ -216,3 +246,61 @@ def test_damaged_checkpoints_are_pruned_first_and_deleted_ones_do_not_count(
     assert not newest.exists()
     assert saved_steps(tmp_path) == [2, 6, 8]
     assert [damage(checkpoint) for checkpoint in checkpoints(tmp_path)] == [None] * 3
+
+
+# ------------------------------------------------------------------------------------------- a validation that fails
+
+
+def train_wrongly(run_dir: str, wrong: str, resume: str | None = None) -> str:
+    """In a rank: four batches, and a validation at the end; what it raised."""
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    class Line(linear_trial()):  # type: ignore[misc]
+        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
+            if wrong == "raises":
+                raise ArithmeticError("no such number")
+            metrics = super().evaluate_batch(dataloader_iter, batch_idx)
+            return {"other": metrics["validation_loss"]} if wrong == "other metric" else metrics
+
+        def build_callbacks(self) -> Any:
+            if wrong == "chief's report":
+                self.context._core.train.report_validation_metrics = full_disk  # Determined's own
+            return {}
+
+    how: dict[str, Any] = {
+        "hparams": hyperparameters(1),
+        "max_length": ("batches", 4),
+        "latest_checkpoint": resume,
+    }
+    try:
+        fit(run_dir, Line, searcher={"name": "single", "metric": "validation_loss"}, **how)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            "other metric",
+            ["ConfigError: searcher.metric = 'validation_loss': the trial reports no metric"] * 2,
+        ),
+        ("chief's report", ["OSError: [Errno 28]", "ChiefFailed: rank 0: OSError(28"]),
+        ("raises", ["ArithmeticError: no such number"] * 2),
+    ],
+)
+def test_the_weights_are_saved_before_an_error_at_the_end_and_the_validation_is_made_up_for(
+    wrong: str, said: list[str], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """On every rank. The run was trained to its end: going on with it validates, and trains nothing."""
+    errors = two_ranks.run(train_wrongly, str(tmp_path), wrong)
+    assert all(error.startswith(start) for error, start in zip(errors, said, strict=True)), errors
+    assert saved_steps(tmp_path) == [4]
+    if wrong == "raises":
+        [checkpoint] = checkpoints(tmp_path)
+        assert two_ranks.run(train_wrongly, str(tmp_path), "nothing", checkpoint.name) == ["trained"] * 2
+        assert [step for step, _ in records(tmp_path, "training")] == [4]
+        assert [step for step, _ in records(tmp_path, "validation")] == [4]

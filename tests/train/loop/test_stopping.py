@@ -1,10 +1,9 @@
-"""Stopping: at the user's request, at a loss that is not finite, and because a rank has died."""
+"""Stopping: at the user's request, and at a loss that is not finite."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,62 +23,28 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def run_until(config: Path, run_dir: Path, word: str, then: Callable[[Started], None]) -> tuple[int, str]:
-    """Start a run that would take for ever, do something when its output has a word, and see how it ends."""
-    longer = "hyperparameters.fit.max_length.batches=1000000"
-    words = ("run", config, ROOT, "--run-dir", run_dir, "--set", longer)
-    process = Started(*words, merged=True)
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if word in line:
-            then(process)
-            break
-    seen.append(process.stdout.read())
-    code = process.wait()
-    assert not process.processes()
-    return code, "".join(seen)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_checkpoints_and_the_run_can_be_resumed(
-    config: Path, tmp_path: Path, number: signal.Signals
+def test_ctrl_c_in_a_terminal_checkpoints_and_the_run_goes_on_as_if_never_stopped(
+    config: Path, tmp_path: Path
 ) -> None:
-    """To the whole process group, as a terminal's Ctrl-C goes; then on to where an uninterrupted run ends."""
-
-    def send(process: Started) -> None:
-        os.killpg(process.pid, number)
-
-    code, output = run_until(config, tmp_path / "run", "batch       4/", send)
-    assert code == 0, output
+    """The signal goes to the whole process group. The second one: ``tests/launch/test_ranks.py``."""
+    longer = "hyperparameters.fit.max_length.batches=1000000"
+    process = Started("run", config, ROOT, "--run-dir", tmp_path / "run", "--set", longer, merged=True)
+    while "batch       4/" not in (line := process.stdout.readline()):
+        assert line
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.stdout.read()
+    assert process.wait() == 0, output
+    assert not process.processes()
     assert "resume      det-ds run" in output
     stopped_at = saved_steps(tmp_path / "run")[-1]
     end = f"hyperparameters.fit.max_length.batches={stopped_at + 3}"
-    resumed = run(config, tmp_path / "run", "--resume", "--set", end)
-    assert resumed.returncode == 0, resumed.stderr
-    whole = run(config, tmp_path / "whole", "--set", end)
-    assert whole.returncode == 0, whole.stderr
-    assert saved_steps(tmp_path / "run")[-1] == stopped_at + 3
+    for name, *more in (("run", "--resume"), ("whole",)):
+        done = run(config, tmp_path / name, *more, "--set", end)
+        assert done.returncode == 0, done.stderr
     left, right = last_words(tmp_path / "run"), last_words(tmp_path / "whole")
     assert differences(left["states"], right["states"]) == []
     # The stopped run had a longer way to go: only where it ended does the other one report of itself.
     assert left["metrics"][-1] == right["metrics"][-1]
-
-
-def test_the_second_signal_stops_at_once(config: Path, tmp_path: Path) -> None:
-    def send_twice(process: Started) -> None:
-        process.send_signal(signal.SIGTERM)
-        for line in process.stdout:
-            if "stopping after this batch" in line:
-                break
-        process.send_signal(signal.SIGTERM)
-
-    # A trial that holds each batch until it is killed: there is no time in which the first signal could be enough.
-    held = tmp_path / "held.yaml"
-    held.write_text(config.read_text().replace("trials:Victim", "trials:HeldVictim"))
-    code, output = run_until(held, tmp_path / "run", "holding", send_twice)
-    assert code == 128 + signal.SIGTERM, output
-    assert saved_steps(tmp_path / "run") == []
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(
