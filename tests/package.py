@@ -204,6 +204,16 @@ def order(
     return [[tuple(op) for op in of_rank] for of_rank in pipe.orders()]
 
 
+def timeline(*schedule: Any, cost: Callable[[Any], float]) -> list[list[tuple[Any, float, float]]]:
+    """When each pass of each rank runs: the pass, its start and its end; arguments as ``order``."""
+    from determined_ds.pipe.orders import Pipeline
+    from determined_ds.pipe.timeline import timeline
+
+    numbers = dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False))
+    spans = timeline(Pipeline(**numbers), lambda op: cost(tuple(op)))
+    return [[(tuple(each.op), each.start, each.end) for each in own] for own in spans]
+
+
 def bubble(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
     """The share of time in which ranks wait, as it is predicted: a backward pass takes twice a forward pass."""
     from determined_ds.pipe.orders import Pipeline

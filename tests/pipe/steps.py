@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from tests.package import order
+from tests.package import order, timeline
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"
 SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV)
@@ -53,30 +53,7 @@ def steps(draw: st.DrawFn, *schedules: str) -> Step:
 
 def simulated(step: Step, cost: Callable[[Op], float] = lambda op: UNITS[op[0]]) -> Spans:
     """When passes run, each as soon as its rank is free and its inputs are there; sending takes no time."""
-    orders = step.orders
-    spans: Spans = [[] for _ in orders]
-    ended: dict[Op, float] = {}
-
-    def awaited(op: Op) -> list[Op]:
-        kind, part, batch = op
-        if kind == "F":
-            return [("F", part - 1, batch)] if part else []
-        if kind == "W":
-            return [("I", part, batch)]
-        return [("F", part, batch), *([("B", part + 1, batch)] if part < step.parts - 1 else [])]
-
-    while any(len(own) < len(ops) for own, ops in zip(spans, orders, strict=True)):
-        before = len(ended)
-        for own, ops in zip(spans, orders, strict=True):
-            while len(own) < len(ops) and all(each in ended for each in awaited(ops[len(own)])):
-                op = ops[len(own)]
-                start = max([own[-1][2] if own else 0, *(ended[each] for each in awaited(op))])
-                ended[op] = start + cost(op)
-                if op[0] == "I":  # what the rank before waits for
-                    ended["B", op[1], op[2]] = ended[op]
-                own.append((op, start, ended[op]))
-        assert len(ended) > before, "the ranks wait for each other"
-    return spans
+    return timeline(*step, cost=cost)
 
 
 def step_time(spans: Spans) -> float:

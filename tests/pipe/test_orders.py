@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.package import bubble, order
+from tests.package import bubble, order, recorded_step
 from tests.pipe.steps import (
     DUALPIPEV,
     GPIPE,
@@ -19,6 +19,7 @@ from tests.pipe.steps import (
     ONE_F_ONE_B,
     UNITS,
     ZB_H1,
+    Op,
     Step,
     most_held,
     simulated,
@@ -141,3 +142,19 @@ def test_the_counted_bubble_is_the_formula_to_the_last_bit(step: Step) -> None:
     formula = Fraction(waits, 3 * m * v + waits)
     assert abs(bubble(*step) - formula) < Fraction(1, 2**52)  # a float's last bit
     assert formula == waited(step, **UNITS) / Fraction(step_time(simulated(step)))
+
+
+def test_uneven_parts_are_planned_as_long_as_they_were() -> None:
+    """The second rank's passes take twice the time; one of them, once, ten times. Loading is work, and not planned."""
+    step = Step("1f1b", 2, 8)
+
+    def cost(op: Op) -> float:
+        return (1 + op[1]) * (1 if op[0] == "F" else 2)
+
+    late = simulated(step, lambda op: 20 if op == ("F", 1, 3) else cost(op))
+    first = late[0][0][1]
+    late[0].insert(0, (("L", 0, 0), first - 1, first))
+    found = recorded_step(step, late)
+    assert found["spans"][0][0] == (("L", 0, 0), 0, 1)
+    assert found["planned"] == simulated(step, cost)
+    assert recorded_step(step, [late[0], []]) == {}
