@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import torch
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from determined_ds import PipelineTrial, Trainer, open_context
-from tests.memory.engines import Block
+from tests.memory.engines import Block, LiveBytes
 
 VOCAB_SIZE, HIDDEN, LENGTH, BLOCKS = 64, 32, 64, 8
 
@@ -45,38 +42,12 @@ class PipedTrial(PipelineTrial):
         return self.validation_loader([(torch.zeros(LENGTH, dtype=torch.long),) * 2] * 4)
 
     def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
-        with LiveBytes([*self.engine.module.parameters(), *self.engine.module.buffers()]) as live:
+        with LiveBytes(*self.engine.module.parameters(), *self.engine.module.buffers()) as live:
             at_step = register_optimizer_step_pre_hook(lambda *_: setattr(live, "stopped", True))
             result = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
             at_step.remove()
         self.peak_bytes = live.peak_bytes
         return result
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operators make until they are freed, but not ``known`` ones; until it is ``stopped``."""
-
-    def __init__(self, known: list[Any]) -> None:
-        super().__init__()
-        self.peak_bytes = self._live_bytes = 0
-        self.stopped = False
-        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and not self.stopped:
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self._seen:
-                    self._seen.add(storage._cdata)
-                    self._live_bytes += storage.nbytes()
-                    self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-                    weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
-        return output
-
-    def _forget(self, address: int, size: int) -> None:
-        self._seen.discard(address)
-        self._live_bytes -= size
 
 
 def train(run_dir: Path, hparams: dict[str, Any]) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """The estimate against real DeepSpeed engines on two ranks, at two sizes, within 10 %.
 
-What an engine holds is counted by the C library that its memory came from, which knows nothing of tensors. At the end
-of the last backward pass all model states are there and hardly anything else: the batch is eight tokens, the buckets
-are small.
+At the end of the last backward pass all model states are there and hardly anything else: the batch is eight tokens, the
+buckets are small.
 """
 
 from __future__ import annotations
