@@ -30,7 +30,7 @@ from determined_ds.pipe.timeline import Receive, Send, Step, steps
 SETTLED = 4  # micro-batches a rank from which on no schedule but gpipe holds more
 ON_THEIR_WAY = 2  # messages to a rank that the engine does not wait for
 # Of what a part keeps for its backward pass, the gradients that zb-h1 keeps until the weights' pass: of a transformer
-# those of the outputs of its products, 9 of 16 sbh, and of its norms, 2. See tests/memory/test_schedules.py.
+# those of the outputs of its products, 9 of 16 sbh, and of its norms, 2. See tests/memory/test_measured.py.
 GRADIENTS_BETWEEN = 11 / 16
 
 
