@@ -1,4 +1,4 @@
-"""The estimate against real DeepSpeed engines on two ranks, and against real passes, within 10 %.
+"""The estimate against real DeepSpeed engines on two ranks, and against pipelines, within 10 %.
 
 At the end of the last backward pass all model states are there and hardly anything else: the batch is eight tokens, the
 buckets are small.
@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 import yaml
 
 from determined_ds import ResolvedConfig
 from tests.harness.ranks import ROOT, Ranks
-from tests.memory.engines import VOCAB_SIZE, LiveBytes, measure, model_parameters
-from tests.memory.estimates import estimate, resolved, settings
+from tests.memory.engines import VOCAB_SIZE, measure, model_parameters
+from tests.memory.estimates import estimate, resolved
 from tests.memory.piped import train
 from tests.package import bytes_per_rank
 
@@ -168,52 +166,3 @@ def test_two_ranks_hold_what_is_estimated(
     assert [16 * own for _, own in found] == [stage["model_states_bytes"] for stage in row["stages"]]
     held = [stage["activations_bytes"] for stage in row["stages"]]
     assert [most for most, _ in found] == pytest.approx(held, rel=0.1)
-
-
-TOKENS, SEQUENCES = 512, 4
-LLAMA = {"hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def real_activations(tiled_mlp: int, tiled_loss: int) -> int:
-    """Bytes that a pass over a Llama holds at the peak, parameters and gradients aside; in fp32, in this rank."""
-    from model_defs.causal_lm.tiles import tile_loss, tile_mlps
-    from model_defs.common.text import next_token_loss
-
-    config = transformers.LlamaConfig(**LLAMA, vocab_size=VOCAB_SIZE, max_position_embeddings=TOKENS)
-    model = transformers.LlamaForCausalLM(config)
-    tokens = torch.zeros(SEQUENCES, TOKENS, dtype=torch.long)
-    if tiled_mlp > 1:
-        tile_mlps(model, tiled_mlp)
-    if tiled_loss > 1:
-        tile_loss(model, tiled_loss)
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
-    with LiveBytes(*model.parameters(), *model.buffers()) as live:
-        if tiled_loss > 1:
-            model(input_ids=tokens, use_cache=False, targets=tokens).backward()
-        else:
-            next_token_loss(model(tokens, use_cache=False).logits, tokens).backward()
-    return live.peak_bytes
-
-
-def estimated_of_tiles(tiled_mlp: int, tiled_loss: int) -> int:
-    """Bytes of the same model's experiment."""
-    own = {"max_position_embeddings": TOKENS, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    options = settings(
-        **{f"model_config__{name}": value for name, value in {**LLAMA, **own}.items()},
-        sequence_length=TOKENS,
-        overwrite_deepspeed_args__bf16__enabled=False,
-        global_batch_size=2 * SEQUENCES,
-        tiled_mlp=tiled_mlp,
-        tiled_loss=tiled_loss,
-    )
-    found = estimate(ROOT / "experiments/causal_lm/const.yaml", ROOT, *options)
-    assert found["model"]["assumptions"] == []
-    [held] = {row["activations_bytes"] for row in found["strategies"] if not row["activation_checkpointing"]}
-    return int(held)
-
-
-@pytest.mark.parametrize(("tiled_mlp", "tiled_loss"), [(1, 1), (8, 1), (1, 8), (4, 4)])
-def test_activations_are_those_of_a_real_pass(tiled_mlp: int, tiled_loss: int, one_rank: Ranks) -> None:
-    (real,) = one_rank.run(real_activations, tiled_mlp, tiled_loss)
-    assert estimated_of_tiles(tiled_mlp, tiled_loss) == pytest.approx(real, rel=0.10)
