@@ -104,12 +104,6 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> E
     found.warn(ignored_keys_of(experiment, RUN))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.problems += code_problems(experiment, options.context_dir, option=option)
-    if experiment.script is not None and options.engine != "deepspeed":
-        message = (
-            f"{experiment.script.name} makes its engines itself; only that of a trial class can be another"
-        )
-        value, fix = options.engine, f"leave {options.engine} out"
-        found.problems.append(Problem(key="--engine", value=value, message=message, fix=fix, code="engine"))
     return experiment
 
 

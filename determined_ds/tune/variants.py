@@ -320,8 +320,7 @@ def _num_micro_batches(base: Base, choice: Choice) -> int:
 
 def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> list[Variant]:
     """Every strategy, of :data:`determined_ds.config.strategy.FORMS`, on every number of slots."""
-    pairs = [(name, count) for name in dict.fromkeys(names) for count in dict.fromkeys(slots)]
-    return [_named(base, name, count) for name, count in pairs]
+    return [_named(base, name, count) for name in dict.fromkeys(names) for count in dict.fromkeys(slots)]
 
 
 def _named(base: Base, name: str, slots: int) -> Variant:

@@ -113,13 +113,6 @@ class T(PipelineTrial):
     ),
 }
 DECIDING = ["check --strict", "check --explain", "check --memory"]
-TRAINING = [
-    "run --test",
-    "search",
-    "profile --steps 2 --warmup 1",
-    "compare --strategies zero0,zero1 --repeat 1 --steps 5 --warmup 0",
-    "autotune --budget 2 --over zero_stage,micro_batch --steps 5 --warmup 0",
-]
 
 
 @pytest.fixture
@@ -134,14 +127,6 @@ def own(own_model: Path, request: pytest.FixtureRequest) -> Path:
     return own_model
 
 
-def train(own: Path, words: str, run_dir: Path) -> None:
-    command, *options = words.split()
-    there = (command, own / "experiment.yaml", own, "--run-dir", run_dir, "--accelerator", "cpu")
-    done = det_ds(*there, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed" not in done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("own", OPTIONS, indirect=True)
 def test_what_decides_takes_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(own.parent)
@@ -151,16 +136,17 @@ def test_what_decides_takes_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compare --slots 1 --strategies zero1 --steps 1 --warmup 0 --repeat 1",
+        pytest.param("search", marks=pytest.mark.long("a trial is a run, which compare starts too")),
+        pytest.param("autotune --budget 2 --steps 5 --warmup 0", marks=pytest.mark.long("as compare")),
+    ],
+)
 @pytest.mark.parametrize("own", ["its own optimizer, schedule, metrics and callbacks"], indirect=True)
-def test_a_comparison_takes_an_optimizer_of_the_trial(own: Path, tmp_path: Path) -> None:
-    options = "--slots 1 --strategies zero1 --steps 1 --warmup 0 --repeat 1"
-    train(own, f"compare {options}", tmp_path / "run")
-
-
-@pytest.mark.long("every option by each command that trains; the short test has the one that failed")
-@pytest.mark.parametrize("own", OPTIONS, indirect=True)
-def test_what_trains_takes_it(own: Path, tmp_path: Path) -> None:
-    for number, words in enumerate(TRAINING):
-        if "PipelineTrial)" in (own / "own.py").read_text():
-            words = words.replace("zero0,zero1", "1f1b,zb-h1")
-        train(own, words, tmp_path / str(number))
+def test_what_starts_runs_takes_an_optimizer_of_the_trial(own: Path, words: str, tmp_path: Path) -> None:
+    command, *options = words.split()
+    done = det_ds(command, own / "experiment.yaml", own, "--run-dir", tmp_path / "run", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout + done.stderr

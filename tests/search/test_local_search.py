@@ -16,6 +16,7 @@ import yaml
 
 from tests.harness.command import TIMEOUT_S, Started, det_ds
 from tests.package import SearchMethod, checkpoints, records
+from tests.rundir.runs import until
 
 SEARCHED = Path(__file__).with_name("searched")
 # Its points: a good one, an impossible one, and one that is worse than the first.
@@ -29,14 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = tmp_path_factory.mktemp("search") / "searched"
     shutil.copytree(SEARCHED, copied, ignore=shutil.ignore_patterns("__pycache__"))
     return copied
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until it holds."""
-    until = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def trials_of(run_dir: Path) -> list[dict[str, str]]:
@@ -64,16 +57,16 @@ class Interrupted:
         words += ["--machine-slots", "1", "--set", f"reproducibility.experiment_seed={SEED}"]
         hold.touch()
         killed = started(*words)
-        wait_for(lambda: checkpoints(self.first) and '"validated"' in events.read_text())
+        until(lambda: checkpoints(self.first) and '"validated"' in events.read_text())
         killed.send_signal(signal.SIGKILL)
         killed.wait(TIMEOUT_S)
-        wait_for(lambda: not killed.processes())  # they end with it
+        until(lambda: not killed.processes())  # they end with it
         self.after_kill = losses(self.first)
 
         stopped = started(*words, "--resume")
-        wait_for(lambda: "resumed at batch" in output.read_text())
+        until(lambda: "resumed at batch" in output.read_text())
         stopped.send_signal(signal.SIGINT)
-        wait_for(lambda: "SIGTERM: stopping after this batch" in output.read_text())
+        until(lambda: "SIGTERM: stopping after this batch" in output.read_text())
         time.sleep(1)  # until the ranks have been told, too
         hold.unlink()
         self.stopped = stopped.communicate(TIMEOUT_S)
