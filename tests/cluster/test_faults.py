@@ -6,66 +6,55 @@ from datetime import datetime
 
 import pytest
 
-from tests.cluster.cluster import FakeCluster, Trial
-from tests.cluster.http import Fault
+from tests.cluster.cluster import Cluster
 from tests.cluster.scenarios import CONST, tiny
 
 TRIAL = r"/api/v1/trials/[0-9]+/"
 BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
 
 
-def trained(fake: FakeCluster, number: int, faults: list[Fault], length: int) -> Trial:
-    """The trial of an experiment that has met all these faults, once it has ended with every report and checkpoint."""
-    [trial] = fake.wait(number)
-    assert [fault.met for fault in faults] == [1] * len(faults)
-    assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, length + 1))
-    saved = list(range(2, length + 1, 2))
-    assert [steps for steps, _ in fake.reports(trial, "validation")] == saved
-    assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == saved
-    kept = fake.kept(trial)
-    assert not any(report.archived for report in kept.reports)
-    for found in kept.checkpoints.values():
-        assert (fake.storage / found.uuid / "manifest.json").exists()
-        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
-        assert all(
-            report.at <= found.at for report in kept.of_group("training") if report.steps <= found.steps
-        )
-    return trial
-
-
-def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
+def test_odd_answers_cost_a_trial_nothing(cluster: Cluster) -> None:
     """Nor do nulls in the configuration for what was not said."""
-    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
-    config = fake.master.experiments[number].config
-    config.update(description=None, labels=None, bind_mounts=None)
-    config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
+    made = cluster.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    made.config.update(description=None, labels=None, bind_mounts=None)
+    made.config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
     met = [
         # The report was taken, and its answer lost: sent again, a master refuses it even where it is the same.
-        fake.inject("close after", "POST", f"{TRIAL}metrics"),
-        fake.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
-        fake.inject("close after", "POST", "/api/v1/checkpoints"),
-        fake.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
-        fake.inject("hang", "POST", f"{TRIAL}progress", skip=1, seconds=20.0),  # no step waits for it
-        fake.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
-        fake.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
+        cluster.inject("close after", "POST", f"{TRIAL}metrics"),
+        cluster.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
+        cluster.inject("close after", "POST", "/api/v1/checkpoints"),
+        cluster.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
+        cluster.inject("hang", "POST", f"{TRIAL}progress", skip=1, seconds=20.0),  # no step waits for it
+        cluster.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
+        cluster.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
         *(
-            fake.inject("answer", "GET", BEST, body=body)
+            cluster.inject("answer", "GET", BEST, body=body)
             for body in ({}, {"metric": None}, {"metric": "NaN"})
         ),
     ]
-    fake.activate(number)
-    trial = trained(fake, number, met, 6)
-    first, *_, last = fake.kept(trial).of_group("training")
+    cluster.activate(made)
+    [trial] = cluster.wait(made)
+    assert [fault.met for fault in met] == [1] * len(met)
+    assert [report.steps for report in trial.of_group("training")] == [1, 2, 3, 4, 5, 6]
+    assert [report.steps for report in trial.of_group("validation")] == [2, 4, 6]
+    assert [checkpoint.steps for checkpoint in trial.complete] == [2, 4, 6]
+    assert not any(report.archived for report in trial.reports)
+    for found in trial.checkpoints.values():
+        assert (cluster.storage / found.uuid / "manifest.json").exists()
+        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
+        before = (report for report in trial.of_group("training") if report.steps <= found.steps)
+        assert all(report.at <= found.at for report in before)
+    first, *_, last = trial.of_group("training")
     began, ended = (datetime.fromisoformat(each.at.replace("Z", "+00:00")) for each in (first, last))
     assert (ended - began).total_seconds() < 20.0
 
 
 @pytest.mark.long("a whole trial; odd answers are short")
-def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(fake: FakeCluster) -> None:
+def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(cluster: Cluster) -> None:
     message = "invalid run id, 1 (reported) != 2 (expected)"
-    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    made = cluster.create(CONST, *tiny(6), "max_restarts=0", paused=True)
     body = {"error": {"error": message}}
-    fake.inject("answer", "POST", f"{TRIAL}metrics", trial=fake.trial(number), status=400, body=body)
-    fake.activate(number)
-    [trial] = fake.wait(number, "ERROR")
-    assert message in fake.log(trial)
+    cluster.inject("answer", "POST", f"{TRIAL}metrics", trial=made.trials[0], status=400, body=body)
+    cluster.activate(made)
+    [trial] = cluster.wait(made, "ERROR")
+    assert message in trial.log
