@@ -165,6 +165,15 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
 
 
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a mapping by dotted names, e.g. ``zero_optimization.stage``; an empty one below it stays."""
+    if isinstance(value, Mapping) and (value or not name):
+        for key, item in value.items():
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
+    elif name:
+        yield name, value
+
+
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     """The value at ``path`` in nested mappings and lists, or ``default``."""
     for step in path:  # asked a hundred times a point

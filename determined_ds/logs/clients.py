@@ -13,10 +13,12 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from determined_ds.documents.document import leaves
 
 COMPLETED, STOPPED, FAILED = "completed", "stopped", "failed"
 # Of a report, and of what MLflow takes at once. Source: mlflow 3.17's ``utils/validation.py``
@@ -143,7 +145,7 @@ class MlflowRun:
             run = client.create_run(experiment_id, run_name=name, tags={MLFLOW_KEY: about.key})
         self._run_id, known = run.info.run_id, run.data.params
         params = {
-            NOT_IN_NAMES.sub("_", name): str(value)[:LONGEST_PARAM] for name, value in flattened(about.config)
+            NOT_IN_NAMES.sub("_", name): str(value)[:LONGEST_PARAM] for name, value in leaves(about.config)
         }
         tags = {
             "determined_ds.group": about.group,
@@ -197,12 +199,3 @@ def client_kind(name: str) -> type[WandbRun] | type[MlflowRun]:
     """Import a tool's client, in the main thread: a worker that is forked during an import may hang in its own."""
     importlib.import_module({"wandb": "wandb", "mlflow": "mlflow.tracking"}[name])
     return WandbRun if name == "wandb" else MlflowRun
-
-
-def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a mapping by dotted names, e.g. ``deepspeed.zero_optimization.stage``; an empty one stays."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from flattened(item, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value

@@ -7,6 +7,7 @@ The way of the data::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from bisect import bisect_right
@@ -132,10 +133,8 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         text = text.replace(char, f"\\u{ord(char):04x}")
 
     # What differs: first the hyperparameters and what was decided, as columns; then what follows from them.
-    causes, effects = (
-        differing(runs, "hyperparameters", "decided"),
-        differing(runs, "DeepSpeed", "environment"),
-    )
+    causes = differing(runs, "hyperparameters", "decided")
+    effects = differing(runs, "DeepSpeed", "environment")
     cells = {key: [_differing_cell(value) for value in values] for key, values in (causes | effects).items()}
     columns = list(causes)[:MOST_COLUMNS]
     others = {key: found for key, found in cells.items() if key not in columns}
@@ -153,6 +152,33 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
     heads = [dict(zip(("head", "small", "tip"), FIGURES[name], strict=False)) for name in known]
     if "best" in known:
         heads[known.index("best")]["head"] = f"best {metrics.pop() if len(metrics) == 1 else 'validation'}"
+    rows = []
+    for index, shown in enumerate(runs):
+        below = {
+            "batches": f"of {shown.planned:,}" if shown.planned is not None else "",
+            "loss": f"from {loss_text(shown.losses[0])}" if shown.losses else "",
+            "best": f"batch {shown.best.steps:,}" if shown.best else "",
+        }
+        figures = []
+        for name in known:
+            value, in_words = shown.figures[name], FIGURES[name][3]
+            figures.append(
+                {
+                    "text": UNKNOWN if value is None else in_words(value),
+                    "small": below.get(name, ""),
+                    "value": value,
+                }
+            )
+        rows.append(
+            {
+                "label": shown.label,
+                "colour": index % len(PALETTE),
+                "status": shown.status,
+                "is_odd": shown.status not in (COMPLETED, RUNNING),
+                "differing": [cells[key][index] for key in columns],
+                "cells": figures,
+            }
+        )
     page = self_contained(
         "runs.html.jinja",
         ["uPlot.iife.min.js", "sort.js", "runs.js"],
@@ -165,17 +191,7 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         differing_title=f"{'Other keys that differ' if columns else 'What differs'}: {count(len(others), 'key')}",
         differing_keys=others,
         columns=heads,
-        rows=[
-            {
-                "label": shown.label,
-                "colour": index % len(PALETTE),
-                "status": shown.status,
-                "is_odd": shown.status not in (COMPLETED, RUNNING),
-                "differing": [cells[key][index] for key in columns],
-                "cells": [_figure(shown, name) for name in known],
-            }
-            for index, shown in enumerate(runs)
-        ],
+        rows=rows,
         charts=[(title, _keys(curves, several)) for title, curves in charts.items()],
         thinned=thinned,
         runs=runs,
@@ -211,13 +227,12 @@ def _verdict(runs: Sequence[RunView]) -> str:
 
 def _facts(shown: RunView) -> dict[str, str]:
     """Of a page of one run; those that are not known are left out."""
-    launch, result = shown.launch, shown.run.result
-    found: dict[str, str] = {}
+    launch, result, found = shown.launch, shown.run.result, {}
     if launch is not None:
         words = [str(launch.machine[key]) for key in ("host", "processor") if launch.machine.get(key)]
         words += [f"{launch.machine['cores']} cores"] if launch.machine.get("cores") else []
         started = date_text(datetime.fromtimestamp(shown.run.launches[0].time).astimezone())
-        found |= {"command": launch.command, "runs": launch.runs, "started": started}
+        found = {"command": launch.command, "runs": launch.runs, "started": started}
         found |= {"trained on": trained_on(launch), "machine": ", ".join(words)}
     if shown.run.checkpoints:
         newest = shown.run.checkpoints[0]
@@ -227,27 +242,14 @@ def _facts(shown: RunView) -> dict[str, str]:
     return {name: printable(fact) for name, fact in found.items() if fact}
 
 
-def _figure(shown: RunView, name: str) -> dict[str, Any]:
-    """The cell of a final figure."""
-    value, small = shown.figures[name], ""
-    if name == "batches" and shown.planned is not None:
-        small = f"of {shown.planned:,}"
-    elif name == "loss" and shown.losses:
-        small = f"from {loss_text(shown.losses[0])}"
-    elif name == "best" and shown.best:
-        small = f"batch {shown.best.steps:,}"
-    return {"text": UNKNOWN if value is None else FIGURES[name][3](value), "small": small, "value": value}
-
-
 def _differing_cell(value: str | None) -> tuple[str, str]:
-    """A value, whole, to sort by, and as it is shown."""
+    """A value, whole, to sort by, and as it is shown: a long number is cut."""
     if value is None:
         return "", UNKNOWN
-    try:
-        is_long = len(value) > LONG and math.isfinite(float(value)) and not value.isdigit()
-    except ValueError:
-        is_long = False
-    return value, f"{float(value):.6g}" if is_long else value
+    with contextlib.suppress(ValueError):
+        if len(value) > LONG and math.isfinite(float(value)) and not value.isdigit():
+            return value, f"{float(value):.6g}"
+    return value, value
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -259,9 +261,7 @@ def _charts(runs: Sequence[RunView]) -> dict[str, list[str]]:
     The loss first, then all else that is validated, then how training went, then what remains.
     """
     found: dict[str, list[str]] = {}
-    for name, metric in {
-        name: curve.metric for shown in runs for name, curve in shown.curves.items()
-    }.items():
+    for name, metric in {name: curve.metric for each in runs for name, curve in each.curves.items()}.items():
         prefix = next((each for each in PREFIXES if metric.startswith(each) and metric != each), "")
         metric = metric.removeprefix(prefix)  # val_loss, train_loss and loss are loss
         found.setdefault(TOGETHER.get(metric, metric), []).append(name)
@@ -281,8 +281,7 @@ def _keys(names: Sequence[str], several: bool) -> list[tuple[str, str, int]]:
     """
     plain = [name for name in names if not name.startswith(f"{VALIDATION}/")]
     lines = [
-        (name, "dashed" if several and place else "line", place % len(PALETTE))
-        for place, name in enumerate(plain)
+        (name, "dashed" if several and at else "line", at % len(PALETTE)) for at, name in enumerate(plain)
     ]
     return [*lines, *((name, "dots", 0) for name in names if name not in plain)]
 
@@ -301,7 +300,7 @@ def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[di
         for name, curve in shown.curves.items():
             # Validations are exact: they are left out only where there are thousands.
             exact = curve.group == VALIDATION
-            indexes = thinned(curve.values, MOST_OF_A_CURVE if exact else most)
+            indexes = _thinned(curve.values, MOST_OF_A_CURVE if exact else most)
             if reported < len(curve.values) > len(indexes):
                 kept, reported = len(indexes), len(curve.values)
             values = [curve.values[at] for at in indexes]
@@ -316,30 +315,26 @@ def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[di
             at = bisect_right(longest.steps, each.steps_completed) - 1 if longest else -1
             seconds = longest.seconds[at] if longest and at >= 0 else None
             checkpoints.append({"step": each.steps_completed, "seconds": seconds})
-        marks = [
-            {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
-            for launch, seconds in zip(shown.run.launches, shown.starts, strict=False)
-            if launch.kind != START
-        ]
+        starts = zip(shown.run.launches, shown.starts, strict=False)
         drawn.append(
             {
                 "label": shown.label,
                 "colour": index % len(PALETTE),
                 "samples": shown.launch.global_batch_size if shown.launch else 0,
-                "marks": marks,
+                "marks": [
+                    {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
+                    for launch, seconds in starts
+                    if launch.kind != START
+                ],
                 "checkpoints": checkpoints,
                 "curves": curves,
             }
         )
     pictures = [{"title": title, "curves": names} for title, names in charts.items()]
-    left_out = (
-        f"The longest curve is drawn with {kept:,} of its {reported:,} points: the lowest and the highest of each part."
-        " Validations are exact, except where there are thousands. All values are in metrics.jsonl."
-    )
-    return {"runs": drawn, "charts": pictures}, left_out if kept else ""
+    return {"runs": drawn, "charts": pictures}, f"{kept:,} of its {reported:,} points" if kept else ""
 
 
-def thinned(values: Sequence[float], most: int) -> list[int]:
+def _thinned(values: Sequence[float], most: int) -> list[int]:
     """The indexes of about ``most`` points to draw of a long curve: its ends, and extremes of equal parts."""
     count = len(values)
     if count <= most:

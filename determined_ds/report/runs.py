@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.files import as_number, is_better
-from determined_ds.documents.document import get_path
+from determined_ds.documents.document import get_path, leaves
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.live import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.report.numbers import count
-from determined_ds.rundir.records import (
-    COMPLETED,
-    Launch,
-    RecordedRun,
-    is_run,
-    read_run,
-)
+from determined_ds.rundir.records import COMPLETED, Launch, RecordedRun, is_run, read_run
 from determined_ds.rundir.run_dir import short
 
 RUNNING, UNFINISHED = "running", "not finished"
+KILLED = "it wrote no result.json: the command that started it was killed, or its machine went down"
 # Facts of a launch that are decided, in the order of the page.
 DECIDED = (
     *("strategy", "slots", "machines", "accelerator", "global_batch_size", "micro_batch_size"),
@@ -64,12 +59,10 @@ class RunView:
         self.launch, result = run.launches[-1] if run.launches else None, run.result
         self.status = RUNNING if run.is_running else UNFINISHED if result is None else result.status
         self.why = ""  # it is not complete
-        if result is not None and self.status not in (RUNNING, COMPLETED):
+        if self.status == UNFINISHED:
+            self.why = KILLED
+        elif result is not None and self.status not in (RUNNING, COMPLETED):
             self.why = result.reason or ""
-        elif self.status == UNFINISHED:
-            self.why = (
-                "it wrote no result.json: the command that started it was killed, or its machine went down"
-            )
         given = self.launch.hyperparameters if self.launch else run.config.get("hyperparameters")
         self.hyperparameters: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
         length = get_path(self.hyperparameters, ("fit", "max_length", "batches"))
@@ -85,6 +78,7 @@ class RunView:
             self.starts.append(self.starts[-1] + max(0.0, last - begin))
         self._clock = list(zip(begins, self.starts, strict=False))
 
+        self.losses = self.training(*LOSS, "training_loss")
         # The metric that it is judged by; "" where it was not validated.
         metric = get_path(run.config, ("searcher", "metric"))
         validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
@@ -128,11 +122,6 @@ class RunView:
         known = (self.curves.get(f"{TRAINING}/{metric}") for metric in metrics)
         return next((curve.values for curve in known if curve), [])
 
-    @property
-    def losses(self) -> list[float]:
-        """Of training."""
-        return self.training(*LOSS, "training_loss")
-
     @cached_property
     def figures(self) -> dict[str, float | None]:
         """Its final figures; None where they are not known."""
@@ -171,7 +160,7 @@ class RunView:
         found: dict[str, dict[str, Setting]] = {}
         for name, tree in sections.items():
             origins = launch.origins if launch and name == "DeepSpeed" else {}
-            for key, value in _leaves(tree, ""):
+            for key, value in leaves(tree):
                 at = key
                 while at and at not in origins:  # that of the mapping that it is in
                     at = at.rpartition(".")[0]
@@ -198,31 +187,18 @@ def trained_on(launch: Launch) -> str:
     return ", ".join(words)
 
 
-def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping) and (tree or not prefix):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, tree
-
-
 def differing(runs: Sequence[RunView], *sections: str) -> dict[str, tuple[str | None, ...]]:
     """Key -> its value in each run, of the keys in some sections whose values differ; None where a run lacks the key.
 
     Keys of DeepSpeed's configuration begin with ``deepspeed_config.``.
     """
     prefix = {"DeepSpeed": "deepspeed_config."}
-    each = [
-        {
-            prefix.get(name, "") + key: setting.value
-            for name in sections
-            for key, setting in shown.sections.get(name, {}).items()
-        }
-        for shown in runs
-    ]
-    keys = dict.fromkeys(key for settings in each for key in settings)
-    values = {key: tuple(settings.get(key) for settings in each) for key in keys}
-    return {key: found for key, found in values.items() if len(set(found)) > 1}
+    found: dict[str, list[str | None]] = {}
+    for at, shown in enumerate(runs):
+        for name in sections:
+            for key, setting in shown.sections.get(name, {}).items():
+                found.setdefault(prefix.get(name, "") + key, [None] * len(runs))[at] = setting.value
+    return {key: tuple(values) for key, values in found.items() if len(set(values)) > 1}
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunView]:
