@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -47,8 +47,7 @@ from determined_ds.rundir.signals import HEART
 logger = logging.getLogger("determined_ds")
 
 MOST_WAITING = 10_000  # reports that wait for a tool: more than a day of one a minute
-EVERY_S = 1.0  # between two deliveries: a tool takes several reports more cheaply than each of them
-LONGEST_WAIT_S = 30.0  # between tries, where a tool fails
+EVERY_S, LONGEST_WAIT_S = 1.0, 30.0  # between two deliveries, which take several reports; where a tool fails
 LAST_TRIES = 3  # of a tool that fails, once the run has ended
 # How long the end of a run waits for its tools; that of one that failed, for which other ranks wait, is short.
 LAST_S, LAST_OF_FAILED_S = 30.0, 4.0
@@ -57,76 +56,68 @@ UNCATEGORIZED = "Uncategorized"  # a master's project of experiments without one
 APART = ("hyperparameters", "ds_config", "origins", "versions", "machine", "warnings", "time")
 
 
-class Tool:
-    """A tool's client, and what waits for it; what waits longest is lost where too much does."""
+class Delivery(threading.Thread):
+    """Hands reports to a tool's client: what it fails to take is offered again, and what is lost is counted.
+
+    Of what waits while the tool takes nothing, the latest is lost where too much does.
+    """
 
     def __init__(self, name: str, client: Client) -> None:
-        self.name, self._client = name, client
-        self.waiting: deque[NumbersAt] = deque()
-        self.num_lost = 0
-        self.is_open = self.is_closed = self.has_warned = False
-        self.tries, self.pause_s, self.next_try = LAST_TRIES, EVERY_S, 0.0
-
-    def work(self, status: str) -> None:
-        """Have the tool take what waits, and once the run has ended as ``status`` close it; else try again later."""
-        try:
-            if not self.is_open and (where := self._client.begin()):
-                print(f"{self.name}: {where}", flush=True)
-            self.is_open = True
-            self._client.send(self.waiting)
-            if status:
-                self._client.end(status)
-                self.is_closed = True
-        except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-            if not self.has_warned:
-                self.has_warned = True
-                self.warn(f"does not take the run, which continues: {reason}; it is tried again")
-            self.tries -= bool(status)
-            self.next_try = time.monotonic() + self.pause_s
-            self.pause_s = min(LONGEST_WAIT_S, 2 * self.pause_s)
-
-    def warn(self, text: str) -> None:
-        """Warn of it."""
-        logger.warning("warning: %s %s\n  fix: %s", TOOLS[self.name].title, text, TOOLS[self.name].fix)
-
-
-class Delivery(threading.Thread):
-    """Delivers to all tools in turn: what one fails to take is offered again, what is lost is counted."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(name="logging", daemon=True)
-        self._tools, self._ending, self._status = tools, threading.Event(), ""
+        super().__init__(name=f"logging to {name}", daemon=True)
+        self._tool, self._client = name, client
+        self._waiting: deque[NumbersAt] = deque()
+        self._num_lost, self._is_closed = 0, False
+        self._ending, self._status = threading.Event(), ""
         self.start()
 
     def put(self, report: NumbersAt) -> None:
         """Offer a report."""
-        for tool in self._tools:
-            if len(tool.waiting) < MOST_WAITING:
-                tool.waiting.append(report)
-            else:
-                tool.num_lost += 1
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(report)
+        else:
+            self._num_lost += 1
 
-    def close(self, status: str, wait_s: float) -> None:
-        """Have the tools take what waits and close the run; wait for it so long at most."""
+    def end(self, status: str) -> None:
+        """Have the tool take what waits and close the run; does not wait for it."""
         self._status = status
         self._ending.set()
-        self.join(wait_s)
-        for tool in self._tools:
-            if unsent := tool.num_lost + len(tool.waiting):
-                tool.warn(f"has not taken {unsent} report{'s' * (unsent > 1)} of metrics")
-            elif not tool.is_closed:
-                tool.warn("has not closed the run")
+
+    def wait(self, until_s: float) -> None:
+        """Wait for it until then, by the monotonic clock."""
+        self.join(max(0.0, until_s - time.monotonic()))
+        if unsent := self._num_lost + len(self._waiting):
+            self._warn(f"has not taken {unsent} report{'s' * (unsent > 1)} of metrics")
+        elif not self._is_closed:
+            self._warn("has not closed the run")
 
     def run(self) -> None:
         """In the thread: deliver until the run has ended."""
-        while left := [tool for tool in self._tools if tool.tries and not tool.is_closed]:
-            is_ending = self._ending.wait(EVERY_S)
-            for tool in left:
-                if is_ending or tool.next_try <= time.monotonic():
-                    tool.work(self._status)
-            if is_ending and not all(tool.is_closed for tool in left):
-                time.sleep(EVERY_S)
+        is_open, has_warned, tries, pause_s = False, False, LAST_TRIES, EVERY_S
+        while tries:
+            is_ending = self._ending.wait(pause_s)
+            try:
+                if not is_open and (where := self._client.begin()):
+                    print(f"{self._tool}: {where}", flush=True)
+                is_open = True
+                self._client.send(self._waiting)
+                if is_ending:
+                    self._client.end(self._status)
+                    self._is_closed = True
+                    return
+                pause_s = EVERY_S
+            except Exception as error:
+                if not has_warned:
+                    has_warned = True
+                    reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+                    self._warn(f"does not take the run, which continues: {reason}; it is tried again")
+                if is_ending:
+                    tries -= 1
+                    time.sleep(EVERY_S)
+                pause_s = min(LONGEST_WAIT_S, 2 * pause_s)
+
+    def _warn(self, text: str) -> None:
+        tool = TOOLS[self._tool]
+        logger.warning("warning: %s %s\n  fix: %s", tool.title, text, tool.fix)
 
 
 @contextlib.contextmanager
@@ -163,7 +154,7 @@ def reported_to_tools(
         return
     # Clients make and remove files at any time, and Determined's upload fails where a file vanishes: so not there.
     folder = run_dir.path if run_dir is not None else Path(tempfile.mkdtemp())
-    delivery: Delivery | None = None
+    deliveries: list[Delivery] = []
     beginning, is_stopping = threading.Lock(), threading.Event()
     train, preempt = core_context.train, core_context.preempt
     # All reports of a context pass through one of its methods: Determined's own through the second one.
@@ -173,15 +164,15 @@ def reported_to_tools(
 
     @functools.wraps(report)
     def reporting(group: str, steps_completed: int, metrics: Mapping[str, Any], *more: Any) -> None:
-        nonlocal delivery
         report(group, steps_completed, metrics, *more)
         with beginning:  # reports of several threads may overlap
-            if delivery is None:
+            if not deliveries:
                 about = shown_run(task, accelerator, folder, core_context.distributed.size, info, resolved())
-                delivery = Delivery([Tool(name, kind(about, options[name])) for name, kind in kinds.items()])
+                deliveries.extend(Delivery(name, kind(about, options[name])) for name, kind in kinds.items())
         numbers, now = named(group, metrics), round(time.time(), 3)
         while some := dict(islice(numbers, MOST_METRICS)):
-            delivery.put(NumbersAt(int(steps_completed), now, some))
+            for delivery in deliveries:
+                delivery.put(NumbersAt(int(steps_completed), now, some))
 
     @functools.wraps(should_preempt)
     def watching(*given: Any, **options: Any) -> bool:
@@ -201,9 +192,12 @@ def reported_to_tools(
         raise
     finally:
         status = FAILED if has_failed else STOPPED if is_stopping.is_set() else COMPLETED
-        if delivery is not None:
-            with HEART.patiently():
-                delivery.close(status, LAST_OF_FAILED_S if has_failed else LAST_S)
+        until_s = time.monotonic() + (LAST_OF_FAILED_S if has_failed else LAST_S)
+        with HEART.patiently():
+            for delivery in deliveries:
+                delivery.end(status)
+            for delivery in deliveries:
+                delivery.wait(until_s)
         if run_dir is None:  # what is offline is uploaded with the files for TensorBoard
             with contextlib.suppress(OSError, shutil.Error):
                 target = Path(train.get_tensorboard_path()) / OF_TOOLS
