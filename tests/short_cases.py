@@ -13,7 +13,9 @@ import pytest
 
 # Test -> regular expressions of the ids of its short cases.
 SHORT_CASES: dict[str, tuple[str, ...]] = {
-    "cluster/test_failures.py::test_it_is_started_once_and_its_errors_say_why": ("configuration",),
+    "cluster/test_trials.py::test_what_no_restart_can_help_is_started_once_and_its_errors_say_why": (
+        "configuration",
+    ),
     "experiments/test_lost_constants.py::test_without_any_of_them_it_trains_the_same": (".*/gpt2/.*",),
     "experiments/test_lost_constants.py::test_without_any_of_them_its_model_is_the_same": (
         "(gpt2|vit|causal_lm)-const",

@@ -29,6 +29,7 @@ PALETTE = (
 )
 PART_COLOURS = dict(zip(PARTS, PALETTE, strict=False))
 INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
+PAGE, ACCENT = "#f5f7f9", "#0b5cad"
 ON_LIGHT, ON_DARK = "#101418", "#fdfdfd"  # numbers in bars
 ASSETS = Path(__file__).parent / "assets"
 WIDTH_IN = 5.0
@@ -38,32 +39,23 @@ PNG_DPI = 200
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],  # matplotlib brings it along: pictures are the same everywhere
-    "font.size": FONT_PT,
-    "text.parse_math": False,  # a name may hold dollar signs
     "text.usetex": False,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": SMALL_PT,
-    "axes.titlesize": FONT_PT,
+    "text.parse_math": False,  # a name may hold dollar signs
+    **dict.fromkeys(("font.size", "axes.titlesize"), FONT_PT),
+    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize"), SMALL_PT),
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), GROUND),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
     "axes.facecolor": "none",
     "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": GROUND,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelsize": SMALL_PT,
-    "ytick.labelsize": SMALL_PT,
+    "lines.linewidth": 1.8,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "lines.linewidth": 1.8,
     "svg.fonttype": "path",  # a page looks the same everywhere
     "svg.hashsalt": "determined_ds",  # and the same figure gives the same text
-    "savefig.facecolor": GROUND,
 }
 
 
@@ -141,21 +133,11 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
     from markupsafe import Markup
 
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8").rstrip("\n") for name in scripts) + "\n"
-    colours = {
-        "ink": INK,
-        "muted": MUTED,
-        "grid": GRID,
-        "ground": GROUND,
-        "page": "#f5f7f9",
-        "accent": "#0b5cad",
-    }
+    colours = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": PAGE, "accent": ACCENT}
     colours |= {f"s{index}": colour for index, colour in enumerate(PALETTE)}
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, **blocks
     )
     return environment.get_template(template).render(
         script=Markup(script),

@@ -110,63 +110,59 @@ def closing_block(run: RecordedRun) -> list[str]:
     if not run.of_group(TRAINING) and not run.of_group(VALIDATION):
         return []
     shown, result = RunView(run), run.result
-    is_running = (
-        result is None and shown.status == RUNNING
-    )  # its launcher still has it when it writes the result
-    status = "training" if is_running else "ended" if result is None else result.status
+    status = "ended" if result is None else result.status
+    if result is None and shown.status == RUNNING:  # its launcher still has it when it writes the result
+        status = "training"
     planned = f" of {shown.planned:,}" if shown.planned else ""
     title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
     if result is not None and result.reason:
         title += f"; {result.cause}: {result.reason}" if result.cause else f"; {result.reason}"
     lines = wrap(title, subsequent_indent="  ")
-    for label, words in _facts(shown):
+
+    def fact(label: str, words: str) -> None:
         first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
-        lines += wrap(words, initial_indent=first, subsequent_indent=further)
-    return [*lines, *(f"  {label:<{LABEL}}{command}" for label, command in _commands(run))]
+        lines.extend(wrap(words, initial_indent=first, subsequent_indent=further) if words else ())
 
+    def command(label: str, words: str) -> None:
+        lines.append(f"  {label:<{LABEL}}{words}")
 
-def _facts(shown: RunView) -> Iterator[tuple[str, str]]:
-    """Label and words; those without words take no line."""
-    run, figures = shown.run, shown.figures
-    yield "loss", " -> ".join(map(short_number, shown.losses[:1] + shown.losses[1:][-1:]))
+    figures, losses = shown.figures, shown.losses
+    fact("loss", " -> ".join(map(short_number, losses[:1] + losses[1:][-1:])))
     if curve := shown.curves.get(f"{VALIDATION}/{shown.metric}"):
-        last = f"{short_number(curve.values[-1])} at batch {curve.steps[-1]:,}"
-        words = f"{shown.metric} {last}"
+        words = last = f"{short_number(curve.values[-1])} at batch {curve.steps[-1]:,}"
         if best := shown.best:
-            words = f"{shown.metric} {short_number(best.value)} at batch {best.steps:,}, the best"
+            words = f"{short_number(best.value)} at batch {best.steps:,}, the best"
             words += f"; {last}" if best.steps != curve.steps[-1] else ""
-        yield "validation", words
+        fact("validation", f"{shown.metric} {words}")
     times = [duration(figures["seconds"])] if figures["seconds"] is not None else []
     for unit in ("samples", "tokens"):
         if (value := figures[f"{unit}_per_second"]) is not None:
             times.append(rate(value, unit))
-    yield "time", ", ".join(times)
+    fact("time", ", ".join(times))
     if (most := figures["peak_memory_gib"]) is not None:
         least = max(shown.training("peak_memory_gib_min"), default=most)
-        yield "memory", f"{short_span(least, most)} GiB a rank at most"
+        fact("memory", f"{short_span(least, most)} GiB a rank at most")
     if (bubbles := shown.training("bubble")) and (counted := shown.training("bubble_ideal")):
         waits = statistics.median(bubbles[1:] or bubbles)  # the first report aside
-        yield "bubble", f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone"
+        fact("bubble", f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone")
     if shown.launch is not None:
-        yield "strategy", trained_on(shown.launch)
-        yield "seed", str(shown.launch.trial_seed)
-    yield "run dir", short(run.path)
-    if run.checkpoints:
-        yield "checkpoint", f"batch {run.checkpoints[0].steps_completed:,}, {run.checkpoints[0].uuid}"
+        fact("strategy", trained_on(shown.launch))
+        fact("seed", str(shown.launch.trial_seed))
+    fact("run dir", short(run.path))
 
-
-def _commands(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """To continue, to train as long again, to export, to look at it."""
-    result, there = run.result, shlex.quote(short(run.path))
+    there, newest = shlex.quote(short(run.path)), run.checkpoints[0] if run.checkpoints else None
+    if newest:
+        fact("checkpoint", f"batch {newest.steps_completed:,}, {newest.uuid}")
     if run.resume:
-        yield "resume", run.resume
-    elif result is not None and result.status == COMPLETED and run.checkpoints and result.continued_by:
-        for unit in ("batches", "epochs"):
+        command("resume", run.resume)
+    elif newest and result is not None and result.status == COMPLETED and result.continued_by:
+        for unit in ("batches", "epochs"):  # to train as long again
             length = get_path(run.config, ("hyperparameters", "fit", "max_length", unit))
             if isinstance(length, int):
                 longer = f"--set hyperparameters.fit.max_length.{unit}={2 * length}"
-                yield "longer", f"{result.continued_by} {longer}"
-    if run.checkpoints and any(run.checkpoints[0].path.glob("model0/*")):  # those of a script have none
+                command("longer", f"{result.continued_by} {longer}")
+    if newest and any(newest.path.glob("model0/*")):  # those of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"
-        yield "export", f"det-ds checkpoint export {which} --run-dir {there} --to safetensors"
-    yield "report", f"det-ds report {there} --open"
+        command("export", f"det-ds checkpoint export {which} --run-dir {there} --to safetensors")
+    command("report", f"det-ds report {there} --open")
+    return lines

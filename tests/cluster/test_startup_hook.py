@@ -149,22 +149,18 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
-    """A folder with ``attrdict3`` as it was tested, made from the one that is installed, and with a newer one."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    found = metadata.distribution(LIGHT)
-    for version in (found.version, "99.0"):
-        info = f"{LIGHT}-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"{LIGHT}-{version}-py3-none-any.whl", "w") as wheel:
-            for file in found.files or []:
-                if file.suffix == ".py":
-                    wheel.writestr(str(file), file.read_binary())
-            about = (found.read_text("METADATA") or "").replace(found.version, version, 1)
-            wheel.writestr(f"{info}/METADATA", about)
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            names = [*wheel.namelist(), f"{info}/RECORD"]
-            wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
-    return folder
+    """A folder with an ``attrdict3`` of the version that was tested, and with a newer one."""
+    for version in (metadata.version(LIGHT), "99.0"):
+        about = f"Metadata-Version: 2.1\nName: {LIGHT}\nVersion: {version}\n"
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        files = {"attrdict/__init__.py": "", f"{LIGHT}-{version}.dist-info/METADATA": about}
+        files[f"{LIGHT}-{version}.dist-info/WHEEL"] = tag
+        record = f"{LIGHT}-{version}.dist-info/RECORD"
+        with zipfile.ZipFile(tmp_path / f"{LIGHT}-{version}-py3-none-any.whl", "w") as wheel:
+            for name, text in files.items():
+                wheel.writestr(name, text)
+            wheel.writestr(record, "".join(f"{name},,\n" for name in (*files, record)))
+    return tmp_path
 
 
 def installed_in(image: Path) -> dict[str, str]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +18,82 @@ import yaml
 
 from tests.harness.command import ROOT, det_ds
 from tests.interrupted.experiments import experiment
-from tests.logs.reading import Points, mlflow_points, mlflow_runs, points_of, serving_mlflow, wandb_runs
 from tests.package import checkpoints, records
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSS, VALIDATION = "training/loss", "validation/validation_loss"
+Points = list[tuple[int, float]]  # a step, and the value of a metric there
+BLOCK, HEADER = 2**15, 7  # of LevelDB's log format, which a file of Weights & Biases is
+
+
+def wandb_runs(folder: Path) -> list[dict[str, Any]]:
+    """Each start of an offline run, by the types that its client ships."""
+    from wandb.proto import wandb_internal_pb2
+
+    def items(found: Any) -> dict[str, Any]:
+        return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in found}
+
+    runs = []
+    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        run: dict[str, Any] = {"rows": [], "config": {}, "exit_code": None}
+        content, at, whole = file.read_bytes(), HEADER, b""
+        assert content.startswith(b":W&B")
+        while at + HEADER <= len(content):
+            if BLOCK - at % BLOCK < HEADER:
+                at += BLOCK - at % BLOCK
+                continue
+            _, length, kind = struct.unpack_from("<IHB", content, at)
+            at += HEADER + length
+            whole += content[at - length : at]
+            if kind not in (1, 4):  # whole, or the last part
+                continue
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            if record.HasField("run"):
+                run |= {"id": record.run.run_id, "project": record.run.project, "tags": [*record.run.tags]}
+                run["config"] |= items(record.run.config.update)
+            elif record.HasField("config"):
+                run["config"] |= items(record.config.update)
+            elif record.HasField("history"):
+                run["rows"].append(items(record.history.item))
+            elif record.HasField("exit"):
+                run["exit_code"] = record.exit.exit_code
+        runs.append(run)
+    return runs
 
 
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Any], list[int]]]:
-    """A server: its address, the metrics that it has taken, and its answers to the next."""
-    taken: list[Any] = []
-    answers: list[int] = []
-    with serving_mlflow(tmp_path_factory.mktemp("mlflow"), taken, answers) as url:
-        yield url, taken, answers
+    """MLflow's own server: its address, the metrics that it has taken, and its answers to the next batches of them.
+
+    A batch that gets an answer is not stored.
+    """
+    folder, taken, answers = tmp_path_factory.mktemp("mlflow"), list[Any](), list[int]()
+    os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(folder / "artifacts")
+    from mlflow.server import app
+    from werkzeug.serving import make_server
+
+    def serve(environ: Any, start_response: Any) -> Any:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        metrics = json.loads(body).get("metrics") if environ["PATH_INFO"].endswith("log-batch") else None
+        if metrics:
+            status = answers.pop(0) if answers else 0
+            if status != 503:
+                taken.extend(metrics)
+            if status:
+                start_response(f"{status} of the test", [("Content-Length", "2")])
+                return [b"{}"]
+        return app(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, serve, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}", taken, answers
+    server.shutdown()
+    thread.join()
 
 
 def run(folder: Path, tools: dict[str, Any], *words: str, length: int = 9) -> Any:
@@ -47,6 +114,8 @@ def run(folder: Path, tools: dict[str, Any], *words: str, length: int = 9) -> An
 
 def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_path: Path) -> None:
     """The second start goes on from a batch before the last of the first."""
+    from mlflow.tracking import MlflowClient
+
     run_dir, (url, *_) = tmp_path / "run", mlflow
     tools = {"wandb": {"mode": "offline", "tags": ["mine"]}, "mlflow": {"tracking_uri": url}}
 
@@ -67,10 +136,12 @@ def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_p
     ]
     run(tmp_path, tools, "--resume", six[0].name, length=12)
     whole = reported()
-    client, (there,) = mlflow_runs(url, "victim")
+    client = MlflowClient(url)
+    [there] = client.search_runs([client.get_experiment_by_name("victim").experiment_id])
     for name in (LOSS, VALIDATION):
         again = [point for point in whole[name] if point[0] > 6]
-        assert mlflow_points(client, there, name) == first[name] + again
+        history = client.get_metric_history(there.info.run_id, name)
+        assert [(point.step, point.value) for point in history] == first[name] + again
     assert there.info.status == "FINISHED"
     assert there.data.params["deepspeed.zero_optimization.stage"] == "1"
 
@@ -81,9 +152,11 @@ def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_p
         assert started["config"]["deepspeed"]["zero_optimization"]["stage"] == 1
         assert started["exit_code"] == 0
         for name in (LOSS, VALIDATION):
-            shown = points_of(started["rows"], name, "batches")
-            assert shown == points_of(started["rows"], name, "_step")
-            assert shown == [point for point in points[name] if started is before or point[0] > 6]
+            rows = [row for row in started["rows"] if name in row]
+            assert all(row["batches"] == row["_step"] for row in rows)
+            assert [(row["batches"], row[name]) for row in rows] == [
+                point for point in points[name] if started is before or point[0] > 6
+            ]
     for file in run_dir.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 
