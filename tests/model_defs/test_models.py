@@ -67,6 +67,20 @@ def test_the_seed_alone_decides_the_weights(name: str) -> None:
     assert not all(torch.equal(value, other[key]) for key, value in first.items())
 
 
+def test_full_size_parameters() -> None:
+    """Those of DCGAN as published, group norms for batch norms; of the drivable-space model, twelve ViT-Base blocks."""
+    with torch.device("meta"):
+        generator, discriminator = (
+            dcgan.Generator(dcgan.DCGANConfig()),
+            dcgan.Discriminator(dcgan.DCGANConfig()),
+        )
+        drivable = drivable_vit.DrivableViT(drivable_vit.DrivableViTConfig())
+    assert sum(p.numel() for p in generator.parameters()) == 3_576_704
+    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
+    blocks = [p.numel() for name, p in drivable.named_parameters() if name.split(".")[1].isdigit()]
+    assert sum(blocks) == 12 * 7_087_872
+
+
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_activation_checkpointing_changes_no_gradient(name: str) -> None:
     drawn = torch.Generator().manual_seed(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_defs.drivable_vit.model import DrivableViT, DrivableViTConfig, model_config
+from model_defs.drivable_vit.model import DrivableViT, model_config
 from model_defs.drivable_vit.trial import IoU
 from tests.package import refusal
 
@@ -41,15 +41,6 @@ def touched(built: DrivableViT, moment: int, view: int) -> torch.Tensor:
     after[0, moment, view, :, :2, :2] += 1
     # The far corner: what the decoder's own convolutions do not reach.
     return (built(after) - built(before))[0, :, :, 8:, 8:].abs().amax((-1, -2)) > 1e-6
-
-
-def test_full_size_parameters() -> None:
-    with torch.device("meta"):
-        built = DrivableViT(DrivableViTConfig())
-    blocks = sum(p.numel() for name, p in built.named_parameters() if name.split(".")[1].isdigit())
-    # Twelve blocks of a ViT-Base.
-    assert blocks == 12 * 7_087_872
-    assert 85e6 < sum(p.numel() for p in built.parameters()) < 90e6
 
 
 @pytest.mark.parametrize(
