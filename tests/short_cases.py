@@ -17,9 +17,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "configuration",
     ),
     "experiments/test_lost_constants.py::test_without_any_of_them_it_trains_the_same": (".*/gpt2/.*",),
-    "experiments/test_lost_constants.py::test_without_any_of_them_its_model_is_the_same": (
-        "(gpt2|vit|causal_lm)-const",
-    ),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",
         ".*/(search|pipeline|zero3).yaml",

@@ -117,14 +117,6 @@ def test_every_rank_refuses_weights_that_do_not_load(damage: Any, two_ranks: Ran
 # --------------------------------------------------------------------------------------------- LoRA
 
 
-def test_targets_that_match_nothing_and_the_nearest_that_exist() -> None:
-    config = read_config(None, tiny.MODEL_CONFIG, vocab_size=256)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    options = LoraOptions(target_modules=["q_proj", "v_prog"])
-    found = refusal(lambda: with_lora(model, options, seed=0))
-    assert (found.value, "v_proj" in found.fix) == ("v_prog", True)
-
-
 def test_the_options_of_lora() -> None:
     """A search has the targets beside it: a master draws two of one mapping in random order."""
     assert parse_lora({}) is None
@@ -137,6 +129,12 @@ def test_the_options_of_lora() -> None:
     found = refusals(lambda: parse_lora({"lora": wrong}))
     assert {problem.key for problem in found} == {f"hyperparameters.lora.{name}" for name in wrong}
     assert refusal(lambda: parse_lora({"lora": True})).key == "hyperparameters.lora"
+    model = transformers.AutoModelForCausalLM.from_config(
+        read_config(None, tiny.MODEL_CONFIG, vocab_size=256)
+    )
+    nowhere = LoraOptions(target_modules=["q_proj", "v_prog"])
+    problem = refusal(lambda: with_lora(model, nowhere, seed=0))
+    assert (problem.value, "v_proj" in problem.fix) == ("v_prog", True)
     twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
     for given in ({"target_modules": "all-linear"}, twice):
         assert refusal(lambda given=given: parse_lora(given)).key == "hyperparameters.target_modules"

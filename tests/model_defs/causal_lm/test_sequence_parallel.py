@@ -55,7 +55,6 @@ WAYS = {
     "sequence 2 -> one rank": ((2, 2, 3), (1, 1, 1)),
     "one rank -> sequence 2": ((1, 1, 0), (2, 2, 2)),
     "sequence 2 -> data 2": ((2, 2, 1), (2, 1, 3)),
-    "data 2 -> sequence 2": ((2, 1, 3), (2, 2, 3)),
     "sequence 2 x data 2 -> sequence 2": ((4, 2, 3), (2, 2, 0)),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -44,72 +45,64 @@ class Pipeline(nn.Module):
         return hidden
 
 
-@pytest.fixture
-def config() -> transformers.GPT2Config:
-    return gpt2_config("tiny", vocab_size=61, sequence_length=16)
+CONFIG = gpt2_config("tiny", vocab_size=61, sequence_length=16)
+DRAWN = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
+TOKENS_BT, TARGETS_BT = DRAWN[:, :-1], DRAWN[:, 1:]
 
 
-@pytest.fixture
-def whole(config) -> GPT2:
-    model = GPT2(config)
-    load_initial_weights(model, config, SEED)
+def started(model: Any) -> Any:
+    load_initial_weights(model, CONFIG, SEED)
     return model
 
 
 @pytest.fixture
-def pipeline(config) -> Pipeline:
-    layers = Pipeline(config)
-    load_initial_weights(layers, config, SEED)
-    return layers
+def whole() -> GPT2:
+    return started(GPT2(CONFIG))
 
 
 @pytest.fixture
-def batch(config) -> tuple[Tensor, Tensor]:
-    drawn = torch.randint(config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
-    return drawn[:, :-1], drawn[:, 1:]
+def pipeline() -> Pipeline:
+    return started(Pipeline(CONFIG))
 
 
 # --- one model in two forms ---
 
 
-def test_whole_model_is_hugging_faces_own(config, whole, batch):
-    tokens_BT, _ = batch
-    theirs = transformers.GPT2LMHeadModel(config)
+def test_whole_model_is_hugging_faces_own(whole):
+    theirs = transformers.GPT2LMHeadModel(CONFIG)
     assert whole.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(whole.state_dict())
-    torch.testing.assert_close(whole(tokens_BT), theirs(tokens_BT).logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(whole(TOKENS_BT), theirs(TOKENS_BT).logits, rtol=0, atol=1e-6)
     assert whole.lm_head.weight is whole.transformer.wte.weight
 
 
-def test_both_forms_have_the_same_gradients_the_tied_weight_included(whole, pipeline, batch):
-    tokens_BT, targets_BT = batch
-    assert torch.equal(whole(tokens_BT), pipeline(tokens_BT))
+def test_both_forms_have_the_same_gradients_the_tied_weight_included(whole, pipeline):
+    assert torch.equal(whole(TOKENS_BT), pipeline(TOKENS_BT))
     for model in (whole, pipeline):
-        next_token_loss(model(tokens_BT), targets_BT).backward()
+        next_token_loss(model(TOKENS_BT), TARGETS_BT).backward()
     theirs = parameters_by_huggingface_name(pipeline)
     for name, parameter in parameters_by_huggingface_name(whole).items():
         torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
     # A token that was never read still gets a gradient: the head's.
-    unread = min(set(range(61)) - set(tokens_BT.flatten().tolist()))
+    unread = min(set(range(61)) - set(TOKENS_BT.flatten().tolist()))
     assert theirs["transformer.wte.weight"].grad[unread].abs().sum() > 0
 
 
 # --- initial weights ---
 
 
-def test_initial_weights_are_the_same_in_either_form_and_alone(config, whole, pipeline):
+def test_initial_weights_are_the_same_in_either_form_and_alone(whole, pipeline):
     of_whole = parameters_by_huggingface_name(whole)
     of_layers = parameters_by_huggingface_name(pipeline)
     assert of_whole.keys() == of_layers.keys()
     assert all(torch.equal(of_whole[name], of_layers[name]) for name in of_whole)
-    alone = pipeline_layers(config)[5].build()
-    load_initial_weights(alone, config, SEED)
+    alone = started(pipeline_layers(CONFIG)[5].build())
     for name, parameter in parameters_by_huggingface_name(alone).items():
         assert torch.equal(parameter, of_whole[name]), name
 
 
-def test_initial_weights_follow_the_published_distribution(config, whole):
-    residual_std = 0.02 / math.sqrt(2 * config.n_layer)
+def test_initial_weights_follow_the_published_distribution(whole):
+    residual_std = 0.02 / math.sqrt(2 * CONFIG.n_layer)
     for name, parameter in whole.named_parameters():
         if name.endswith(".bias"):
             assert not parameter.any(), name
