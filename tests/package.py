@@ -194,44 +194,44 @@ def under_strategy(
     return made.experiment.config, made.resolved
 
 
-def order(
-    schedule: str, stages: int, micro_batches: int, chunks: int = 1
-) -> list[list[tuple[str, int, int]]]:
-    """What each rank of a pipeline computes: passes F, B or I and W, with their part of the model and micro-batch."""
+def _pipeline(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> Any:
     from determined_ds.pipe.orders import Pipeline
 
-    pipe = Pipeline(schedule=schedule, ranks=stages, micro_batches=micro_batches, chunks=chunks)
-    return [[tuple(op) for op in of_rank] for of_rank in pipe.orders()]
+    return Pipeline(schedule=schedule, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+
+
+def order(*schedule: Any) -> list[list[tuple[str, int, int]]]:
+    """What each rank of a pipeline computes: passes F, B or I and W, with their part of the model and micro-batch.
+
+    ``schedule`` is its name, the ranks of a replica, micro-batches and chunks.
+    """
+    return [[tuple(op) for op in of_rank] for of_rank in _pipeline(*schedule).orders()]
 
 
 def timeline(*schedule: Any, cost: Callable[[Any], float]) -> list[list[tuple[Any, float, float]]]:
     """When each pass of each rank runs: the pass, its start and its end; arguments as ``order``."""
-    from determined_ds.pipe.orders import Pipeline
     from determined_ds.pipe.timeline import timeline
 
-    numbers = dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False))
-    spans = timeline(Pipeline(**numbers), lambda op: cost(tuple(op)))
+    return _plain(timeline(_pipeline(*schedule), lambda op: cost(tuple(op))))
+
+
+def _plain(spans: Any) -> list[list[tuple[Any, float, float]]]:
     return [[(tuple(each.op), each.start, each.end) for each in own] for own in spans]
 
 
-def bubble(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
+def bubble(*schedule: Any) -> float:
     """The share of time in which ranks wait, as it is predicted: a backward pass takes twice a forward pass."""
-    from determined_ds.pipe.orders import Pipeline
     from determined_ds.pipe.timeline import counted_bubble
 
-    return counted_bubble(
-        Pipeline(schedule=schedule, ranks=stages, micro_batches=micro_batches, chunks=chunks)
-    )
+    return counted_bubble(_pipeline(*schedule))
 
 
 def cut_by_times(seconds: Sequence[tuple[float, float]], *schedule: Any) -> list[int]:
     """Where each part of a pipeline starts, by the layers' forward and backward seconds; arguments as ``order``."""
-    from determined_ds.pipe.orders import Pipeline
     from determined_ds.pipe.partition import LayerTime, fastest
 
     layers = [LayerTime(name="", parameters=1, forward_s=f, backward_s=b) for f, b in seconds]
-    numbers = dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False))
-    return list(fastest(layers, Pipeline(**numbers))[:-1])
+    return list(fastest(layers, _pipeline(*schedule))[:-1])
 
 
 def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -239,19 +239,12 @@ def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> di
 
     ``schedule`` is arguments of ``order``; the spans of a rank are a pass as there, its start and its end.
     """
-    from determined_ds.pipe.orders import Op, Pipeline
+    from determined_ds.pipe.orders import Op
     from determined_ds.pipe.timeline import Span, recorded_step
 
-    pipe = Pipeline(**dict(zip(("schedule", "ranks", "micro_batches", "chunks"), schedule, strict=False)))
     made = [[Span(op=Op(*op), start=start, end=end) for op, start, end in own] for own in spans]
-    step = recorded_step(pipe, made)
-    if step is None:
-        return {}
-    plain = [
-        [[(tuple(each.op), each.start, each.end) for each in own] for own in rows]
-        for rows in (step.spans, step.planned())
-    ]
-    return {"spans": plain[0], "planned": plain[1]}
+    step = recorded_step(_pipeline(*schedule), made)
+    return {} if step is None else {"spans": _plain(step.spans), "planned": _plain(step.planned())}
 
 
 def trials_at_once(
