@@ -15,6 +15,7 @@ from determined_ds.errors import ConfigError, DataError
 from tests.harness.ranks import Ranks
 from tests.package import training_data
 from tests.train.data.datasets import Count, Sized, taken
+from tests.train.small import fit, hyperparameters
 
 SPLIT = (2, 2, 2)
 NUMBERS: Any = range(35)
@@ -72,12 +73,9 @@ def test_what_an_author_vouches_for_is_used_as_it_is() -> None:
 
 def train(run_dir: Path, kind: str, length: tuple[str, int]) -> Any:
     """In a rank: train, and return the samples of each micro-batch, or what is refused."""
-    from determined.pytorch import Batch, Epoch
-
-    from determined_ds import DataParallelTrial, Trainer, open_context
+    from determined_ds import DataParallelTrial
 
     seen: list[list[int]] = []
-    placed = Count(20)
 
     class Seeing(DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
@@ -93,7 +91,7 @@ def train(run_dir: Path, kind: str, length: tuple[str, int]) -> Any:
             data: Any = range(20)
             return {
                 "torch": lambda: torch_data.DataLoader(data, batch_size=size, shuffle=True),
-                "stream": lambda: self.training_loader(placed),
+                "stream": lambda: self.training_loader(Count(20)),
                 "sized": lambda: self.training_loader(Sized(20), num_workers=1),
                 "split": lambda: self.training_loader(range(rank, 20, 2).__iter__),
                 "whole": lambda: self.training_loader(range(20).__iter__, sharded=True),
@@ -102,17 +100,11 @@ def train(run_dir: Path, kind: str, length: tuple[str, int]) -> Any:
         def build_validation_data_loader(self) -> Any:
             return self.validation_loader(Count(5))
 
-    ds_config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
-    ds_config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}  # type: ignore[assignment]
-    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    with open_context(
-        hparams=hparams, run_dir=run_dir, accelerator="cpu", enable_tensorboard_logging=False
-    ) as context:
-        unit = {"batches": Batch, "epochs": Epoch}[length[0]]
-        try:
-            Trainer(Seeing(context), context).fit(max_length=unit(length[1]), checkpoint_policy="none")
-        except ConfigError as error:
-            return str(error)
+    hparams = hyperparameters(1, gradient_accumulation_steps=2)
+    try:
+        fit(run_dir, Seeing, hparams=hparams, max_length=length, checkpoint_policy="none")
+    except ConfigError as error:
+        return str(error)
     return seen
 
 

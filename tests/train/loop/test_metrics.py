@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,40 +67,38 @@ def trial_class(evaluate: Any, *, metrics: Any = (), reducer: Any = Reducer.AVG,
 
 def validate(run_dir: Path, case: str) -> str:
     """In a rank: train a batch and validate; what is refused."""
+    from determined_ds.errors import DeterminedDSError
+
     declared = {"all": joined, "by_name": joined, "updated": Updated(), "hits": "sum", "worst": Reducer.MAX}
     several = {f"{kind.name} {at}": (at, kind) for at in range(len(SEVERAL)) for kind in Reducer}
 
     def good(rows: torch.Tensor) -> dict[str, Any]:
-        half = rows.to(torch.bfloat16)
-        by_name = {"labels": 10 * rows, "scores": rows}
-        return {
-            "all": (half, (10 * rows).long()),
-            "by_name": by_name,
-            "updated": rows,
-            "hits": 1.0,
+        found = {"all": (rows.to(torch.bfloat16), (10 * rows).long()), "updated": rows, "hits": 1.0}
+        return found | {
+            "by_name": {"labels": 10 * rows, "scores": rows},
             "worst": rows.max(),
             "mean": rows.mean(),
         }
 
-    kind: Any = {
-        "declared": lambda: trial_class(good, metrics=declared),
-        "several": lambda: trial_class(
-            lambda rows: {name: SEVERAL[at][int(rows[0]) // 2] for name, (at, _) in several.items()},
-            reducer={name: reducer for name, (_, reducer) in several.items()},
-            count=4,
-        ),
-        "unknown word": lambda: trial_class(good, metrics={"mine": "median"}),
-        "misspelled": lambda: trial_class(lambda rows: {"mean": rows.mean()}, metrics={"mena": "mean"}),
-        "not rows": lambda: trial_class(lambda rows: {"all": rows.mean()}, metrics={"all": joined}),
-        "other widths": lambda: trial_class(
-            lambda rows: {"all": (torch.ones(len(rows), 1 + int(rows[0])), rows)}, metrics={"all": joined}
-        ),
-        "two reducers": lambda: trial_class(good, metrics={"hits": "sum"}, reducer=Reducer.SUM),
-    }[case]
-    from determined_ds.errors import DeterminedDSError
+    def several_numbers(rows: torch.Tensor) -> dict[str, Any]:
+        return {name: SEVERAL[at][int(rows[0]) // 2] for name, (at, _) in several.items()}
 
+    reducers, wide = {name: kind for name, (_, kind) in several.items()}, lambda rows: 1 + int(rows[0])
+    kinds: dict[str, Any] = {
+        "declared": (good, {"metrics": declared}),
+        "several": (several_numbers, {"reducer": reducers, "count": 4}),
+        "unknown word": (good, {"metrics": {"mine": "median"}}),
+        "misspelled": (lambda rows: {"mean": rows.mean()}, {"metrics": {"mena": "mean"}}),
+        "not rows": (lambda rows: {"all": rows.mean()}, {"metrics": {"all": joined}}),
+        "other widths": (
+            lambda rows: {"all": (torch.ones(len(rows), wide(rows)), rows)},
+            {"metrics": {"all": joined}},
+        ),
+        "two reducers": (good, {"metrics": {"hits": "sum"}, "reducer": Reducer.SUM}),
+    }
+    evaluate, how = kinds[case]
     try:
-        fit(run_dir, kind(), max_length=("batches", 1))
+        fit(run_dir, trial_class(evaluate, **how), max_length=("batches", 1))
     except DeterminedDSError as error:
         return str(error)
     return ""
@@ -117,12 +116,6 @@ def test_declared_metrics_are_those_of_all_predictions_in_the_order_of_the_data(
     assert found == {"updated": 10.0, "hits": 3.0, "worst": 4.0, "mean": 2.0}
 
 
-class OneRank:
-    """Of Determined's functions on metrics, all that they ask of a distributed context."""
-
-    rank, size = 0, 1
-
-
 def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Ranks, tmp_path: Path) -> None:
     """Held against the function that reduces the metrics of Determined's DeepSpeedTrials."""
     assert two_ranks.run(validate, tmp_path, "several") == ["", ""]
@@ -131,7 +124,7 @@ def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Rank
         batches = pytorch._convert_metrics_to_numpy({str(i): value for i, value in enumerate(values)})
         for kind in Reducer:
             each = [{"metric": batch} for batch in batches.values()]
-            rank: Any = OneRank()
+            rank: Any = SimpleNamespace(rank=0, size=1)  # all that is asked of it
             theirs = pytorch._reduce_metrics(rank, each, {"metric"}, {"metric": kind})
             assert report[f"{kind.name} {at}"] == pytest.approx(float(theirs["metric"]))
 

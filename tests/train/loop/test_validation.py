@@ -13,6 +13,7 @@ import torch
 
 from tests.harness.ranks import Ranks, RanksFailed
 from tests.package import checkpoints, records
+from tests.train.small import fit
 
 MICRO_BATCH_SIZE = 2
 ACCUMULATION = 4
@@ -45,12 +46,6 @@ def hyperparameters(kind: str) -> dict[str, Any]:
     }
 
 
-def opened(kind: str, run_dir: Path | None = None) -> Any:
-    from determined_ds import open_context
-
-    return open_context(hparams=hyperparameters(kind), run_dir=run_dir, accelerator="cpu")
-
-
 def identity() -> torch.nn.Linear:
     layer = torch.nn.Linear(1, 1)
     torch.nn.init.ones_(layer.weight)
@@ -58,30 +53,23 @@ def identity() -> torch.nn.Linear:
     return layer
 
 
-def trial_classes() -> dict[str, Any]:
-    """The trials, made where deepspeed is loaded: in a rank."""
+def trial_class(name: str) -> Any:
+    """A trial with data of any size and a reducer that keeps every sample it is shown; in a rank."""
     from determined.pytorch import PyTorchCallback
 
     from determined_ds import DataParallelTrial, PipelineTrial
 
-    class Keeping(PyTorchCallback):
-        def __init__(self, validated: list[dict[str, Any]]) -> None:
-            self.validated = validated
-
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            self.validated.append({name: metrics[name] for name in metrics.keys() - {"batches"}})
-
     class Shared:
-        """Data of any size, and a reducer that keeps every sample it is shown."""
-
-        size = 1
+        size = 5
         data = "indexed"
         context: Any
         training_loader: Any
         validation_loader: Any
 
         def prepare(self) -> None:
-            self.seen = self.context.wrap_reducer(sorted_numbers, name="seen")
+            self.seen = self.context.wrap_reducer(
+                lambda lists: sorted(number for numbers in lists for number in numbers), name="seen"
+            )
             self.validated: list[dict[str, Any]] = []
 
         def build_training_data_loader(self) -> Any:
@@ -91,20 +79,28 @@ def trial_classes() -> dict[str, Any]:
             data = Numbers(self.size)
             if self.data == "torch's":
                 return torch.utils.data.DataLoader(data, batch_size=MICRO_BATCH_SIZE, shuffle=True)
-            return self.validation_loader(
-                (lambda: (data[i] for i in range(len(data)))) if self.data == "stream" else data
-            )
+            stream = lambda: (data[i] for i in range(len(data)))  # noqa: E731
+            return self.validation_loader(stream if self.data == "stream" else data)
 
         def build_callbacks(self) -> Any:
-            return {"keeping": Keeping(self.validated)}
+            keeping = PyTorchCallback()
+            keeping.on_validation_end = lambda metrics: self.validated.append(dict(metrics))  # type: ignore
+            return {"keeping": keeping}
 
     class Replicated(Shared, DataParallelTrial):
+        fails = False
+
         def build_model(self) -> torch.nn.Module:
             return torch.nn.Sequential(identity(), identity())
 
         def loss(self, model: Any, batch: Any) -> torch.Tensor:
             self.seen.update(batch[1].flatten().tolist())
             return model(batch[0]).mean()
+
+        def evaluate(self, model: Any, batch: Any) -> Any:
+            if self.fails:
+                raise ZeroDivisionError("as the test has it")
+            return super().evaluate(model, batch)
 
     class Piped(Shared, PipelineTrial):
         def build_layers(self) -> list[Any]:
@@ -119,23 +115,20 @@ def trial_classes() -> dict[str, Any]:
 
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             numbers = [number for batch in data_loader for number in batch[0].flatten().tolist()]
-            return {"validation_loss": sum(numbers) / len(numbers), "numbers": numbers}
+            self.seen.update(numbers)
+            return {"validation_loss": sum(numbers) / len(numbers)}
 
-    return {"replicated": Replicated, "piped": Piped, "whole": Whole}
-
-
-def sorted_numbers(lists: list[list[float]]) -> list[float]:
-    return sorted(number for numbers in lists for number in numbers)
+    return {"replicated": Replicated, "piped": Piped, "whole": Whole}[name]
 
 
 def validate(kind: str, name: str, sizes: tuple[int, ...], data: str = "indexed") -> list[dict[str, Any]]:
-    """The metrics of a validation of each size, one engine for all of them."""
+    """In a rank: the metrics of a validation of each size, one engine for all of them."""
     from determined.pytorch import Batch
 
-    from determined_ds import Trainer
+    from determined_ds import Trainer, open_context
 
-    with opened(kind) as context:
-        trial = trial_classes()[name](context)
+    with open_context(hparams=hyperparameters(kind), accelerator="cpu") as context:
+        trial = trial_class(name)(context)
         trial.data = data
         for trial.size in sizes:
             Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
@@ -143,22 +136,25 @@ def validate(kind: str, name: str, sizes: tuple[int, ...], data: str = "indexed"
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"),
+    ("kind", "name", "data"),
     [
-        ("0", "indexed"),
-        ("0", "torch's"),
-        ("3", "stream"),
-        ("pipeline", "indexed"),
-        ("pipeline", "stream"),
-        pytest.param("3", "indexed", marks=pytest.mark.long("ZeRO 0, and ZeRO 3 on a stream, are short")),
+        ("0", "replicated", "indexed"),
+        ("0", "replicated", "torch's"),
+        ("3", "replicated", "stream"),
+        ("pipeline", "piped", "indexed"),
+        ("pipeline", "piped", "stream"),
+        ("0", "whole", "stream"),
+        pytest.param(
+            *("3", "replicated", "indexed"),
+            marks=pytest.mark.long("ZeRO 0, and ZeRO 3 on a stream, are short"),
+        ),
     ],
 )
-def test_every_sample_counts_once(two_ranks: Ranks, kind: str, data: str) -> None:
+def test_every_sample_counts_once(two_ranks: Ranks, kind: str, name: str, data: str) -> None:
     """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none.
 
-    Of a stream nobody knows how many there are, until it ends.
+    Of a stream nobody knows how many there are, until it ends. ``evaluate_full_dataset`` is given all on the chief.
     """
-    name = "piped" if kind == "pipeline" else "replicated"
     first, second = two_ranks.run(validate, kind, name, SIZES, data)
     assert first == second, "every rank knows the metrics"
     for size, metrics in zip(SIZES, first, strict=True):
@@ -166,78 +162,50 @@ def test_every_sample_counts_once(two_ranks: Ranks, kind: str, data: str) -> Non
         assert metrics["seen"] == [float(number) for number in range(size)], size
 
 
-def train_and_validate(kind: str, name: str, run_dir: Path) -> None:
-    from determined.pytorch import Batch
+def test_evaluate_full_dataset_is_refused_where_it_would_hang(two_ranks: Ranks) -> None:
+    with pytest.raises(RanksFailed, match="define evaluate_batch instead"):
+        two_ranks.run(validate, "3", "whole", (5,))
 
-    from determined_ds import Trainer
 
-    with opened(kind, run_dir) as context:
-        trial = trial_classes()[name](context)
-        trial.size = 5
-        periods = {"reporting_period": Batch(3), "validation_period": Batch(1)}
-        Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none", **periods)
+def train(kind: str, run_dir: Path, fails: bool = False, **arguments: Any) -> str:
+    """In a rank: train four batches; what a validation has raised."""
+    trial = trial_class("piped" if kind == "pipeline" else "replicated")
+    trial.fails = fails
+    try:
+        fit(run_dir, trial, hparams=hyperparameters(kind), max_length=("batches", 4), **arguments)
+    except ZeroDivisionError as error:
+        return str(error)
+    return ""
+
+
+def seen_in(kind: str, batches: range) -> list[float]:
+    """What reducers are shown in these batches of the training."""
+    size = hyperparameters(kind)["global_batch_size"]
+    return sorted(float(number % 64) for number in range(batches.start * size, batches.stop * size))
 
 
 @pytest.mark.parametrize("kind", ["0", "pipeline"])
 def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
     two_ranks: Ranks, kind: str, tmp_path: Path
 ) -> None:
-    two_ranks.run(train_and_validate, kind, "piped" if kind == "pipeline" else "replicated", tmp_path)
-    size = hyperparameters(kind)["global_batch_size"]
-    numbers = [float(number % 64) for number in range(4 * size)]
+    periods = {"reporting_period": ("batches", 3), "validation_period": ("batches", 1)}
+    two_ranks.run(train, kind, tmp_path, checkpoint_policy="none", **periods)
     reports = [metrics for _, metrics in records(tmp_path, "training")]
-    assert [metrics["seen"] for metrics in reports] == [
-        sorted(numbers[: 3 * size]),
-        sorted(numbers[3 * size :]),
-    ]
-    assert [metrics["loss"] for metrics in reports] == pytest.approx(
-        [sum(numbers[: 3 * size]) / (3 * size), sum(numbers[3 * size :]) / size]
-    )
+    expected = [seen_in(kind, range(3)), seen_in(kind, range(3, 4))]
+    assert [metrics["seen"] for metrics in reports] == expected
+    assert [metrics["loss"] for metrics in reports] == pytest.approx([sum(e) / len(e) for e in expected])
     validations = [metrics for _, metrics in records(tmp_path, "validation")]
     assert [metrics["seen"] for metrics in validations] == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 4
     assert [metrics["validation_loss"] for metrics in validations] == [2.0] * 4
 
 
-def train_until_it_fails(run_dir: Path, resume: str | None) -> str:
-    """In a rank: train four batches; the validation after the second fails, unless it is resumed."""
-    from determined.pytorch import Batch
-
-    from determined_ds import Trainer
-
-    class Failing(trial_classes()["replicated"]):  # type: ignore[misc]
-        def evaluate(self, model: Any, batch: Any) -> Any:
-            if resume is None:
-                raise ZeroDivisionError("as the test has it")
-            return super().evaluate(model, batch)
-
-    with opened("0", run_dir) as context:
-        trial = Failing(context)
-        trial.size = 5
-        periods = {"reporting_period": Batch(4), "validation_period": Batch(2)}
-        try:
-            Trainer(trial, context).fit(max_length=Batch(4), latest_checkpoint=resume, **periods)
-        except ZeroDivisionError as error:
-            return str(error)
-    return ""
-
-
 def test_the_checkpoint_of_a_validation_that_failed_holds_what_reducers_held_of_the_training(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    assert two_ranks.run(train_until_it_fails, tmp_path, None) == ["as the test has it"] * 2
+    periods = {"reporting_period": ("batches", 4), "validation_period": ("batches", 2)}
+    assert two_ranks.run(train, "0", tmp_path, True, **periods) == ["as the test has it"] * 2
     [checkpoint] = checkpoints(tmp_path)
-    assert two_ranks.run(train_until_it_fails, tmp_path, checkpoint.name) == ["", ""]
+    resumed = two_ranks.run(train, "0", tmp_path, latest_checkpoint=checkpoint.name, **periods)
+    assert resumed == ["", ""]
     [(batch, metrics)] = records(tmp_path, "training")
-    size = hyperparameters("0")["global_batch_size"]
-    assert (batch, metrics["seen"]) == (4, sorted(float(number % 64) for number in range(4 * size)))
-
-
-def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks) -> None:
-    for (metrics,) in two_ranks.run(validate, "0", "whole", (5,), "stream"):
-        assert metrics["validation_loss"] == 2.0
-        assert metrics["numbers"] == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
-def test_evaluate_full_dataset_is_refused_where_it_would_hang(two_ranks: Ranks) -> None:
-    with pytest.raises(RanksFailed, match="define evaluate_batch instead"):
-        two_ranks.run(validate, "3", "whole", (5,))
+    assert (batch, metrics["seen"]) == (4, seen_in("0", range(4)))
