@@ -44,16 +44,10 @@ METHODS = {"forward": "forward", "backward": "backward", "step": "optimizer"}
 INSTRUCTIONS = {
     pipe.LoadMicroBatch: "data",
     pipe.ForwardPass: "forward",
-    pipe.BackwardPass: "backward",
     pipe.OptimizerStep: "optimizer",
-    pipe.ReduceGrads: "communication",
-    pipe.ReduceTiedGrads: "communication",
-    pipe.SendActivation: "pipeline",
-    pipe.RecvActivation: "pipeline",
-    pipe.SendGrad: "pipeline",
-    pipe.RecvGrad: "pipeline",
-    InputPass: "backward",
-    WeightPass: "backward",
+    **dict.fromkeys((pipe.BackwardPass, InputPass, WeightPass), "backward"),
+    **dict.fromkeys((pipe.ReduceGrads, pipe.ReduceTiedGrads), "communication"),
+    **dict.fromkeys((pipe.SendActivation, pipe.RecvActivation, pipe.SendGrad, pipe.RecvGrad), "pipeline"),
     AwaitMessage: "pipeline",
 }
 

@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 VERSION = 3  # of profile.json: raised where a key changes its meaning
 # What of a rank's record profile.json says of each rank; the rest is said of the run.
 OF_RANK = {
-    "rank",
-    "host",
-    "device",
-    "device_name",
-    "pipe_stage",
-    "flops",
-    "peak_flops",
-    "machine_load",
-    "own_load",
+    *(
+        "rank",
+        "host",
+        "device",
+        "device_name",
+        "pipe_stage",
+        "flops",
+        "peak_flops",
+        "machine_load",
+        "own_load",
+    )
 }
 LEAST_SHARE = 0.03  # of a step: below it, a step varies by more than a change would gain
 # Of a step's work. What is waited for is not what a rank does by itself.
@@ -137,45 +139,46 @@ def analyse(paths: Sequence[Path]) -> Profile:
             )
         )
     ranks.sort(key=lambda rank: rank.record.rank)
-    record, warnings = ranks[0].record, []
-    if missing := sorted(set(range(record.ranks)) - {rank.record.rank for rank in ranks}):
+    records, seconds = [rank.record for rank in ranks], means([rank.seconds for rank in ranks])
+    profile = Profile(
+        record=records[0],
+        ranks=ranks,
+        seconds=seconds,
+        step_s=sum(seconds.values()),
+        overlapped_s=fmean(rank.overlapped_s for rank in ranks),
+        warnings=_warnings(ranks),
+    )
+    if not profile.step_s:
+        return profile
+    counted, peaks = [each.flops for each in records], [each.peak_flops for each in records]
+    if None not in counted:
+        flops_per_s = fmean(each or 0.0 for each in counted) / profile.step_s
+        mfu = flops_per_s / fmean(each or 0.0 for each in peaks) if all(peaks) else None
+        profile = replace(profile, tflops_per_rank=flops_per_s / 1e12, mfu=mfu)
+    found = []
+    for code, saves_s, seen, fix in _findings(profile):
+        saves_s = min(saves_s, profile.step_s)
+        if (share := saves_s / profile.step_s) >= LEAST_SHARE:
+            found.append(Finding(code=code, seen=seen, saves_s=saves_s, share=share, fix=fix))
+    return replace(profile, findings=sorted(found, key=lambda each: -each.saves_s))
+
+
+def _warnings(ranks: Sequence[RankProfile]) -> list[str]:
+    """What is missing, and machines that had other work."""
+    num_ranks, found = ranks[0].record.ranks, []
+    if missing := sorted(set(range(num_ranks)) - {rank.record.rank for rank in ranks}):
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        what = f"the traces of {len(missing)} of {record.ranks} ranks are missing ({names})"
-        warnings.append(f"{what}: means are over the others")
-    warnings += [
-        f"the trace of rank {rank.record.rank} holds no whole step" for rank in ranks if not rank.steps
-    ]
+        what = f"the traces of {len(missing)} of {num_ranks} ranks are missing ({names})"
+        found.append(f"{what}: means are over the others")
+    found += [f"the trace of rank {each.record.rank} holds no whole step" for each in ranks if not each.steps]
     for host in dict.fromkeys(rank.record.host for rank in ranks):
         here = [rank.record for rank in ranks if rank.record.host == host]
         load = fmean(each.machine_load or 0.0 for each in here)
         others = load - sum(each.own_load or 0.0 for each in here)
         if others > OTHERS and load > FULL:
             took = f"other processes took {percent(others, 0)} of the processors of {host or 'the machine'}"
-            warnings.append(f"{took} meanwhile: alone, a step would be shorter, and shares would differ")
-    seconds = means([rank.seconds for rank in ranks])
-    profile = Profile(
-        record=record,
-        ranks=ranks,
-        seconds=seconds,
-        step_s=sum(seconds.values()),
-        overlapped_s=fmean(rank.overlapped_s for rank in ranks),
-        warnings=warnings,
-    )
-    if not profile.step_s:
-        return profile
-    counted = [rank.record.flops for rank in ranks if rank.record.flops is not None]
-    peaks = [rank.record.peak_flops for rank in ranks if rank.record.peak_flops]
-    if len(counted) == len(ranks):
-        flops_per_s = fmean(counted) / profile.step_s
-        mfu = flops_per_s / fmean(peaks) if len(peaks) == len(ranks) else None
-        profile = replace(profile, tflops_per_rank=flops_per_s / 1e12, mfu=mfu)
-    found = []
-    for code, saves_s, seen, fix in _findings(profile):
-        saves_s = min(saves_s, profile.step_s)
-        share = saves_s / profile.step_s
-        if share >= LEAST_SHARE:
-            found.append(Finding(code=code, seen=seen, saves_s=saves_s, share=share, fix=fix))
-    return replace(profile, findings=sorted(found, key=lambda each: -each.saves_s))
+            found.append(f"{took} meanwhile: alone, a step would be shorter, and shares would differ")
+    return found
 
 
 # ------------------------------------------------------------------------------------------- what could be faster
@@ -229,26 +232,21 @@ def _findings(profile: Profile) -> Iterator[tuple[str, float, str, str]]:
 
     # What more micro-batches save is not what waits for a heavier stage.
     micro_batches, waits_s = run.accumulation, profile.seconds["pipeline"]
-    ideal, with_more = (
-        counted_bubble(
-            Pipeline(
-                schedule=run.pipe_schedule,
-                ranks=run.pipe_parallel_size,
-                micro_batches=number,
-                chunks=run.pipe_chunks,
-            )
-        )
-        for number in (micro_batches, 4 * micro_batches)
+    own = Pipeline(
+        schedule=run.pipe_schedule,
+        ranks=run.pipe_parallel_size,
+        micro_batches=micro_batches,
+        chunks=run.pipe_chunks,
     )
-    seen = (
-        f"stages of the pipeline wait {s(waits_s)} a step; {micro_batches} micro-batches leave a bubble of "
-    )
+    ideal, with_more = map(counted_bubble, (own, replace(own, micro_batches=4 * micro_batches)))
+    left = f"{micro_batches} micro-batches leave a bubble of {percent(ideal, 0)}"
+    seen = f"stages of the pipeline wait {s(waits_s)} a step; {left}"
     fix = (
         f"gradient_accumulation_steps: {4 * micro_batches}, with a smaller train_micro_batch_size_per_gpu or a "
         f"larger global_batch_size: a bubble of {percent(with_more, 0)}"
     )
     saves_s = min(max(0.0, waits_s - uneven_s), profile.step_s * (ideal - with_more))
-    yield "bubble", saves_s, seen + percent(ideal, 0), fix
+    yield "bubble", saves_s, seen, fix
 
 
 def _work_s(step: StepParts) -> float:
