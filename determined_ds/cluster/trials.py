@@ -13,22 +13,13 @@ from determined_ds.checkpoints.files import Checkpoint, as_number
 from determined_ds.cluster.client import master_client
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
+from determined_ds.rundir import records as r
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
-from determined_ds.rundir.records import (
-    COMPLETED,
-    FAILED,
-    RESTART,
-    RESUME,
-    START,
-    STOPPED,
-    Launch,
-    RecordedRun,
-    RunResult,
-)
+from determined_ds.rundir.records import RESTART, RESUME, START, Launch, RecordedRun, RunResult
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
-ENDED = {"COMPLETED": COMPLETED, "CANCELED": STOPPED, "PAUSED": STOPPED, "ERROR": FAILED}
+ENDED = {"COMPLETED": r.COMPLETED, "CANCELED": r.STOPPED, "PAUSED": r.STOPPED, "ERROR": r.FAILED}
 LOGIN = "log in: det user login NAME; or export DET_USER and DET_PASS"
 
 
@@ -150,12 +141,8 @@ def _launches(
 
     tasks = [bindings.get_GetTask(trial._session, taskId=each).task for each in found.taskIds or ()]
     # As of 0.38.1 these times are of UTC, and do not say so.
-    times = [
-        f"{each.startTime.removesuffix('Z')}Z"
-        for task in tasks
-        for each in task.allocations
-        if each.startTime
-    ]
+    starts = [start for task in tasks for each in task.allocations if (start := each.startTime)]
+    times = [f"{start.removesuffix('Z')}Z" for start in starts]
     first, *others = sorted(filter(None, map(_seconds, times))) or [_seconds(found.startTime) or 0.0]
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
     entrypoint, batch = config.get("entrypoint") or "", hyperparameters.get("global_batch_size")
@@ -170,13 +157,7 @@ def _launches(
         global_batch_size=batch if isinstance(batch, int) else 0,
         hyperparameters=hyperparameters,
     )
-    again = (
-        RESUME
-        if not found.restarts
-        else RESTART
-        if found.restarts == len(others)
-        else f"{RESTART} or {RESUME}"
-    )
+    again = {0: RESUME, len(others): RESTART}.get(found.restarts, f"{RESTART} or {RESUME}")
     launches = [launch]
     for time in others:
         steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)

@@ -108,8 +108,7 @@ def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
     differs |= {f"environment.{key}": values for key, values in differing(runs, "environment").items()}
     labels = [shown.label for shown in runs]
     by_label = {key: dict(zip(labels, values, strict=True)) for key, values in differs.items()}
-    content: dict[str, Any] = jsonable({"runs": found, "differs": by_label})
-    return content
+    return dict(jsonable({"runs": found, "differs": by_label}))
 
 
 def save_page(runs: Sequence[RunView], path: Path) -> int:
