@@ -38,7 +38,7 @@ from determined_ds.checkpoints.safe_load import check_state, read_data, serializ
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
 from determined_ds.pipe.partition import NAME as PARTITION
-from determined_ds.rundir.handed_on import count
+from determined_ds.report.numbers import count
 from determined_ds.train.data.samples import APART
 from determined_ds.train.data.seeds import SEED, mixed_seed
 from determined_ds.trial.author import method_of

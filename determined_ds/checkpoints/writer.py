@@ -49,7 +49,7 @@ from determined_ds.checkpoints.storage import seal_folder, share_of, write_code
 from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.memory.units import MIB, format_bytes
-from determined_ds.rundir.handed_on import count
+from determined_ds.report.numbers import count
 from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import rng_state

@@ -13,7 +13,7 @@ import click
 
 from determined_ds.cli.memory import memory_options, show_memory
 from determined_ds.cli.options import GivenPath, set_option
-from determined_ds.rundir.handed_on import count
+from determined_ds.report.numbers import count
 
 if TYPE_CHECKING:
     from determined_ds.check.experiment import DoesNotFit

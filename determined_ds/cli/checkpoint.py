@@ -14,7 +14,8 @@ import click
 from determined_ds.checkpoints.files import Checkpoint
 from determined_ds.cli.options import json_option
 from determined_ds.memory.units import format_bytes, format_count
-from determined_ds.rundir.handed_on import LAST, count
+from determined_ds.report.numbers import count
+from determined_ds.rundir.handed_on import LAST
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
 

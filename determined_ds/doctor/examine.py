@@ -39,7 +39,7 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import read_document, resolve_stated
 from determined_ds.experiment.experiment import parse_experiment, variables_for
 from determined_ds.memory.units import GIB, MIB, format_bytes
-from determined_ds.rundir.handed_on import count
+from determined_ds.report.numbers import count
 from determined_ds.rundir.limits import SHARED_MEMORY, num_cores, room_in
 from determined_ds.rundir.run_dir import existing
 from determined_ds.train.group.addresses import interface_to

@@ -28,8 +28,8 @@ from determined_ds.launch.external import take_threads
 from determined_ds.launch.placement import placement_here
 from determined_ds.launch.ranks import environment_of_ranks
 from determined_ds.memory.units import format_bytes
-from determined_ds.report.numbers import terminal_width
-from determined_ds.rundir.handed_on import LAUNCHED_BY, count
+from determined_ds.report.numbers import count, terminal_width
+from determined_ds.rundir.handed_on import LAUNCHED_BY
 from determined_ds.rundir.signals import HEART
 
 CPU_SLOTS = 2

@@ -28,7 +28,8 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
-from determined_ds.rundir.handed_on import BEST, LAST, count
+from determined_ds.report.numbers import count
+from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.records import best_checkpoint
 from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_dir, slug
 

@@ -27,8 +27,9 @@ from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Failure, Outcome, Ranks, environment_of_ranks, show_outcome
 from determined_ds.launch.resume import Start, completed
 from determined_ds.report.header import decided
+from determined_ds.report.numbers import count
 from determined_ds.report.terminal import closing_block
-from determined_ds.rundir.handed_on import HANG_TIMEOUT, count, hang_timeout_s
+from determined_ds.rundir.handed_on import HANG_TIMEOUT, hang_timeout_s
 from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.metrics_file import jsonable, kept_until
 from determined_ds.rundir.records import (

@@ -101,8 +101,3 @@ def in_words(seconds: float) -> str:
 def since(steps: int) -> str:
     """Since when ranks hang that have trained so many batches."""
     return f"since batch {steps}" if steps else "before the first batch"
-
-
-def count(number: int, thing: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
