@@ -60,15 +60,6 @@ def lines_of(level: str, text: str) -> list[str]:
     return [_line(level, each) for each in re.split(r"\n+(?=\S)", text.strip())]
 
 
-def warning_line(what: Problem | str) -> str:
-    """One line of level WARNING.
-
-    Args:
-        what: A problem, or a message; one of several lines is put on one.
-    """
-    return _line(WARNING, what)
-
-
 def _line(level: str, what: Problem | str) -> str:
     lines = [line.strip() for line in str(what).splitlines()]
     text = ""

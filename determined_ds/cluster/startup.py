@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from determined_ds.cluster.log import NO_RESTART_HELPS, error_lines, warning_line
+from determined_ds.cluster.log import NO_RESTART_HELPS, WARNING, error_lines, lines_of
 from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.extensions import before_ranks
@@ -126,7 +126,7 @@ def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) ->
         raise ConfigError(missing)
     if options.engine == "deepspeed":
         for line in before_ranks(resolved, os.environ):
-            print(warning_line(line), file=sys.stderr, flush=True)
+            print(*lines_of(WARNING, line), sep="\n", file=sys.stderr, flush=True)
 
 
 def _is_first() -> bool:
@@ -145,7 +145,8 @@ def _drop(error: ConfigError) -> None:
     from determined_ds.cluster.core_context import RETRIES
 
     for problem in error.problems:
-        print(warning_line(f"this point cannot run, and is dropped: {problem}"), file=sys.stderr, flush=True)
+        dropped = lines_of(WARNING, f"this point cannot run, and is dropped: {problem}")
+        print(*dropped, sep="\n", file=sys.stderr, flush=True)
     master = os.environ["DET_MASTER"]
     session = authentication.login_from_task(master, cert=certs.default_load(master))
     os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))

@@ -231,8 +231,10 @@ def _parts(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[t
         if name in known and (known[name] or name != "skipped_steps"):
             words = {"grad_norm": "gradient norm"}.get(name, name.replace("_", " "))
             steps.append((f"{words} {short_number(known[name])}", ""))
-    units = [unit for unit in ("samples", "tokens") if f"{unit}_per_second" in known]
-    speed: list[Part] = [(rate(known[f"{unit}_per_second"], unit), "") for unit in units]
+    speed: list[Part] = []
+    for unit in ("samples", "tokens"):
+        if (value := known.get(f"{unit}_per_second")) is not None:
+            speed.append((rate(value, unit), ""))
     speed += [(f"bubble {percent(known['bubble'], 0)}", "")] if "bubble" in known else []
     memory: list[Part] = []
     if (most := known.get("peak_memory_gib")) is not None:

@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault of the master, met by calls of tasks.
+    """A fault of the master, met by a call of a task.
 
     ``close after`` obeys the call and closes the connection unanswered; ``hang`` answers late; ``answer`` gives another
     answer than ours, and ``answer after`` does so once the call is obeyed.
@@ -56,23 +56,21 @@ class Fault:
     kind: Literal["close after", "hang", "answer", "answer after"]
     method: str
     path: str  # a regular expression that the whole path matches
-    times: int = 1  # how many calls meet it
     skip: int = 0  # how many are let through before
     seconds: float = 0.0  # how long it hangs
     status: int = 200  # of another answer
     body: Json = None
     task: str = ""  # whose processes call; empty: any task's
-    met: int = field(default=0, init=False)
+    is_met: bool = field(default=False, init=False)
 
     def meets(self, call: Call) -> bool:
-        """Whether it is this call that fails; counts those that are let through and those that are not."""
+        """Whether it is this call that fails, which only one does; counts those that are let through."""
         of_task = call.allocation is not None and call.allocation.startswith(self.task)
-        is_meant = of_task and self.method == call.method and re.fullmatch(self.path, call.path)
-        if not is_meant or self.met >= self.times:
+        if self.is_met or not of_task or call.method != self.method or not re.fullmatch(self.path, call.path):
             return False
         self.skip -= 1
-        self.met += self.skip < 0
-        return self.skip < 0
+        self.is_met = self.skip < 0
+        return self.is_met
 
 
 class Server:
