@@ -32,7 +32,6 @@ from determined_ds.doctor.extensions import (
     ask,
     find_tool,
     how_to_install,
-    locks_left,
     ops_of,
 )
 from determined_ds.errors import ConfigError
@@ -188,11 +187,6 @@ def examine(
     for problem in packages:
         needed = problem.message.partition(",")[0].removeprefix("needs ")
         found.append(Diagnosis(f"package for {problem.key}", MISSING, "not installed", needed, problem.fix))
-    locks = [str(path) for path, _ in locks_left(environment)]
-    said = f"no process here holds {', '.join(locks)}" if locks else "none is abandoned"
-    fix = f"if no other machine or container builds an extension: rm {' '.join(locks)}"
-    state = WARNING if locks else OK
-    found.append(Diagnosis("extension locks", state, said, "none: the next build would wait for it", fix))
     found += _network(environment)
     found += _room(min(slots, device.max_ranks), workers, run_dir)
     if isinstance(storage, dict) and storage.get("type"):

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def test_here_an_experiment_of_the_repository_can_run() -> None:
 
 
 def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
-    """A PATH without a compiler, a tiny /dev/shm, an old driver, a lock of a killed build, another torch, no S3."""
+    """A PATH without a compiler, a tiny /dev/shm, an old driver, another torch, no S3."""
     bins, site, home = tmp_path / "bin", tmp_path / "site", tmp_path / "home"
     program(bins / "nvidia-smi", H100)
     for name in ("sh", "cat"):
@@ -85,10 +84,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     (site / "determined").mkdir()
     (site / "determined/__init__.py").write_text("raise ImportError('no module named urllib3')\n")
     (site / "sitecustomize.py").write_text(WITHOUT_WANDB)
-    lock = home / ".cache/torch_extensions/py311_cu130/cpu_adam/lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    os.utime(lock, (time.time() - 86400,) * 2)
     config = tmp_path / "broken.yaml"
     config.write_text(BROKEN)
     words = [str(DET_DS), "doctor", str(config), str(ROOT)]
@@ -121,9 +116,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     assert not small or found["shared memory"][0] == "missing"
     assert found["gpus"][1].startswith(f"2 x {H100}, and torch ")
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"][1]
-    assert found["extension locks"][0] == "warning"
-    assert str(lock) in found["extension locks"][1]
-    assert lock.exists()  # it looks, and changes nothing
 
 
 def test_a_configuration_that_runs_nowhere_is_refused_as_by_run(tmp_path: Path) -> None:
