@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
 
@@ -116,12 +116,9 @@ def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None)
     step = 128 if width >= 512 else 8
     hidden = max(step, round(width / step) * step)
     if num_parameters < 3 * layers * hidden**2:
-        message, fix = (
-            "are too few for a transformer",
-            f"write {num_parameters}B or {num_parameters}M if meant",
-        )
-        key, code = "--parameters", "model-size"
-        raise ConfigError(Problem(key=key, value=num_parameters, message=message, fix=fix, code=code))
+        about: dict[str, Any] = {"key": "--parameters", "value": num_parameters, "code": "model-size"}
+        fix = f"write {num_parameters}B or {num_parameters}M if meant"
+        raise ConfigError(Problem(message="are too few for a transformer", fix=fix, **about))
     most = max(1, hidden // (128 if hidden >= 2048 else 64))
     assumptions = [f"a vocabulary of {VOCAB_SIZE:,} (GPT-2's)", f"{layers:,} layers of width {hidden:,}"]
     if sequence_length is None:

@@ -107,11 +107,11 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         """A micro-batch of so many samples of the trial's training data."""
         make = micro_batches_of(trial.build_training_data_loader(), samples)
         dtype = next(model.parameters()).dtype
-        return tree_map_only(
-            torch.Tensor,
-            lambda each: each.to("meta", dtype if each.is_floating_point() else each.dtype),
-            make(),
-        )
+
+        def moved(each: torch.Tensor) -> torch.Tensor:
+            return each.to("meta", dtype if each.is_floating_point() else each.dtype)
+
+        return tree_map_only(torch.Tensor, moved, make())
 
     def loss_of(samples: int) -> Any:
         batch = batch_of(samples)
@@ -289,10 +289,9 @@ def _measured_activations(
     except Exception as error:
         reason = f"the model does not run on the meta device: {_first_sentence(error)}"
         return None, (f"activations by the sizes of a transformer ({reason})",)
-    per_sample, element_bytes = max(1, more["peak"]), ELEMENT_BYTES[precision]
-    return MeasuredActivations(
-        bytes_per_sample=per_sample, fixed_bytes=fixed["peak"], element_bytes=element_bytes
-    ), ()
+    per_sample, width = max(1, more["peak"]), ELEMENT_BYTES[precision]
+    found = MeasuredActivations(bytes_per_sample=per_sample, fixed_bytes=fixed["peak"], element_bytes=width)
+    return found, ()
 
 
 def _run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:

@@ -85,9 +85,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Refuses what Determined's own loop would silently leave out.
         """
         if isinstance(context, pytorch.PyTorchTrialContext):  # with which Determined 0.38.1 loads trials
-            message = (
-                "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, not a DeepSpeedTrial"
-            )
+            message = "load_trial_from_checkpoint_path of Determined takes no DeepSpeedTrial"
             fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
             raise refused("context", message, fix, "context", value=type(context).__name__)
         resolved = getattr(context, "resolved", None)

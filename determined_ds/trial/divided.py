@@ -147,7 +147,7 @@ def _layers_cut(model: torch.nn.Module, degree: int) -> Iterator[None]:
     uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
     if uneven and _draws_dropout(model):
         message = (
-            f"{uneven[0].name} is cut unevenly, so the ranks would draw different dropout for what they share"
+            f"{uneven[0].name} is cut unevenly: the ranks would draw different dropout for what they share"
         )
         fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
         raise _undivided(model, LAYERS_SIZE, degree, message, fix)

@@ -216,9 +216,7 @@ def fix_engine(engine: Any) -> None:
     if not isinstance(engine, DeepSpeedEngine) or engine in ENGINES:
         return
     check_upstream()
-    engine.config = as_plain(
-        engine.config
-    )  # it goes into checkpoints, where torch would not load an AttrDict
+    engine.config = as_plain(engine.config)  # checkpoints have it, where torch would not load an AttrDict
     if isinstance(engine, PipelineEngine):
         _fix_pipeline(engine)
     else:
@@ -293,11 +291,10 @@ def _fix_pipeline(engine: Any) -> None:
     Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` in
     ``runtime/pipe/engine.py``.
     """
-    if (
-        engine.grid.get_slice_parallel_world_size() == 1
-    ):  # else the model marks which parameters its slices share
+    if engine.grid.get_slice_parallel_world_size() == 1:
         # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that
-        # no other rank holds. The copies of a tied weight are counted on one stage alone.
+        # no other rank holds. The copies of a tied weight are counted on one stage alone. Where slices share layers,
+        # the model marks them.
         for parameter in engine.module.parameters():
             parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
     if engine.num_stages > 1:

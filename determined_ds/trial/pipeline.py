@@ -124,9 +124,7 @@ class PipelineTrial(ReconciledTrial):
         """Refuse what only the trial shows; the rest is refused by rules."""
         name, interval = type(self).__name__, self.activation_checkpoint_interval
         if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
-            message = (
-                "zb-h1 cannot train with activation checkpointing: each layer would be computed anew twice"
-            )
+            message = "zb-h1 trains without activation checkpointing: each layer would be computed anew twice"
             fix = "take another hyperparameters.pipe_schedule"
             raise refused(f"{name}.activation_checkpoint_interval", message, fix, ZB_H1, value=interval)
         if (degree := autotp_degree(self.resolved.ds_config)) > 1:

@@ -59,13 +59,8 @@ class SeveralEnginesTrial(ReconciledTrial):
 
     def _build(self) -> None:
         models, context, name = self.build_models(), self.context, "build_models"
-        is_right, expected = (
-            isinstance(models, dict) and bool(models),
-            "a dict of engines' names and their models",
-        )
-        returned.check(
-            is_right, self, name, models, expected, 'return {"generator": ..., "discriminator": ...}'
-        )
+        expected, fix = "a dict of engines' names and their models", 'return {"one": ..., "other": ...}'
+        returned.check(isinstance(models, dict) and bool(models), self, name, models, expected, fix)
         self.ds_configs = self._reconciled(tuple(models))
         shared = context.get_hparams().get("deepspeed_config")
         if isinstance(shared, str) and hasattr(context, "resolved") and context.distributed.rank == 0:
