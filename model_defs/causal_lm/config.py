@@ -95,17 +95,7 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
 
 
 def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str) -> None:
-    """Check that the model's vocabulary has the text's tokens, and its positions the sequences.
-
-    Args:
-        config: The model's configuration.
-        vocab_size: Tokens that the tokenizer knows.
-        sequence_length: T.
-        tokenizer: Name of the tokenizer.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Check that the model's vocabulary has the tokenizer's tokens, and its positions the sequences."""
     text = config.get_text_config()
     if vocab_size > text.vocab_size:
         message = f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}."
@@ -118,17 +108,7 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
 
 
 def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, isolated: bool) -> None:
-    """Check that ranks may share the model's sequences.
-
-    Args:
-        config: The model's configuration.
-        sequence: The ranks that share them.
-        sequence_length: T.
-        isolated: Whether tokens are to attend within their documents.
-
-    Raises:
-        ConfigError: Its heads cannot be shared out, or it attends to less than all tokens before.
-    """
+    """Check that ranks may share sequences: heads divide, and each token attends to all before (not ``isolated``)."""
     text = config.get_text_config()
     sequence.check_heads(text.num_attention_heads, getattr(text, "num_key_value_heads", None))
     window = getattr(text, "sliding_window", None)

@@ -150,15 +150,7 @@ def load_initial_weights(model: Any, seed: int) -> None:
 
 
 def check_masks(model: nn.Module, *, isolated: bool) -> None:
-    """Check that a model attends as its positions say, as most of transformers' do.
-
-    Args:
-        model: Of transformers.
-        isolated: To attend within documents, where positions restart; else, over slices of sequences.
-
-    Raises:
-        ConfigError: It makes its masks in another way.
-    """
+    """Check that a model attends as its positions say, within documents (``isolated``) or over slices."""
     masks = hasattr(sys.modules[type(model).__module__], "create_causal_mask")
     if masks and "position_ids" in inspect.signature(type(model).forward).parameters:
         return

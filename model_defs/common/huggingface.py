@@ -39,12 +39,7 @@ def load_tokenizer(source: str, *, key: str = "data.tokenizer") -> Any:
 
 
 def export_generation_config(source: str, folder: Path) -> None:
-    """Write how the model that training started from generates, where it says so.
-
-    Args:
-        source: Folder or name of its checkpoint.
-        folder: Of the export.
-    """
+    """Write into an export how the checkpoint that training started from generates, where it says so."""
     with contextlib.suppress(OSError):  # it has none
         transformers.GenerationConfig.from_pretrained(source).save_pretrained(folder)
 

@@ -10,7 +10,6 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embed
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -249,34 +248,25 @@ def parameters_by_huggingface_name(module: nn.Module) -> dict[str, nn.Parameter]
     return found
 
 
-def initial_tensor(name: str, shape: Sequence[int], config: transformers.GPT2Config, seed: int) -> Tensor:
-    """The first value of one parameter: GPT-2's published distribution, drawn from a generator of its own.
+@torch.no_grad()
+def load_initial_weights(module: nn.Module, config: transformers.GPT2Config, seed: int) -> None:
+    """Fill ``module`` with GPT-2's published distribution, bit for bit the same in either form and on any partition.
 
-    Args:
-        name: Canonical name; with ``seed`` it decides the draw, whatever is drawn before or elsewhere.
-        shape: The parameter's shape.
-        config: Gives the standard deviation and the number of layers.
-        seed: The experiment's seed.
-
-    Returns:
-        A float32 tensor on the CPU, where the same generator gives the same numbers whatever trains on them.
+    Each parameter is drawn in float32 on the CPU, from a generator of its own that its canonical name and the seed
+    decide, whatever is drawn before or elsewhere.
 
     Source:
         ``GPT2PreTrainedModel._init_weights`` in transformers 5.
     """
-    if name.endswith(".bias"):
-        return torch.zeros(*shape, device="cpu")
-    if ".ln_" in name:
-        return torch.ones(*shape, device="cpu")
-    std = config.initializer_range
-    if name.endswith(".c_proj.weight"):
-        # Two residual paths a block add up along the depth; this keeps their sum's variance at one block's.
-        std /= math.sqrt(2 * config.n_layer)
-    return torch.empty(*shape, device="cpu").normal_(mean=0.0, std=std, generator=generator_of(seed, name))
-
-
-@torch.no_grad()
-def load_initial_weights(module: nn.Module, config: transformers.GPT2Config, seed: int) -> None:
-    """Fill ``module`` with its initial weights, bit for bit the same in either form and on any partition."""
     for name, parameter in parameters_by_huggingface_name(module).items():
-        parameter.copy_(initial_tensor(name, parameter.shape, config, seed))
+        if name.endswith(".bias"):
+            parameter.zero_()
+        elif ".ln_" in name:
+            parameter.fill_(1.0)
+        else:
+            std = config.initializer_range
+            if name.endswith(".c_proj.weight"):
+                # Two residual paths a block add up along the depth; this keeps their sum's variance at one block's.
+                std /= math.sqrt(2 * config.n_layer)
+            drawn = torch.empty(*parameter.shape, device="cpu")
+            parameter.copy_(drawn.normal_(mean=0.0, std=std, generator=generator_of(seed, name)))

@@ -114,9 +114,10 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
             # DeepSpeed would leave a part without a layer that counts.
             kinds = ", ".join(dict.fromkeys(names))
             message = f"matches {len(found)} of {len(names)} layers ({kinds}), and there are {parts} parts."
-            fix = (
-                "partition_method: type:Block, or uniform, which counts all layers; or fewer ranks or chunks"
-            )
+            fixes = ["partition_method: type:Block"] if self.config.n_layer >= parts else []
+            if len(names) >= parts:
+                fixes.append("partition_method: uniform, which counts all layers")
+            fix = "; or ".join([*fixes, "fewer ranks or chunks"])
             raise config_error("hyperparameters.partition_method", method, message, fix)
 
     def build_layers(self) -> list[LayerSpec]:

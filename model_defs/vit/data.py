@@ -207,7 +207,7 @@ class ImageData:
     def datasets(
         self, *, image_size: int, seed: int, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
     ) -> tuple[ImageDataset, ImageDataset]:
-        """For training and for validation; see :class:`Pixels` and :class:`ImageDataset` for the arguments."""
+        """For training and for validation."""
         train, validation = (
             Pixels(image_size=image_size, mean=mean, std=std, augmentation=augmentation)
             for augmentation in (self.augmentation, None)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from model_defs.drivable_vit.model import DrivableViT, model_config
-from model_defs.drivable_vit.trial import IoU
 from tests.package import refusal
 
 TINY = {
@@ -59,18 +58,6 @@ def test_a_view_sees_the_others_and_a_moment_those_before_it(
     built = model(**layers)
     assert touched(built, moment=0, view=1).int().tolist() == of_the_first
     assert touched(built, moment=1, view=1).int().tolist() == of_the_last
-
-
-def test_iou_is_a_ratio_of_sums() -> None:
-    """A slot with no union changes nothing, and a large image counts for more than a small one."""
-    first, second, idle = IoU(), IoU(), IoU()
-    first.update(torch.tensor([True, True, False]), torch.tensor([True, False, False]))  # 1 of 2
-    second.update(torch.ones(6).bool(), torch.ones(6).bool())  # 6 of 6
-    slots = [each.per_slot_reduce() for each in (first, second, idle)]
-    assert first.cross_slot_reduce(slots) == 7 / 8
-    assert first.cross_slot_reduce([idle.per_slot_reduce()]) == 1.0
-    first.reset()
-    assert first.per_slot_reduce() == [0, 0]
 
 
 @pytest.mark.parametrize("divisor", [5, 17, 300])
