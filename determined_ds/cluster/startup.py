@@ -23,8 +23,9 @@ from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError, Problem
-from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, no_length
+from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.entrypoint import read_entrypoint
+from determined_ds.train.here import Here, hyperparameters_of
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
@@ -82,20 +83,20 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     ranks_stated = (config.get("resources") or {}).get(SLOTS)
     ranks = ranks_stated or slots
     machines = -(-ranks // slots)
-    task = None
+    trial = None
     try:
         hparams = json.loads(environment["DET_HPARAMS"])
         seed = stated_seed(hparams, int(environment["DET_TRIAL_SEED"]))
-        task = Task(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
+        trial = Here(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
         if ranks_stated == 0 and "torch_distributed" in str(config["entrypoint"]):
             # It fails with an assertion; DeepSpeed's launcher starts one rank.
             message = "must be at least 1: determined.launch.torch_distributed starts a rank for each slot"
             raise ConfigError(
                 Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
             )
-        _decide(task, entrypoint.options, ranks=ranks, machines=machines)
+        _decide(trial, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
-        drops = task is not None and task.drops_point(error)
+        drops = trial is not None and trial.drops_point(error)
         is_first = machines == 1 or _is_first()
         if drops and is_first:
             _drop(error)
@@ -107,7 +108,7 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     return None
 
 
-def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) -> None:
+def _decide(trial: Here, words: tuple[str, ...], *, ranks: int, machines: int) -> None:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--accelerator")
     parser.add_argument("--test", action="store_true")
@@ -120,8 +121,8 @@ def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) ->
     accelerator = detect_without_torch(options.accelerator)
     if accelerator is None:
         return
-    resolved = decide_task(task, accelerator, ranks=ranks, machines=machines)
-    missing = no_length(task.hyperparameters)
+    resolved = trial.resolve(accelerator, ranks=ranks, machines=machines)
+    missing = no_length(trial.hyperparameters)
     if missing and not options.test and not options.measure:
         raise ConfigError(missing)
     if options.engine == "deepspeed":

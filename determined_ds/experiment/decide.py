@@ -1,21 +1,20 @@
-"""What will run: CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig of a command; of a task, in its ranks."""
+"""What will run, for a command: CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import read_hyperparameters
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_yaml
-from determined_ds.errors import NOT_GIVEN, ConfigError, DataError, Problem, TrialError
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.experiment import SLOTS, Experiment, with_flags
-from determined_ds.experiment.secrets import restored, secret_problems
+from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.space import odd_exponents
 
 T = TypeVar("T")
@@ -138,75 +137,3 @@ def no_length(hyperparameters: Document) -> list[Problem]:
         return []
     message, fix = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
     return [hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is to be trained, whatever it was read from.
-
-    Args:
-        hyperparameters: One point of the search space.
-        exp_conf: The experiment's configuration, where there is one.
-        seed: Of the trial.
-        steps_completed: By the processes before.
-        on_cluster: Whether a cluster runs it.
-
-    Raises:
-        ConfigError: a cluster runs it, and a secret of the configuration was not filled in.
-    """
-
-    hyperparameters: Document
-    exp_conf: dict[str, Any] | None
-    seed: int
-    steps_completed: int = 0
-    on_cluster: bool = False
-
-    def __post_init__(self) -> None:
-        stated = Document(name="the experiment", data=self.exp_conf or {})
-        left = [each for each in secret_problems(stated) if each.code == "secret-missing"]
-        if self.on_cluster and left:  # it would take them for the values
-            raise ConfigError(left)
-
-    @property
-    def searcher(self) -> dict[str, Any]:
-        """What the experiment's ``searcher`` states: a master writes null for what it does not."""
-        stated = (self.exp_conf or {}).get("searcher") or {}
-        return {key: value for key, value in stated.items() if value is not None}
-
-    @property
-    def slots(self) -> int | None:
-        """``resources.slots_per_trial``, where the experiment says it."""
-        slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
-        return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
-
-    def drops_point(self, error: BaseException) -> bool:
-        """Whether the searcher should drop this point because of an error, since another point may run."""
-        is_search = self.on_cluster and self.searcher.get("name", "single") != "single"
-        return is_search and isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
-
-
-def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
-    """Hyperparameters that come from no file."""
-    return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
-
-
-def decide_task(task: Task, accelerator: Accelerator, *, ranks: int, machines: int) -> ResolvedConfig:
-    """What will run.
-
-    Args:
-        task: It; paths in it are relative to the current directory.
-        accelerator: What the ranks compute on.
-        ranks: That are started, in all.
-        machines: That they are spread over.
-
-    Raises:
-        ConfigError: every reason why it cannot run.
-    """
-    origin = "resources.slots_per_trial" if task.on_cluster else "the launched ranks"
-    where = Where(
-        context_dir=Path.cwd(), accelerator=accelerator, slots=ranks, slots_origin=origin, machines=machines
-    )
-    resolved = resolve(task.hyperparameters, where)
-    if missing := missing_packages(resolved.ds, task.hyperparameters):
-        raise ConfigError(missing)
-    return resolved

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined import core
 
@@ -28,7 +28,6 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import LOGGING, TOOLS, read_loggers
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.files import write_whole
-from determined_ds.experiment.decide import Task
 from determined_ds.logs.clients import (
     COMPLETED,
     FAILED,
@@ -43,6 +42,9 @@ from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
 from determined_ds.rundir.records import FORK, RESTART, START, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import HEART
+
+if TYPE_CHECKING:
+    from determined_ds.train.here import Here
 
 logger = logging.getLogger("determined_ds")
 
@@ -123,7 +125,7 @@ class Delivery(threading.Thread):
 @contextlib.contextmanager
 def reported_to_tools(
     core_context: Any,
-    task: Task,
+    trained: Here,
     accelerator: Accelerator,
     *,
     run_dir: RunDir | None = None,
@@ -136,13 +138,13 @@ def reported_to_tools(
 
     Args:
         core_context: Of this rank; only rank 0 sends.
-        task: What is trained.
+        trained: The trial.
         accelerator: What the ranks compute on.
         run_dir: Of a run off a cluster.
         info: Determined's information about the trial, on a cluster.
         resolved: Says what was decided, once training begins; None where the code has decided it.
     """
-    options, kinds = read_loggers(task.hyperparameters), {}
+    options, kinds = read_loggers(trained.hyperparameters), {}
     for name in options if core_context.distributed.rank == 0 else ():
         try:
             kinds[name] = client_kind(name)
@@ -167,7 +169,9 @@ def reported_to_tools(
         report(group, steps_completed, metrics, *more)
         with beginning:  # reports of several threads may overlap
             if not deliveries:
-                about = shown_run(task, accelerator, folder, core_context.distributed.size, info, resolved())
+                about = shown_run(
+                    trained, accelerator, folder, core_context.distributed.size, info, resolved()
+                )
                 deliveries.extend(Delivery(name, kind(about, options[name])) for name, kind in kinds.items())
         numbers, now = named(group, metrics), round(time.time(), 3)
         while some := dict(islice(numbers, MOST_METRICS)):
@@ -206,7 +210,7 @@ def reported_to_tools(
 
 
 def shown_run(
-    task: Task,
+    trained: Here,
     accelerator: Accelerator,
     folder: Path,
     num_ranks: int,
@@ -214,23 +218,23 @@ def shown_run(
     decided: ResolvedConfig | None,
 ) -> ShownRun:
     """Describe a run to the tools; off a cluster, its key is kept in the run directory ``folder``."""
-    exp_conf, run_dir = task.exp_conf or {}, RunDir(folder)
+    exp_conf, run_dir = trained.exp_conf or {}, RunDir(folder)
     if written := read_launches(run_dir.current(run_dir.launches)) if info is None else ():
         launch = written[-1]
         if not launch.strategy and decided is not None:  # the code has decided it by now
             launch = replace(launch, **decided_fields(decided))
     else:
-        is_again = info is not None and task.on_cluster and info.trial._trial_run_id > 1
+        is_again = info is not None and trained.on_cluster and info.trial._trial_run_id > 1
         launch = launch_of(
             name=str(exp_conf.get("name") or ""),
             runs=str(exp_conf.get("entrypoint") or ""),
-            hyperparameters=task.hyperparameters.data,
+            hyperparameters=trained.hyperparameters.data,
             resolved=decided,
             accelerator=accelerator,
             slots=num_ranks,
-            trial_seed=task.seed,
+            trial_seed=trained.seed,
             kind=RESTART if is_again else START,
-            steps_completed=task.steps_completed if is_again else 0,
+            steps_completed=trained.steps_completed if is_again else 0,
         )
     key, ids = "", {"run_dir": str(folder)}
     if info is not None:

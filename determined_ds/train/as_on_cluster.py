@@ -27,7 +27,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.logs.reporting import reported_to_tools
 from determined_ds.rundir.handed_on import STORE
 from determined_ds.train.group.process_group import TorchDistributedContext, load_deepspeed
-from determined_ds.train.here import ScriptRun, task_of
+from determined_ds.train.here import Here, ScriptRun
 from determined_ds.train.local_core import local_core_context, master_report
 
 # There is no master. A name under .invalid is resolved nowhere (RFC 2606).
@@ -63,11 +63,11 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
             if distributed is None and size > 1:
                 raise _unmet(f"core.init() needs to know the {size} ranks")
             run.listens = True
-            task = task_of(run.experiment)
+            trial = Here.of(run.experiment, run)
             context = local_core_context(
                 run.run_dir,
                 distributed or core.DummyDistributedContext(),
-                task.searcher,
+                trial.searcher,
                 report=run.report,
                 run=run,
                 writes_scalars=core.TensorboardMode(tensorboard_mode) == core.TensorboardMode.AUTO,
@@ -75,7 +75,7 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
                 info=det.get_cluster_info(),
             )
             if run.measurement is None:
-                ending.enter_context(reported_to_tools(context, task, accelerator, run_dir=run.there))
+                ending.enter_context(reported_to_tools(context, trial, accelerator, run_dir=run.there))
             return context
 
         replaced: list[tuple[Any, str, Any]] = [

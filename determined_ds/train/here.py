@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import ProfiledSteps, stated_seed
-from determined_ds.experiment.decide import Task, hyperparameters_of
+from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, resolve
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, DataError, Problem, TrialError
 from determined_ds.experiment.experiment import Experiment
+from determined_ds.experiment.secrets import secret_problems
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import TRAINED
@@ -106,39 +110,122 @@ def cluster_info() -> det.ClusterInfo | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """The trial that this process trains."""
+    """What this process trains, whatever it was read from, and where.
 
-    task: Task
-    latest_checkpoint: str | None  # to resume from: a uuid, or the folder of another run's
-    run: ScriptRun | None  # None on a cluster
+    Args:
+        hyperparameters: One point of the search space.
+        exp_conf: The experiment's configuration, where there is one.
+        seed: Of the trial.
+        steps_completed: By the processes before.
+        on_cluster: Whether a cluster runs it.
+        latest_checkpoint: To resume from: a uuid, or the folder of another run's.
+        run: The run of a script; None on a cluster, and where a trial is trained.
+
+    Raises:
+        ConfigError: a cluster runs it, and a secret of the configuration was not filled in.
+    """
+
+    hyperparameters: Document
+    exp_conf: dict[str, Any] | None
+    seed: int
+    steps_completed: int = 0
+    on_cluster: bool = False
+    latest_checkpoint: str | None = None
+    run: ScriptRun | None = None
+
+    def __post_init__(self) -> None:
+        stated = Document(name="the experiment", data=self.exp_conf or {})
+        left = [each for each in secret_problems(stated) if each.code == "secret-missing"]
+        if self.on_cluster and left:  # it would take them for the values
+            raise ConfigError(left)
+
+    @classmethod
+    def of(cls, experiment: Experiment, run: ScriptRun | None = None) -> Here:
+        """What a run of an experiment trains, off a cluster."""
+        return cls(
+            hyperparameters=experiment.hyperparameters,
+            exp_conf=experiment.config,
+            seed=experiment.trial_seed,
+            latest_checkpoint=run.latest_checkpoint if run is not None else None,
+            run=run,
+        )
+
+    @property
+    def searcher(self) -> dict[str, Any]:
+        """What the experiment's ``searcher`` states: a master writes null for what it does not."""
+        stated = (self.exp_conf or {}).get("searcher") or {}
+        return {key: value for key, value in stated.items() if value is not None}
+
+    def drops_point(self, error: BaseException) -> bool:
+        """Whether the searcher should drop this point because of an error, since another point may run."""
+        is_search = self.on_cluster and self.searcher.get("name", "single") != "single"
+        return is_search and isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
+
+    def check_ranks(self, size: int) -> None:
+        """Refuse other ranks than the experiment requests of a cluster.
+
+        Raises:
+            ConfigError: they are not ``resources.slots_per_trial``.
+        """
+        slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
+        # Of none, one process runs all the same.
+        if self.on_cluster and isinstance(slots, int) and max(1, slots) != size:
+            message = f"{size} rank{' was' if size == 1 else 's were'} started for them"
+            fix = "start them with python3 -m determined.launch.torch_distributed; or, on CPU slots, set LOCAL_SIZE "
+            fix += "to the slots of a machine (startup-hook.sh does)"
+            key = "resources.slots_per_trial"
+            raise ConfigError(Problem(key=key, value=slots, message=message, fix=fix, code="ranks"))
+
+    def resolve(self, accelerator: Accelerator, *, ranks: int, machines: int) -> ResolvedConfig:
+        """What will run; paths in the hyperparameters are relative to the current directory.
+
+        Args:
+            accelerator: What the ranks compute on.
+            ranks: That are started, in all.
+            machines: That they are spread over.
+
+        Raises:
+            ConfigError: every reason why it cannot run.
+        """
+        origin = "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
+        where = Where(
+            context_dir=Path.cwd(),
+            accelerator=accelerator,
+            slots=ranks,
+            slots_origin=origin,
+            machines=machines,
+        )
+        resolved = resolve(self.hyperparameters, where)
+        if missing := missing_packages(resolved.ds, self.hyperparameters):
+            raise ConfigError(missing)
+        return resolved
+
+
+def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
+    """Hyperparameters that come from no file."""
+    return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
 
 
 def here() -> Here | None:
-    """The trial of this process: of a run, or of a cluster; None under a plain launcher.
+    """The trial of this process: of a script's run, or of a cluster; None under a plain launcher.
 
     Raises:
         ConfigError: a secret of its configuration was not filled in.
     """
     if _run is not None:
-        return Here(task=task_of(_run.experiment), latest_checkpoint=_run.latest_checkpoint, run=_run)
+        return Here.of(_run.experiment, _run)
     info = cluster_info()
     if info is None or info.task_type != "TRIAL":
         return None
     trial = info.trial
-    task = Task(
+    return Here(
         hyperparameters=hyperparameters_of(trial.hparams),
         exp_conf=trial._config,
         seed=stated_seed(trial.hparams, trial.trial_seed),
         steps_completed=trial._steps_completed,
         on_cluster=True,
+        latest_checkpoint=info.latest_checkpoint or None,
     )
-    return Here(task=task, latest_checkpoint=info.latest_checkpoint or None, run=None)
-
-
-def task_of(experiment: Experiment) -> Task:
-    """What a run of an experiment trains, off a cluster."""
-    hyperparameters, seed = experiment.hyperparameters, experiment.trial_seed
-    return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=seed)
 
 
 @contextlib.contextmanager
@@ -163,7 +250,7 @@ def report_to_tools(core_context: core.Context) -> Iterator[None]:
     from determined_ds.logs.tensorboard import upload_files, upload_last
 
     trial, train = here(), core_context.train
-    if trial is None or not trial.task.on_cluster:
+    if trial is None or not trial.on_cluster:
         yield
         return
     is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
@@ -171,6 +258,6 @@ def report_to_tools(core_context: core.Context) -> Iterator[None]:
         if is_manual and core_context.distributed.rank == 0:  # else Determined does, closing the context
             stack.callback(upload_last, train, partial(upload_files, train, 0))
         stack.enter_context(
-            reported_to_tools(core_context, trial.task, detect_accelerator(None), info=cluster_info())
+            reported_to_tools(core_context, trial, detect_accelerator(None), info=cluster_info())
         )
         yield

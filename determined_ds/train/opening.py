@@ -20,7 +20,6 @@ from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import draw_trial_seed, master_random
 from determined_ds.logs.tensorboard import upload, upload_last
@@ -29,7 +28,7 @@ from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import TorchDistributedContext, join_process_group
 from determined_ds.train.group.watch import leave_watch
-from determined_ds.train.here import cluster_info, here, script_run, task_of
+from determined_ds.train.here import Here, cluster_info, here, hyperparameters_of, script_run
 from determined_ds.train.local_core import local_core_context, master_report
 from determined_ds.train.rank_process import show_own_errors
 
@@ -83,19 +82,18 @@ def open_context(
         run_dir, checkpoint_dir = run_dir or run.run_dir, None
         accelerator = accelerator or run.accelerator
         trains = trains and run.measurement is None
-    if trial is not None:
-        task = trial.task
-    elif experiment is not None:
-        task = task_of(experiment)
-    else:
+    is_stated = trial is not None or experiment is not None or hparams is not None
+    if trial is None and experiment is not None:
+        trial = Here.of(experiment)
+    elif trial is None:
         reproducibility = (exp_conf or {}).get("reproducibility") or {}
         drawn = draw_trial_seed(master_random(int(reproducibility.get("experiment_seed") or 0)))
         seed = stated_seed(hparams or {}, drawn)
-        task = Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
+        trial = Here(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
     with contextlib.ExitStack() as stack:
-        if task.on_cluster:
+        if trial.on_cluster:
             from determined_ds.cluster.core_context import cluster_core_context
 
             there, to_tools = RunDir(Path(tempfile.mkdtemp())), dict[str, Any](info=cluster_info())
@@ -108,40 +106,38 @@ def open_context(
             to_tools = {"run_dir": there}
             report = run.report if run is not None else None
             if report is None:
-                about = (task.exp_conf or {}, task.hyperparameters.data, ranks.rank)
+                about = (trial.exp_conf or {}, trial.hyperparameters.data, ranks.rank)
                 report = stack.enter_context(master_report(there.path, *about))
             folder = None if checkpoint_dir is None else Path(checkpoint_dir)
             core_context = local_core_context(
-                there.path, ranks, task.searcher, report=report, checkpoint_dir=folder
+                there.path, ranks, trial.searcher, report=report, checkpoint_dir=folder
             )
-        stack.enter_context(_dropping_points(task, ranks))
-        resolved = _resolve(task, ranks, devices)
+        stack.enter_context(_dropping_points(trial, ranks))
+        resolved = _resolve(trial, ranks, devices)
         if isinstance(resolved, ResolvedConfig):
             resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
-        seed_everything(task.seed)
-        is_stated = trial is not None or experiment is not None or hparams is not None
+        seed_everything(trial.seed)
         context = DeepSpeedTrialContext(
             core_context=core_context,
             resolved=resolved,
-            hyperparameters=task.hyperparameters if is_stated else None,
+            hyperparameters=trial.hyperparameters if is_stated else None,
             accelerator=devices,
             run_dir=there,
-            trial_seed=task.seed,
-            exp_conf=task.exp_conf,
-            steps_completed=task.steps_completed,
+            trial_seed=trial.seed,
+            exp_conf=trial.exp_conf,
+            steps_completed=trial.steps_completed,
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
         context.engine = engine
-        if trial is not None:
-            context.resumed_from = trial.latest_checkpoint
-        if task.on_cluster:
+        context.resumed_from = trial.latest_checkpoint
+        if trial.on_cluster:
             # Once the tools have ended, whose files are beside those for TensorBoard.
             stack.callback(upload_last, core_context.train, partial(upload, context))
-        if trains and task.hyperparameters.get(("logging",)) is not None:
+        if trains and trial.hyperparameters.get(("logging",)) is not None:
             from determined_ds.logs.reporting import reported_to_tools
 
             about_tools = {"resolved": lambda: context.resolved, **to_tools}
-            stack.enter_context(reported_to_tools(core_context, task, devices, **about_tools))
+            stack.enter_context(reported_to_tools(core_context, trial, devices, **about_tools))
         yield context
         leave_watch()  # a rank that fails shows signs of life to its end
 
@@ -201,12 +197,12 @@ def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> c
 
 
 @contextlib.contextmanager
-def _dropping_points(task: Task, ranks: core.DistributedContext) -> Iterator[None]:
+def _dropping_points(trial: Here, ranks: core.DistributedContext) -> Iterator[None]:
     """Have a searcher drop a point that cannot run; rank 0 reports it."""
     try:
         yield
     except ConfigError as error:
-        if not task.drops_point(error):
+        if not trial.drops_point(error):
             raise
         if ranks.rank != 0:
             raise SystemExit(0) from error
@@ -215,24 +211,20 @@ def _dropping_points(task: Task, ranks: core.DistributedContext) -> Iterator[Non
 
 
 def _resolve(
-    task: Task, ranks: core.DistributedContext, accelerator: Accelerator
+    trial: Here, ranks: core.DistributedContext, accelerator: Accelerator
 ) -> ResolvedConfig | ConfigError:
     """What will run; why that is open, where the trial's first engine can say it."""
-    if task.on_cluster and task.slots not in (None, ranks.size):
-        message = f"{ranks.size} rank{' was' if ranks.size == 1 else 's were'} started for them"
-        fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
-        key = "resources.slots_per_trial"
-        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
+    trial.check_ranks(ranks.size)
     try:
-        resolved = decide_task(task, accelerator, ranks=ranks.size, machines=ranks.cross_size)
+        resolved = trial.resolve(accelerator, ranks=ranks.size, machines=ranks.cross_size)
     except ConfigError as error:
         # The batch alone may be left to an engine; without a DeepSpeed JSON its division too, by an engine's layout.
-        names_json = task.hyperparameters.get(("deepspeed_config",)) is not None
+        names_json = trial.hyperparameters.get(("deepspeed_config",)) is not None
         left_open = ("batch-missing",) if names_json else ("batch-missing", "batch")
         if all(problem.code in left_open for problem in error.problems):
             return error
         raise
-    if task.on_cluster and ranks.rank == 0:  # off-cluster, the launcher has shown them
+    if trial.on_cluster and ranks.rank == 0:  # off-cluster, the launcher has shown them
         for warning in resolved.warnings:
             logger.warning("%s", warning)
     return resolved

@@ -119,7 +119,7 @@ class ReconciledArguments:
 
     def _reconcile(self, trial: Here) -> None:
         """Decide what runs, and set the arguments to it; where there is a JSON, hand it to transformers."""
-        fields, hyperparameters = vars(self), self._take_section(trial.task.hyperparameters)
+        fields, hyperparameters = vars(self), self._take_section(trial.hyperparameters)
         where = Where(
             context_dir=Path.cwd(),
             accelerator=accelerator_here(use_cpu=bool(fields.get("use_cpu"))),
@@ -231,12 +231,12 @@ class ReconciledArguments:
 
     def _take_surroundings(self, trial: Here, fit: FitOptions) -> None:
         """Set what follows from the trial, where nobody states it: the seed, the best metric, the folder."""
-        fields, metric = vars(self), trial.task.searcher.get("metric")
+        fields, metric = vars(self), trial.searcher.get("metric")
         fields["output_dir"] = placed(fields.get("output_dir"))
-        unstated: dict[str, Any] = {"seed": trial.task.seed}
+        unstated: dict[str, Any] = {"seed": trial.seed}
         if metric and str(fields.get("eval_strategy", "no")).rpartition(".")[2].lower() not in ("no", ""):
             unstated["metric_for_best_model"] = str(metric)
-            unstated["greater_is_better"] = trial.task.searcher.get("smaller_is_better") is False
+            unstated["greater_is_better"] = trial.searcher.get("smaller_is_better") is False
         if not sys.stderr.isatty():  # a bar would fill a log
             transformers.utils.logging.disable_progress_bar()
             unstated["disable_tqdm"] = True

@@ -71,12 +71,12 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         )
         searcher, trial_id = {}, None
         if self._trial is not None:
-            searcher = self._trial.task.searcher
+            searcher = self._trial.searcher
             trial_id = self.info.trial.trial_id if self.info is not None else None
-            own = parse_hyperparameters(self._trial.task.hyperparameters)
+            own = parse_hyperparameters(self._trial.hyperparameters)
             if problems := [*_not_done(self._trial, own, args)]:
                 raise ConfigError(problems)
-            if self._trial.task.hyperparameters.get(("fit",)) is not None:
+            if self._trial.hyperparameters.get(("fit",)) is not None:
                 self._fit = own.fit
         self.searcher_metric: str | None = searcher.get("metric") or None
         self.time_metric: str | None = searcher.get("time_metric") or None
@@ -284,7 +284,7 @@ def _evaluates(args: Any) -> bool:
 
 def _not_done(trial: Here, own: Hyperparameters, args: Any) -> Iterator[Problem]:
     """What the experiment requests and the Trainer would not do."""
-    run, metric = trial.run, trial.task.searcher.get("metric")
+    run, metric = trial.run, trial.searcher.get("metric")
     if run is not None and run.measurement is not None:
         message, fix = "the steps of transformers' Trainer are not measured", "measure a trial, or a session"
         yield Problem(key="--measure", value=run.measurement.steps, message=message, fix=fix, code="measure")
@@ -319,7 +319,7 @@ def _not_done(trial: Here, own: Hyperparameters, args: Any) -> Iterator[Problem]
             if wanted not in (None, found):
                 message = f"is not read by transformers' own arguments, which have {found}"
                 fix = "use determined_ds.transformers.TrainingArguments"
-                yield trial.task.hyperparameters.problem(path, message, fix, "stated-twice")
+                yield trial.hyperparameters.problem(path, message, fix, "stated-twice")
 
 
 class ResumingTrainer:

@@ -12,7 +12,6 @@ from determined import core
 from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import join_process_group, load_deepspeed
 from determined_ds.train.group.watch import leave_watch
@@ -26,11 +25,8 @@ def trial_here() -> Here | None:
         ConfigError: on a cluster, the ranks are not those that the experiment requests.
     """
     trial = here()
-    if trial is not None and trial.run is None and trial.task.slots not in (None, num_ranks()):
-        message = f"{num_ranks()} rank{'s' if num_ranks() > 1 else ''} started for them"
-        fix = "start the script with python3 -m determined.launch.torch_distributed"
-        key, slots = "resources.slots_per_trial", trial.task.slots
-        raise ConfigError(Problem(key=key, value=slots, message=message, fix=fix, code="ranks"))
+    if trial is not None:
+        trial.check_ranks(num_ranks())
     return trial
 
 
@@ -78,9 +74,9 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
     devices = accelerator_here(use_cpu=use_cpu)
     distributed = join_process_group(devices)
     if trial is not None:
-        seed_everything(trial.task.seed)
+        seed_everything(trial.seed)
     with contextlib.ExitStack() as stack:
-        if trial is not None and trial.run is None:
+        if trial is not None and trial.on_cluster:
             context = stack.enter_context(cluster_core_context(distributed))
             stack.enter_context(report_to_tools(context))
         else:
