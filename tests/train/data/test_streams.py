@@ -62,7 +62,7 @@ def test_a_sharded_stream_is_each_replicas_own() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "workers", "stop"),
-    [*itertools.product((Shuffled, Placed), (2,), (5, 9)), (Count, 0, 5), (ByEpoch, 0, 5)],
+    [*itertools.product((Shuffled, Placed), (2,), (5, 9)), (ByEpoch, 0, 5)],
 )
 def test_resumed_it_goes_on_as_if_never_stopped(kind: Any, workers: int, stop: int) -> None:
     """In a pass, at its very end (batch 5 of 20 samples), and in a later one; with other workers than before."""
