@@ -21,7 +21,6 @@ from determined_ds.trial import returned
 from determined_ds.trial.author import refused
 from determined_ds.trial.ddp import DDP, DDPEngine
 from determined_ds.trial.engine import check_upstream, compile_engine, configure_checkpointing, make_engine
-from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.sequence import SequenceGroup
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
@@ -242,14 +241,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Returns:
             The engine, registered with the context.
         """
-        optimizer, parameters = returned.trained(self, model)
-        check_rates(self, optimizer, parameters, ds_config)
+        optimizer, parameters = returned.trained(self, model, ds_config)
         configure_checkpointing(ds_config)
         if self._by_ddp:
             engine: Any = DDPEngine(model, optimizer, parameters, ds_config, self.context.device)
         else:
             engine = make_engine(model, optimizer, parameters, ds_config, self.sequence.unit)
-        give_schedule(self, engine, ds_config)
+        returned.give_schedule(self, engine, ds_config)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine)
         return self.sequence.wrapped(engine, self.context)

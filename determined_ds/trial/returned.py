@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from deepspeed.pipe import LayerSpec
 from deepspeed.runtime.engine import DeepSpeedEngine
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from determined_ds.config.fill import PEAKS
 from determined_ds.errors import TrialError
-from determined_ds.trial.author import Names, described, failed, method_of, wrong
+from determined_ds.trial.author import Names, described, failed, is_of_library, method_of, refused, wrong
 
 logger = logging.getLogger("determined_ds")
+SCHEDULER, CYCLE = "build_scheduler", "e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
+NO_SCHEDULE = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
 
 
 def check(right: bool, trial: Any, names: Names, value: Any, expected: str, fix: str, did: str = "") -> None:
@@ -56,10 +60,14 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
     return found
 
 
-def trained(trial: Any, model: torch.nn.Module) -> tuple[torch.optim.Optimizer | None, list[Any] | None]:
+def trained(
+    trial: Any, model: torch.nn.Module, ds_config: Mapping[str, Any]
+) -> tuple[torch.optim.Optimizer | None, list[Any] | None]:
     """What ``build_optimizer`` returned, or else the list that ``build_parameters`` did; the other is None.
 
-    An optimizer that would train nothing is refused; parameters that are in none of its groups are warned of.
+    An optimizer that would train nothing is refused. Parameters that are in none of its groups are warned of, and a
+    schedule of the JSON that sets the rate of groups which the author gave rates of their own: ``update_lr`` and
+    ``_format_param`` in deepspeed 0.19.8's ``runtime/lr_schedules.py``.
     """
     name, optimizer, parameters = "build_optimizer", trial.build_optimizer(model), None
     expected = "a torch.optim.Optimizer of the given model's parameters, or None"
@@ -73,8 +81,9 @@ def trained(trial: Any, model: torch.nn.Module) -> tuple[torch.optim.Optimizer |
         fix = "return [p for p in model.parameters() if p.requires_grad]"
         check(is_list, trial, name, value, expected, fix)
         names, parameters = (name, "build_model"), list(value)
+    groups: Any = parameters if optimizer is None else optimizer.param_groups
     covered: set[int] = set()
-    for group in parameters if optimizer is None else optimizer.param_groups:  # type: ignore[union-attr]
+    for group in groups:
         if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
             group["params"] = list(group["params"])  # it is read here, and again by the optimizer
         found = group["params"] if isinstance(group, Mapping) else group
@@ -91,7 +100,42 @@ def trained(trial: Any, model: torch.nn.Module) -> tuple[torch.optim.Optimizer |
             "requires_grad off in build_model",
             *(method_of(trial, name), ", ".join(missed[:3]) + more),
         )
+    section = ds_config.get("scheduler") or {}
+    kind = str(section.get("type"))
+    peak = (section.get("params") or {}).get(PEAKS.get(kind, ""))
+    own = {float(group["lr"]) for group in groups if isinstance(group, Mapping) and "lr" in group}
+    if isinstance(peak, (int, float)) and not own <= {peak}:
+        logger.warning(
+            "warning: %s sets the rate of all groups, up to %g, not those of %s (%s); write a list of rates there, or "
+            "return a schedule from %s, with %s",
+            *(kind, peak, method_of(trial, name), ", ".join(f"{rate:g}" for rate in sorted(own))),
+            *(SCHEDULER, NO_SCHEDULE),
+        )
     return optimizer, parameters
+
+
+def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
+    """Give an engine that was made of ``ds_config`` the schedule of ``build_scheduler``, where it returns one."""
+    optimizer = getattr(engine, "basic_optimizer", engine.optimizer)
+    if optimizer is None:
+        return
+    value, kind = trial.build_scheduler(optimizer), (ds_config.get("scheduler") or {}).get("type")
+    if isinstance(value, ReduceLROnPlateau) or isinstance(engine.lr_scheduler, ReduceLROnPlateau):
+        # Its step would be given the batch size: ``DeepSpeedEngine._take_model_step`` in deepspeed 0.19.8.
+        key = "scheduler.type" if value is None else method_of(trial, SCHEDULER)
+        message = "ReduceLROnPlateau steps by a metric of a validation; a schedule here steps at each optimizer step"
+        raise refused(key, message, f"take {CYCLE}", "plateau")
+    if value is None and (kind is not None or is_of_library(trial.build_scheduler)):
+        return
+    is_schedule = callable(getattr(value, "step", None)) and not isinstance(value, type)
+    is_right = is_schedule and getattr(value, "optimizer", optimizer) is optimizer
+    expected = "a schedule of torch.optim.lr_scheduler for the optimizer that it is given"
+    check(is_right, trial, SCHEDULER, value, expected, f"return {CYCLE}")
+    if kind is not None:
+        message = f"the JSON's schedule would not be used: {method_of(trial, SCHEDULER)} returns another"
+        fix = f"remove it from the JSON, or {NO_SCHEDULE}; or remove {SCHEDULER}"
+        raise refused("scheduler.type", message, fix, "two-schedulers", value=kind)
+    engine.lr_scheduler = value
 
 
 # ------------------------------------------------------------------------------------------- in training
