@@ -52,14 +52,11 @@ class Cluster:
     def __init__(
         self, folder: Path, *, environment: dict[str, str] | None = None, machines: Sequence[Machine] = ()
     ) -> None:
-        self.storage, self._home, roots = folder / "storage", folder / "home", folder / "roots"
-        for made in (self.storage, self._home, roots):
-            made.mkdir(parents=True)
+        self.storage, self._home = folder / "storage", folder / "home"
+        self._home.mkdir(parents=True)
         shared = {"type": "shared_fs", "host_path": str(self.storage)}
         self.master = Master(storage=shared, machine=machines[0] if machines else None)
-        more = {"environment": environment or {}, "machines": machines}
-        self.agent = Agent(self.master, slots=2, storage=self.storage, roots=roots, **more)  # type: ignore[arg-type]
-        self.master.agent = self.agent
+        self.agent = self.master.agent = Agent(self.master, folder, environment or {}, machines)
 
     def __enter__(self) -> Cluster:
         return self

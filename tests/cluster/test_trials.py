@@ -1,9 +1,10 @@
-"""Trials that end well, badly, or as their searcher wants: templates, failures, searches, and a cut cable."""
+"""Trials that end well, badly, or as their searcher wants; a master that fails, and a cable that is cut."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,59 @@ def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster,
     assert {size: trial.batches for size, trial in trials.items()} == {5: 0, 8: 2}
     assert "this point cannot run, and is dropped: " in trials[5].log
     assert len(trials[5].allocations) == 1
+
+
+# ------------------------------------------------------------------------------------- a master that fails
+
+TRIAL = r"/api/v1/trials/[0-9]+/"
+BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
+
+
+def test_odd_answers_cost_a_trial_nothing(cluster: Cluster) -> None:
+    """Nor do nulls in the configuration for what was not said."""
+    made = cluster.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    made.config.update(description=None, labels=None, bind_mounts=None)
+    made.config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
+    met = [
+        # The report was taken, and its answer lost: sent again, a master refuses it even where it is the same.
+        cluster.inject("close after", "POST", f"{TRIAL}metrics"),
+        cluster.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
+        cluster.inject("close after", "POST", "/api/v1/checkpoints"),
+        cluster.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
+        cluster.inject("hang", "POST", f"{TRIAL}progress", skip=1, seconds=20.0),  # no step waits for it
+        cluster.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
+        cluster.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
+        *(
+            cluster.inject("answer", "GET", BEST, body=body)
+            for body in ({}, {"metric": None}, {"metric": "NaN"})
+        ),
+    ]
+    cluster.activate(made)
+    [trial] = cluster.wait(made)
+    assert all(fault.is_met for fault in met)
+    assert [report.steps for report in trial.of_group("training")] == [1, 2, 3, 4, 5, 6]
+    assert [report.steps for report in trial.of_group("validation")] == [2, 4, 6]
+    assert [checkpoint.steps for checkpoint in trial.complete] == [2, 4, 6]
+    assert not any(report.archived for report in trial.reports)
+    for found in trial.checkpoints.values():
+        assert (cluster.storage / found.uuid / "manifest.json").exists()
+        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
+        before = (report for report in trial.of_group("training") if report.steps <= found.steps)
+        assert all(report.at <= found.at for report in before)
+    first, *_, last = trial.of_group("training")
+    began, ended = (datetime.fromisoformat(each.at.replace("Z", "+00:00")) for each in (first, last))
+    assert (ended - began).total_seconds() < 20.0
+
+
+@pytest.mark.long("a whole trial; odd answers are short")
+def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(cluster: Cluster) -> None:
+    message = "invalid run id, 1 (reported) != 2 (expected)"
+    made = cluster.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    body = {"error": {"error": message}}
+    cluster.inject("answer", "POST", f"{TRIAL}metrics", trial=made.trials[0], status=400, body=body)
+    cluster.activate(made)
+    [trial] = cluster.wait(made, "ERROR")
+    assert message in trial.log
 
 
 # ------------------------------------------------------------------------------------- two machines
