@@ -1,7 +1,7 @@
-"""Measurements as a table for the terminal, CSV and a page. Pure: loads no torch.
+"""Runs and measurements for people: lines above, beside and below a run, tables, pictures and pages. Loads no torch.
 
 The way of a number::
 
-    measured.json of each run -> Results -> results.json, results.csv, report.html
-                                         -> results_table (terminal)
+    measured.json of each run -> Results -> columns -> the terminal's table, results.csv, report.html
+    metrics.jsonl of each run -> RunView -> the block below a run, report.html
 """
