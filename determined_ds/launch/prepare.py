@@ -14,6 +14,7 @@ from determined_ds.config.keys import RUN
 from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import (
@@ -36,23 +37,31 @@ from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_di
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
 
 
-def prepare_run(options: RunOptions, *, placed: Placement | None = None) -> LocalRun:
+def prepare_run(
+    options: RunOptions,
+    *,
+    placed: Placement | None = None,
+    document: Document | None = None,
+    machines: int = 1,
+) -> LocalRun:
     """Decide a run.
 
     Args:
         options: The command's.
         placed: This process's place, where another launcher has started the ranks: they are the slots then, and
             ``--resume`` in an empty run directory starts the run.
+        document: The experiment of a session, in place of ``config``: its script has been started already.
+        machines: That the ranks of the session are spread over.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank starts.
     """
     found = Problems()
-    experiment = _stated(options, placed, found)
+    experiment = _stated(options, placed, found) if document is None else parse_experiment(document)
     resolved, variables = None, dict[str, str | None]()
     devices = found.of(lambda: detect_accelerator(options.accelerator))
     if devices is not None:
-        machines = placed.machines if placed else 1
+        machines = placed.machines if placed else machines
         where = Where(context_dir=options.context_dir, accelerator=devices, machines=machines)
         if options.slots == AUTO and placed is None:
             experiment, fewer = _fitting_slots(experiment, where)

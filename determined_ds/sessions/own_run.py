@@ -9,27 +9,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from determined import core
 
-from determined_ds.config.layout import Accelerator
-from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
-from determined_ds.experiment.experiment import parse_experiment
+from determined_ds.experiment.decide import OF_EXPERIMENTS
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.resume import SLOTS, keeping_seed, start_in
+from determined_ds.launch.prepare import prepare_run
+from determined_ds.launch.resume import SLOTS
 from determined_ds.launch.run import LocalRun, as_constants
 from determined_ds.rundir.handed_on import LAST, shortened
-from determined_ds.rundir.run_dir import RUNS, RunDir, RunLock, new_run_dir, short, slug
+from determined_ds.rundir.run_dir import RunDir, RunLock, short
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
@@ -57,7 +55,7 @@ def own_run(
     show_own_errors()
     devices = detect_accelerator(accelerator)
     ranks = join_process_group(devices)
-    run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices))
+    run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices.name))
     checkpoint, fork = run.start.checkpoint, run.start.fork
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
@@ -80,7 +78,7 @@ def own_run(
 
 
 def _decided(
-    config: Any, stated: Path | None, resume: bool, ranks: core.DistributedContext, devices: Accelerator
+    config: Any, stated: Path | None, resume: bool, ranks: core.DistributedContext, accelerator: str
 ) -> LocalRun:
     """What runs, and where; as under every launcher, the first launch of a job may say that it resumes."""
     if isinstance(config, (str, os.PathLike)):
@@ -101,32 +99,18 @@ def _decided(
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
             document = document.overwritten(((key,), value, "the script"))
-    launched, here = "the launched ranks", Path.cwd()
-    experiment = parse_experiment(document.overwritten((SLOTS, ranks.size, launched)))
-    machines = ranks.cross_size
-    where = Where(
-        context_dir=here, accelerator=devices, slots=ranks.size, slots_origin=launched, machines=machines
-    )
-    resolved = decide_stated(experiment, experiment.hyperparameters, where)
     if resumed := os.environ.get(RESUME):
         stated, resume = Path(resumed), True
     else:
         resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         resume = resume and not (stated is not None and RunDir(stated).is_empty())
-    run_dir = stated or new_run_dir(RUNS / slug(experiment.name), datetime.now())
-    last = LAST if resume else None
-    start = start_in(run_dir, experiment, resolved, resume=last, stated=stated is not None, forks=True)
-    return LocalRun(
-        options=RunOptions(config=Path(experiment.document.name)),
-        experiment=experiment if start.checkpoint is None else keeping_seed(start.checkpoint, experiment),
-        resolved=resolved,
-        accelerator=devices,
-        context_dir=here,
-        run_dir=run_dir.resolve(),
-        own_resume=f"{RESUME}={shlex.quote(short(run_dir.resolve()))} {shlex.join(sys.orig_argv)}",
-        start=start,
-        warnings=resolved.warnings if resolved is not None else (),
+    options = RunOptions(
+        config=Path(document.name), accelerator=accelerator, run_dir=stated, resume=LAST if resume else None
     )
+    document = document.overwritten((SLOTS, ranks.size, "the launched ranks"))
+    run = prepare_run(options, document=document, machines=ranks.cross_size)
+    command = f"{RESUME}={shlex.quote(short(run.run_dir))} {shlex.join(sys.orig_argv)}"
+    return replace(run, own_resume=command)
 
 
 @contextlib.contextmanager
