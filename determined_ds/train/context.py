@@ -256,22 +256,71 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         """Go by the engine that the trial made, where it agrees with what is stated.
 
         Raises:
-            ConfigError: each size that it has otherwise.
+            ConfigError: each size that it has otherwise, and what only a PipelineTrial carries out.
         """
-        before, machines = self.decided_before, self.distributed.cross_size
-        resolved = adopted(
-            engine, self._hyperparameters, before, accelerator=self._accelerator, machines=machines
-        )
-        if resolved is before:
+        before, ds, layout = self.decided_before, made_with(engine), layout_of(engine)
+        hyperparameters = by_real_names(self._hyperparameters)[0]
+        given = hyperparameters.data
+        made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
+        made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
+        made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
+        wrong = {name: f"{MADE} has {shown(value)}" for name, value in made.items()}
+        wrong = {
+            name: said for name, said in wrong.items() if given.get(name) not in (None, AUTO, made[name])
+        }
+        is_piped = isinstance(engine, PipelineEngine)
+        if not is_piped or engine.num_stages > 1:  # else there is nothing to order or divide
+            is_planned, schedule = isinstance(engine, PlannedEngine), given.get("pipe_schedule")
+            is_within = is_piped and engine.grid.topology().get_axis_names()[0] == "data"
+            is_divided = getattr(engine.module, "bounds", None) is not None
+            unread = {
+                "pipe_schedule": not is_planned and schedule not in (None, AUTO, ONE_F_ONE_B),
+                "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
+                "partition_method": given.get("partition_method") == MEASURED and not is_divided,
+            }
+            said = f"{MADE} was made without it: a PipelineTrial reads it"
+            wrong |= {name: said for name in unread if unread[name]}
+        fix = "leave it out, or initialize the engine with context.overwrite(...)"
+        by_pipeline = "leave it out, or subclass determined_ds.PipelineTrial"
+        problems = [
+            hyperparameters.problem((name,), said, fix if name in made else by_pipeline, "engine-config")
+            for name, said in wrong.items()
+        ]
+        names_json = given.get("deepspeed_config") is not None
+        if before is not None and names_json and layout == before.topology:
+            for key, name in BATCH_KEYS.items():
+                if ds.data[key] != (stated := getattr(before.batch, name)):
+                    said = f"{MADE} has {ds.data[key]}"
+                    problems.append(
+                        Problem(key=key, value=stated, message=said, fix=fix, code="engine-config")
+                    )
+        if problems:
+            raise ConfigError(problems)
+        if before is not None and ds.data == before.ds_config:
             return
+        own = {name: given[name] for name in KEPT if name in given}
+        own |= {name: getattr(layout, name) for name in PARALLEL_SIZES}
+        found = reconcile(
+            replace(hyperparameters, data=own),
+            ds,
+            slots=layout.slots,
+            accelerator=self._accelerator,
+            machines=self.distributed.cross_size,
+        )
         if self.distributed.rank == 0:
-            known = before.warnings if before is not None else ()
-            for warning in (each for each in resolved.warnings if each not in known):
-                logger.warning("%s", warning)
-            names_json = self._hyperparameters.get(("deepspeed_config",)) is not None
-            if names_json and before and (otherwise := made_otherwise(before.stated, engine)):
-                logger.warning("the engine was made with %s of deepspeed_config", otherwise)
-        self._decide(resolved)
+            for warning in found.warnings:
+                if before is None or warning not in before.warnings:
+                    logger.warning("%s", warning)
+            own_json = before.stated if names_json and before else Document(name=MADE, data={})
+            otherwise = [
+                f"{dotted(path)} {shown(ds.get(path))} instead of {shown(own_json.get(path))}"
+                for path in leaf_paths(own_json.data)
+                if own_json.get(path) not in (AUTO, ds.get(path)) and path[0] not in BATCH_KEYS
+            ]
+            if otherwise:
+                logger.warning("the engine was made with %s of deepspeed_config", ", ".join(otherwise))
+        # Nothing is filled in: the engine exists.
+        self._decide(replace(found, ds=found.stated, hyperparameters=hyperparameters))
 
     def _check_mpu(self) -> None:
         """Refuse a model-parallel unit whose replicas are not those that the engine averages over."""
@@ -364,76 +413,4 @@ def layout_of(engine: Any) -> Topology:
         model_parallel_size=max(1, ranks // (pipe * replicas * sequence)),
         sequence_parallel_size=sequence,
         data_parallel_world_size=replicas,
-    )
-
-
-def adopted(
-    engine: Any,
-    hyperparameters: Document,
-    before: ResolvedConfig | None,
-    *,
-    accelerator: Accelerator,
-    machines: int,
-) -> ResolvedConfig:
-    """What was decided by making an engine; ``before`` is what was decided without it, None where that was left open.
-
-    Raises:
-        ConfigError: hyperparameters state other sizes than the engine's, or what only a PipelineTrial carries out.
-    """
-    ds, layout = made_with(engine), layout_of(engine)
-    hyperparameters = by_real_names(hyperparameters)[0]
-    given = hyperparameters.data
-    made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
-    made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
-    made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
-    fix = "leave it out, or initialize the engine with context.overwrite(...)"
-    problems = [
-        hyperparameters.problem((name,), f"{MADE} has {shown(value)}", fix, "engine-config")
-        for name, value in made.items()
-        if given.get(name) not in (None, AUTO, value)
-    ]
-    if before is not None and given.get("deepspeed_config") is not None and layout == before.topology:
-        for key, name in BATCH_KEYS.items():
-            if ds.data[key] != (stated := getattr(before.batch, name)):
-                about = {"key": key, "value": stated, "code": "engine-config"}
-                problems.append(Problem(message=f"{MADE} has {ds.data[key]}", fix=fix, **about))
-    is_piped = isinstance(engine, PipelineEngine)
-    if not is_piped or engine.num_stages > 1:  # else there is nothing to order or divide
-        is_ordered = isinstance(engine, PlannedEngine) or given.get("pipe_schedule") in (
-            None,
-            AUTO,
-            ONE_F_ONE_B,
-        )
-        is_within = is_piped and engine.grid.topology().get_axis_names()[0] == "data"
-        is_divided = getattr(engine.module, "bounds", None) is not None
-        unread = {
-            "pipe_schedule": not is_ordered,
-            "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
-            "partition_method": given.get("partition_method") == MEASURED and not is_divided,
-        }
-        message = f"{MADE} was made without it: a PipelineTrial reads it"
-        fix = "leave it out, or subclass determined_ds.PipelineTrial"
-        problems += [
-            hyperparameters.problem((name,), message, fix, "engine-config") for name in unread if unread[name]
-        ]
-    if problems:
-        raise ConfigError(problems)
-    if before is not None and ds.data == before.ds_config:
-        return before
-    own = {name: given[name] for name in KEPT if name in given}
-    own |= {name: getattr(layout, name) for name in PARALLEL_SIZES}
-    found = reconcile(
-        replace(hyperparameters, data=own), ds, slots=layout.slots, accelerator=accelerator, machines=machines
-    )
-    # Nothing is filled in: the engine exists.
-    return replace(found, ds=found.stated, hyperparameters=hyperparameters)
-
-
-def made_otherwise(stated: Document, engine: Any) -> str:
-    """What an engine was made with otherwise than a DeepSpeed JSON states, for a warning; "" for nothing."""
-    made = made_with(engine)
-    return ", ".join(
-        f"{dotted(path)} {shown(made.get(path))} instead of {shown(stated.get(path))}"
-        for path in leaf_paths(stated.data)
-        if stated.get(path) not in (AUTO, made.get(path)) and path[0] not in BATCH_KEYS
     )
