@@ -52,7 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
     script = Entrypoint(words=tuple(options.script), is_script=True)
-    code = rank.run(lambda: _run(script, run), exit_of=lambda error: exit_message(script, error))
+
+    def exit_message(error: SystemExit) -> str:
+        code = f" with exit code {error.code}" if isinstance(error.code, int) else f": {error.code}"
+        return f"{script.name} ended{code}"
+
+    code = rank.run(lambda: _run(script, run), exit_of=exit_message)
     if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
         atexit._run_exitfuncs()
     return code
@@ -70,8 +75,14 @@ def _run(script: Entrypoint, run: ScriptRun) -> None:
     if run.experiment.config.get("debug"):
         common.set_logger(True)
     with surrounded(run, accelerator):
-        try:
-            _execute(script)
+        try:  # as Python would: as __main__, its folder first on the path
+            sys.argv = [*script.words[script.is_module :]]
+            if script.is_module:
+                sys.path[0] = os.getcwd()
+                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = str(Path(script.name).resolve().parent)
+                runpy.run_path(script.name, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
@@ -86,24 +97,6 @@ def _run(script: Entrypoint, run: ScriptRun) -> None:
         raise ConfigError(without_library(script, "--measure"))
     if os.environ.get("RANK", "0") == "0" and run.there.adopt_next():
         relink(run.there)
-
-
-def _execute(script: Entrypoint) -> None:
-    """Run it as Python would: as ``__main__``, its folder first on the path."""
-    sys.argv = [*script.words[script.is_module :]]
-    if script.is_module:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(script.name, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(script.name).resolve().parent)
-        runpy.run_path(script.name, run_name="__main__")
-
-
-def exit_message(script: Entrypoint, error: SystemExit) -> str:
-    """The message about a script that has ended with a code other than 0."""
-    if isinstance(error.code, int):
-        return f"{script.name} ended with exit code {error.code}"
-    return f"{script.name} ended: {error.code}"
 
 
 if __name__ == "__main__":

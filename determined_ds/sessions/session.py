@@ -19,11 +19,12 @@ from torch.utils import data as torch_data
 from determined_ds.config.params import Length
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.sessions.data import TrainingBatches, ValidationData
 from determined_ds.sessions.stand_ins import (
     ReportedValidation,
     ScriptState,
     ScriptTrial,
+    TrainingBatches,
+    ValidationData,
     engine_marks,
     sums_of_weights,
 )

@@ -14,8 +14,7 @@ from determined_ds.transformers.arguments import (
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
-from determined_ds.transformers.callback import DetCallback, ResumingTrainer, Seq2SeqTrainer, Trainer
-from determined_ds.transformers.here import init
+from determined_ds.transformers.callback import DetCallback, ResumingTrainer, Seq2SeqTrainer, Trainer, init
 
 __all__ = [
     "DetCallback",

@@ -20,6 +20,7 @@ from typing import Any
 import transformers
 
 from determined_ds.config.fill import CLIPPING, LR, PARAMS, START, overwrites, place_of_rate
+from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import (
     AUTO,
     LARGEST,
@@ -29,12 +30,13 @@ from determined_ds.config.params import (
     parse_hyperparameters,
 )
 from determined_ds.config.resolve import ResolvedConfig, Where, reconcile
+from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, KeyPath, unknown_key
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
-from determined_ds.train.here import Here, script_run
-from determined_ds.transformers.here import accelerator_here, is_chief, num_ranks, placed, trial_here
+from determined_ds.train.group.process_group import load_deepspeed
+from determined_ds.train.here import Here, here, script_run
 
 logger = logging.getLogger("determined_ds")
 
@@ -77,6 +79,47 @@ NOT_READ: tuple[KeyPath, ...] = (
     ("fit", "asynchronous_checkpoints"),
     ("fit", "profile"),
 )
+
+
+def trial_here() -> Here | None:
+    """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it.
+
+    Raises:
+        ConfigError: on a cluster, the ranks are not those that the experiment requests.
+    """
+    trial = here()
+    if trial is not None:
+        trial.check_ranks(num_ranks())
+    return trial
+
+
+def accelerator_here(*, use_cpu: bool) -> Accelerator:
+    """What this rank computes on, ``use_cpu`` being transformers' argument; DeepSpeed is loaded for it."""
+    run = script_run()
+    found = detect_accelerator("cpu" if use_cpu else run.accelerator if run else None)
+    load_deepspeed(found.name)
+    return found
+
+
+def num_ranks() -> int:
+    """The ranks in all, by the launcher's variables."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_chief() -> bool:
+    """Whether this is rank 0."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def placed(output_dir: str | None) -> str | None:
+    """Where transformers writes: off-cluster, a relative folder is one of the run directory.
+
+    Two runs of one script, as those of a search, would overwrite each other's checkpoints otherwise.
+    """
+    run = script_run()
+    if run is None or (output_dir is not None and Path(output_dir).is_absolute()):
+        return output_dir
+    return str(run.run_dir.absolute() / (output_dir or "trainer_output"))
 
 
 class ReconciledArguments:

@@ -19,15 +19,19 @@ from determined import core
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from determined_ds.checkpoints.files import finite, is_better
+from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.params import FitOptions, Hyperparameters, parse_hyperparameters
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.signals import HEART
-from determined_ds.train.here import Here, script_run
+from determined_ds.train.data.seeds import seed_everything
+from determined_ds.train.group.process_group import join_process_group
+from determined_ds.train.group.watch import leave_watch
+from determined_ds.train.here import Here, report_to_tools, script_run
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
+from determined_ds.transformers.arguments import accelerator_here, is_chief, num_ranks, placed, trial_here
 from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
-from determined_ds.transformers.here import is_chief, num_ranks, placed, trial_here
 
 logger = logging.getLogger("determined_ds")
 
@@ -37,6 +41,32 @@ SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 # Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
 _PATIENCE = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
+    """Join the ranks, seed the generators with the trial's seed, and open Determined's core context.
+
+    Args:
+        use_cpu: Train on CPUs although there is a GPU.
+
+    Yields:
+        The core context for :class:`~determined_ds.transformers.DetCallback`. On a cluster it survives short outages
+        of the master, and stops where the searcher stops the trial.
+    """
+    trial = trial_here()
+    devices = accelerator_here(use_cpu=use_cpu)
+    distributed = join_process_group(devices)
+    if trial is not None:
+        seed_everything(trial.seed)
+    with contextlib.ExitStack() as stack:
+        if trial is not None and trial.on_cluster:
+            context = stack.enter_context(cluster_core_context(distributed))
+            stack.enter_context(report_to_tools(context))
+        else:
+            context = stack.enter_context(core.init(distributed=distributed))
+        yield context
+        leave_watch()  # a rank that fails shows signs of life to its end
 
 
 class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
