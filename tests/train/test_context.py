@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from determined_ds.errors import ConfigError
 from tests.harness.ranks import Ranks
 from tests.package import moved
 
@@ -35,15 +36,6 @@ def opened(hparams: dict[str, Any] = HPARAMS, **options: Any) -> Iterator[Any]:
 
     with open_context(hparams=hparams, accelerator="cpu", **options) as context:
         yield context
-
-
-def raised(function: Any, *args: Any) -> str:
-    """What a call says when it raises: the kind of error, and its message."""
-    try:
-        function(*args)
-    except BaseException as error:  # as some of Determined's errors are
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 # ---------------------------------------------------------------------------------------- how it is shared
@@ -107,41 +99,14 @@ def test_every_generator_starts_from_the_seed_of_a_masters_first_trial(two_ranks
     assert all(one != another for one, another in zip(first[1], other[1], strict=True))
 
 
-# ------------------------------------------------------------------------------------------------ overwrite
-
-
-def overwrites() -> dict[str, Any]:
-    from attrdict import AttrDict
-
-    with opened() as context:
-        base = HPARAMS["deepspeed_config"]
-        once = context.overwrite(base)
-        return {
-            "resolved": context.resolved.ds_config,
-            "once": once,
-            "twice": context.overwrite(once),
-            "by path": context.overwrite(context.get_hparams()["deepspeed_config"]),
-            "of attributes": context.overwrite(AttrDict(base)),
-            "wrong": raised(context.overwrite, {**base, "train_batch_size": 17}),
-        }
-
-
-def test_overwrite_gives_what_the_engine_is_given_however_often(one_rank: Ranks) -> None:
-    (made,) = one_rank.run(overwrites)
-    assert made["once"] == made["twice"] == made["by path"] == made["of attributes"] == made["resolved"]
-    assert made["once"]["zero_optimization"]["overlap_comm"] is True
-    assert type(made["of attributes"]["optimizer"]) is dict
-    assert made["wrong"].startswith("ConfigError")
-    assert "17" in made["wrong"]
-
-
 # ------------------------------------------------------------------------------------------------- the rest
 
 
-def write_and_move(run_dir: Path) -> Any:
-    """In a rank: a scalar of the author's for TensorBoard, and a batch moved by us and by Determined."""
+def used(run_dir: Path) -> dict[str, Any]:
+    """In a rank: what a trial by hand asks of its context."""
     import numpy as np
     import torch
+    from attrdict import AttrDict
     from determined import pytorch
 
     batch = {"x": [(torch.ones(2), {"deep": np.ones(1)})], "pair": Pair(torch.ones(1), 2.5), "names": ["a"]}
@@ -150,14 +115,33 @@ def write_and_move(run_dir: Path) -> Any:
         writer.add_scalar("mine", 1.5, 0)
         writer.close()
         ours, theirs = context.to_device(batch), pytorch.to_device(batch, context.device)
-    (one,), (other,) = ours["x"], theirs["x"]
-    same = torch.equal(one[0], other[0]) and torch.equal(one[1]["deep"], other[1]["deep"])
-    return same, ours["names"] == theirs["names"], type(ours["pair"]).__name__
+        (one,), (other,) = ours["x"], theirs["x"]
+        base = HPARAMS["deepspeed_config"]
+        once = context.overwrite(base)
+        named = context.get_hparams()["deepspeed_config"]
+        try:
+            context.overwrite({**base, "train_batch_size": 17})
+        except ConfigError as error:
+            said = str(error)
+        return {
+            "resolved": context.resolved.ds_config,
+            "overwritten": [once, *map(context.overwrite, (once, named, AttrDict(base)))],
+            "said": said,
+            "moved": torch.equal(one[0], other[0]) and torch.equal(one[1]["deep"], other[1]["deep"]),
+            "kept": (ours["names"] == theirs["names"], type(ours["pair"]).__name__),
+        }
 
 
-def test_a_batch_is_moved_as_determined_does(one_rank: Ranks, tmp_path: Path) -> None:
-    """A named tuple stays one; and the author's TensorBoard writer writes to the run directory."""
-    assert one_rank.run(write_and_move, tmp_path) == [(True, True, "Pair")]
+def test_overwrite_gives_what_the_engine_is_given_and_a_batch_is_moved_as_determined_does(
+    one_rank: Ranks, tmp_path: Path
+) -> None:
+    """However often, and of whatever; a named tuple stays one; the author's writer writes to the run directory."""
+    (found,) = one_rank.run(used, tmp_path)
+    assert all(each == found["resolved"] for each in found["overwritten"])
+    assert found["resolved"]["zero_optimization"]["overlap_comm"] is True
+    assert type(found["overwritten"][-1]["optimizer"]) is dict
+    assert "17" in found["said"]
+    assert (found["moved"], found["kept"]) == (True, (True, "Pair"))
     (events,) = (tmp_path / "tensorboard").rglob("*tfevents*")
     assert b"mine" in events.read_bytes()
 
