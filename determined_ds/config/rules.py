@@ -172,7 +172,7 @@ TABLE = (
     row("one-stage", _of(HP, ("pipe_schedule", "partition_method", "pipe_within_machine")),
         lambda s, c, v: s.pipe_parallel_size == 1 and v not in WITHOUT_A_PIPELINE,
         "has no effect: there is one stage", "set pipe_parallel_size to 2 or more, or remove {key}", warning=True),
-    row("partition-measured", f"{HP}.partition_method",  # our trial/measured_partition.py measured_layers
+    row("partition-measured", f"{HP}.partition_method",  # our trial/pipeline.py
         lambda s, c, v: s.pipe_parallel_size > 1 and v == MEASURED and s.model_parallel_size > 1,
         "one rank measures a layer, and with model_parallel_size {s.model_parallel_size} several compute it together",
         "use parameters, uniform or type:REGEX"),
