@@ -206,7 +206,9 @@ def _findings(profile: Profile) -> Iterator[tuple[str, float, str, str]]:
     seen = f"communication takes {s(exposed_s)} a step that no computation hides"
     fix = "larger train_micro_batch_size_per_gpu or gradient_accumulation_steps: fewer reductions a sample"
     zero: Mapping[str, Any] = (run.ds_config or {}).get("zero_optimization") or {}
-    if on_gpu and (run.zero_stage or 0) >= 1 and not zero.get("overlap_comm"):
+    stage = run.zero_stage or 0
+    # Source: deepspeed 0.19.8 runtime/zero/config.py: where it is not given, ZeRO 3 overlaps.
+    if on_gpu and stage >= 1 and not zero.get("overlap_comm", stage == 3):
         fix = f'"zero_optimization": {{"overlap_comm": true}}; {fix}'
     if run.zero_stage == 3:
         fix += "; zero_stage 2 if memory allows: no weights to gather"

@@ -303,6 +303,19 @@ def test_each_cause_is_named_the_largest_first(
         assert fix in each["fix"]
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_overlapping_is_advised_where_deepspeed_does_not_by_itself(stage: int, tmp_path: Path) -> None:
+    """ZeRO 3 overlaps where ``overlap_comm`` is not given, ZeRO 1 and 2 do not."""
+    events, steps = [], []
+    for begin in (0.0, 2e5, 4e5):
+        events += [mark("forward", begin, begin + 1e5), kernel("gemm", begin, begin + 1e5, launched=begin)]
+        events.append(kernel("ncclDevKernel_AllReduce", begin + 1e5, begin + 2e5, launched=begin + 1e5))
+        steps.append((begin, begin + 2e5))
+    write(tmp_path, events, steps, **GPU, zero_stage=stage, ds_config={"zero_optimization": {"stage": stage}})
+    [fix] = [each["fix"] for each in profile_of(tmp_path)["findings"] if each["code"] == "communication"]
+    assert ("overlap_comm" in fix) == (stage == 2)
+
+
 @pytest.mark.parametrize(
     ("own", "machine", "warned"), [(0.45, 0.95, False), (0.3, 0.95, True), (0.1, 0.4, False)]
 )
