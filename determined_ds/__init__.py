@@ -55,12 +55,19 @@ __all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 
+_WITH_DEEPSPEED = ("determined.", *(f"determined_ds.{room}." for room in ("sessions", "train", "trial")))
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if home.startswith(
+        _WITH_DEEPSPEED
+    ):  # which is imported there without a word, and without what is seldom needed
+        importlib.import_module("determined_ds.train.group.process_group")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

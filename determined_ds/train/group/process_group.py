@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 
 from determined_ds.cluster.log import lines_of
 from determined_ds.config.layout import Accelerator
-from determined_ds.devices import detect_accelerator
+from determined_ds.devices import GPU_NODES, detect_accelerator
 from determined_ds.errors import ChiefFailed, DeterminedDSError
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
@@ -91,7 +91,12 @@ def _compiler_later() -> types.ModuleType:
 
 
 def _import_deepspeed() -> None:
-    """Import DeepSpeed, and neither the compiler of torch nor MLflow, which its autotuner would import (0.19.8)."""
+    """Import DeepSpeed, and neither the compiler of torch nor MLflow, which its autotuner would import (0.19.8).
+
+    It warns where it finds no GPU and nobody says so.
+    """
+    if not any(Path(node).exists() for node in GPU_NODES):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if "torch._dynamo" not in sys.modules:
         sys.modules["torch._dynamo"] = torch._dynamo = _compiler_later()
     is_absent = "mlflow" not in sys.modules
@@ -196,10 +201,7 @@ class _WithLevel(logging.Formatter):
 
 
 def log_in_task(accelerator: str | None) -> None:
-    """Log for the task's log from now on; to be called before DeepSpeed is loaded.
-
-    DeepSpeed warns on each rank where it finds no GPU, unless ``DS_ACCELERATOR`` is set.
-    """
+    """Log for the task's log from now on, and compute on what is found there, or on what is named."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithLevel(det.LOG_FORMAT))
     logging.getLogger().addHandler(handler)
