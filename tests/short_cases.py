@@ -13,9 +13,7 @@ import pytest
 
 # Test -> regular expressions of the ids of its short cases.
 SHORT_CASES: dict[str, tuple[str, ...]] = {
-    "cluster/test_trials.py::test_what_no_restart_can_help_is_started_once_and_its_errors_say_why": (
-        "configuration",
-    ),
+    "cluster/test_failures.py::test_it_is_started_once_and_its_errors_say_why": ("configuration",),
     "experiments/test_lost_constants.py::test_without_any_of_them_it_trains_the_same": (".*/gpt2/.*",),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",

@@ -38,19 +38,22 @@ GUARD = "import sys; from tests.cluster.agent import end_all; sys.stdin.read(); 
 
 
 class Agent:
-    """Starts containers, on this machine or one on each of some, which share two slots; each slot is a rank.
+    """Starts containers, on this machine or one on each of some, which share the slots; each slot is a rank.
 
-    ``folder`` is an empty one that all machines see, and every container has more of an ``environment``.
+    ``storage`` is the shared file system, ``roots`` an empty folder, and every container more of an ``environment``.
     """
 
-    slots = 2
-
     def __init__(
-        self, master: Master, folder: Path, environment: dict[str, str], machines: Sequence[Machine]
+        self,
+        master: Master,
+        *,
+        slots: int,
+        storage: Path,
+        roots: Path,
+        environment: dict[str, str],
+        machines: Sequence[Machine],
     ) -> None:
-        self._master, self.storage, self._roots = master, folder / "storage", folder / "roots"
-        self._roots.mkdir(parents=True)
-        self.storage.mkdir()
+        self._master, self.slots, self._storage, self._roots = master, slots, storage, roots
         self._environment, self._machines = environment, machines
         self._threads: list[threading.Thread] = []
         self._guard = subprocess.Popen(
@@ -69,7 +72,7 @@ class Agent:
             root = self._roots / name
             root.mkdir()
             enter = self._machines[number].enter if self._machines else []
-            words = map(str, ("bash", CONTAINER, root, self.storage, BIN, *SEEN))
+            words = map(str, ("bash", CONTAINER, root, self._storage, BIN, *SEEN))
             container = subprocess.Popen(
                 [*enter, *way_to_isolate(), *words],
                 env={

@@ -141,7 +141,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
                 "checkpoints", [trial.checkpoint_view(each) for each in trial.checkpoints.values()], call
             )
         case "GET", "trials", number, "logs":
-            return logs(master, master.trials[int(number)])
+            return logs(master, master.trials[int(number)], call)
         case "POST", "trials", number, "runner", "metadata":
             master.trials[int(number)].runner_state = body["state"]
         case "POST", "trials", number, "metrics":
@@ -350,16 +350,27 @@ def hold(master: Master, trial: Trial) -> None:
         master.wait(lambda: trial.gate is None, LONGEST_HOLD_S)
 
 
-def logs(master: Master, trial: Trial) -> Iterator[Json]:
-    """The lines, and those to come until the trial's end."""
-    sent, is_closed = 0, False
+def logs(master: Master, trial: Trial, call: Call) -> Iterator[Json]:
+    """The lines, the last ones first if so asked; and those to come until the trial's end, where it is followed."""
+    levels, limit = call.query.get("levels"), int(call.asked("limit", 0))
+    order = -1 if call.asked("orderBy") == "ORDER_BY_DESC" else 1
+    is_followed, is_closed, sent = call.asked("follow") == "true", False, 0
     while not is_closed:
-        master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
-        is_closed = trial.closed
-        for at, line in trial.logs[sent:]:
+        if is_followed:
+            master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
+        is_closed = trial.closed or not is_followed
+        new = list(enumerate(trial.logs))[sent:]
+        sent += len(new)
+        for number, (at, line) in new if is_followed else new[::order][: limit or None]:
             rank, level, text = taken_apart(line)
-            more = {"rankId": int(rank)} if rank else {}
             level = f"LOG_LEVEL_{level or 'INFO'}"
-            line_of = {"id": str(sent), "timestamp": at, "message": line + "\n", "log": text, "level": level}
-            yield {**line_of, "trialId": trial.id, **more}
-            sent += 1
+            if levels is None or level in levels:
+                yield {
+                    "id": str(number),
+                    "timestamp": at,
+                    "message": line + "\n",
+                    "log": text,
+                    "level": level,
+                    "trialId": trial.id,
+                    **({"rankId": int(rank)} if rank else {}),
+                }

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import yaml
 
 from tests.harness.command import ROOT
 
-# Of a training that is stopped on its way, and how often it is saved: the master holds it at a checkpoint meanwhile.
-LENGTH, SAVED_EVERY = 40, 4
+# The address of a real master, on which the scenarios then run; without it they run on ours.
+REAL = os.environ.get("DET_MASTER", "")
+# Of a training that is stopped on its way, and how often it is saved: ours holds it at a checkpoint meanwhile.
+LENGTH, SAVED_EVERY = (100, 50) if REAL else (40, 4)
 
 CONST, PIPELINE, SEARCH, ZB_H1 = (
     f"experiments/gpt2/{name}.yaml" for name in ("const", "pipeline", "search", "zb_h1")
 )
 HF_TRAINER = "experiments/hf_trainer/const.yaml"
-# One of each model that needs no CUDA, by the second line of its comments.
-ON_CPU = [
-    str(path.relative_to(ROOT))
-    for path in sorted((ROOT / "experiments").glob("*/const.yaml"))
-    if "CPU" in path.read_text().splitlines()[1]
-]
+TEMPLATES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "experiments").glob("*/*.yaml"))]
+# Those that need no CUDA, by the second line of their comments.
+ON_CPU = [path for path in TEMPLATES if "CPU" in (ROOT / path).read_text().splitlines()[1]]
 
 # As here: with other threads come other last digits, and trials on one agent of CPU slots share its cores.
 ONE_THREAD = "environment.environment_variables=['OMP_NUM_THREADS=1']"

@@ -65,10 +65,6 @@ class Checkpoint:
     def steps(self) -> int:
         return int(self.body["metadata"]["steps_completed"])
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(name for name in self.body["resources"] if not name.endswith("/"))
-
     def workload(self) -> Json:
         """``v1CheckpointWorkload``."""
         return {
@@ -139,25 +135,14 @@ class Trial:
         return next((last for last in self.allocations[-1:] if last.exit_code is None), None)
 
     @property
-    def batches(self) -> int:
-        """The most that it has reported of, by a report that counts."""
-        return max((report.steps for report in self.reports if not report.archived), default=0)
-
-    @property
-    def log(self) -> str:
-        """Of all its runs."""
-        return "\n".join(line for _, line in self.logs)
-
-    @property
     def latest(self) -> Checkpoint | None:
         """Its checkpoint of the most steps."""
-        return next(reversed(self.complete), None)
+        return max(self.complete, key=lambda checkpoint: checkpoint.steps, default=None)
 
     @property
     def complete(self) -> list[Checkpoint]:
-        """Its checkpoints that are there, in the order of training."""
-        found = (each for each in self.checkpoints.values() if each.state == "COMPLETED")
-        return sorted(found, key=lambda checkpoint: checkpoint.steps)
+        """Its checkpoints that are there."""
+        return [each for each in self.checkpoints.values() if each.state == "COMPLETED"]
 
     def of_group(self, group: str) -> list[Report]:
         """The reports of a group that count, in the order of training."""
@@ -188,7 +173,7 @@ class Trial:
             "state": f"STATE_{state}",
             "restarts": self.restarts,
             "hparams": self.hparams,
-            "totalBatchesProcessed": self.batches,
+            "totalBatchesProcessed": max((report.steps for report in counted), default=0),
             "bestValidation": best_first[0].workload() if best_first else None,
             "latestValidation": validations[-1].workload() if validations else None,
             "bestCheckpoint": best[0] if best else None,

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.cluster import Cluster, metrics_of
+from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
 from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH, SAVED_EVERY
-from tests.cluster.state import Trial
 from tests.harness.command import ROOT
 
 pytestmark = pytest.mark.programs
@@ -24,8 +23,9 @@ pytestmark = pytest.mark.programs
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """A trial whose log was followed to its end."""
+    """An experiment whose log was followed to its end."""
 
+    number: int
     trial: Trial
     shown: str  # by ``det trial logs -f``
     stopped_at: int  # the batch at which it was paused
@@ -35,18 +35,19 @@ class Followed:
 @pytest.fixture(scope="module")
 def followed(cluster: Cluster, run_here: Callable[..., Path]) -> Followed:
     """``const.yaml``, cut short; paused at its first report, while its log is followed, and activated."""
-    made = cluster.create(CONST, *LONG_ENOUGH, paused=True)
-    [trial] = made.trials
-    assert (trial.state, trial.allocations) == ("PAUSED", [])
+    number = cluster.create(CONST, *LONG_ENOUGH, paused=True)
+    trial = cluster.trial(number)
+    assert (trial.state.name, cluster.starts(trial)) == ("PAUSED", [])
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(cluster.det, "trial", "logs", "-f", trial.id)
-        cluster.inject("answer", "POST", ".*/signals/ack_preemption", status=500)
-        stopped_at = cluster.stop(made, at=2)
-        cluster.activate(made)
+        if isinstance(cluster, FakeCluster):
+            cluster.inject("answer", "POST", ".*/signals/ack_preemption", status=500)
+        stopped_at = cluster.stop(number, at=2)
+        cluster.activate(number)
         here = run_here(CONST, *LONG_ENOUGH)
-        cluster.wait(made)
-        shown = following.result(timeout=60)
-    return Followed(trial=trial, shown=shown, stopped_at=stopped_at, here=here)
+        [trial] = cluster.wait(number)
+        shown = following.result(timeout=60).stdout
+    return Followed(number=number, trial=trial, shown=shown, stopped_at=stopped_at, here=here)
 
 
 def test_it_is_followed_to_its_end(followed: Followed) -> None:
@@ -57,30 +58,33 @@ def test_it_is_followed_to_its_end(followed: Followed) -> None:
     assert re.search(end, followed.shown)
 
 
-def test_paused_and_activated_it_ends_as_if_it_never_was(followed: Followed) -> None:
-    """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; see also ``test_going_on``."""
+def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, followed: Followed) -> None:
+    """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; see also ``test_interrupted``."""
     trial, here = followed.trial, metrics_of(followed.here)
-    assert (trial.state, trial.restarts, trial.batches, trial.progress) == ("COMPLETED", 0, LENGTH, 1.0)
-    assert len(trial.allocations) == 2
+    assert (trial.state.name, trial.restarts, trial.totalBatchesProcessed) == ("COMPLETED", 0, LENGTH)
+    assert cluster.experiment(followed.number).progress == 1.0
+    assert len(cluster.starts(trial)) == 2
     assert [steps for steps, _ in here["training"]] == list(range(2, LENGTH + 1, 2))
-    assert metrics_of(trial) == here
-    for report in trial.reports:
-        assert "epochs" not in report.metrics  # which would always be 0, and the first chart of the web UI
-        assert all(isinstance(value, (int, float)) for value in report.metrics.values()), "an empty chart"
-    saved = {checkpoint.steps for checkpoint in trial.complete}
+    assert cluster.metrics(trial) == here
+    for _, metrics in (*cluster.reports(trial, "training"), *cluster.reports(trial, "validation")):
+        assert "epochs" not in metrics  # which would always be 0, and the first chart of the web UI
+        assert all(isinstance(value, (int, float)) for value in metrics.values()), "a list is an empty chart"
+    saved = {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
+    # A real master deletes the one in the middle, which is neither the best nor the last, some time after the end.
     assert {followed.stopped_at, LENGTH} <= saved
     assert all(batch % SAVED_EVERY == 0 for batch in saved - {followed.stopped_at})
     result = json.loads((followed.here / "result.json").read_text())
-    assert result["trial_seed"] == trial.seed == 441365315  # as a real master's database had it
+    assert result["trial_seed"] == 441365315  # as a real master's database had it
 
 
 def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
-    cluster: Cluster, followed: Followed
+    fake: FakeCluster, followed: Followed
 ) -> None:
     """Determined's ``core.init`` itself tells the master of every rank that starts; nothing else may."""
-    allocations = followed.trial.allocations
-    assert [allocation.acked for allocation in allocations] == [True, False]
-    calls = [each for each in cluster.calls(".*", allocation=allocations[1].id) if each.rank is not None]
+    kept = fake.kept(followed.trial)
+    assert kept.seed == 441365315
+    assert [allocation.acked for allocation in kept.allocations] == [True, False]
+    calls = [each for each in fake.calls(".*", allocation=kept.allocations[1].id) if each.rank is not None]
     of_others = [call for call in calls if call.rank != 0]
     assert [(call.method, call.path) for call in of_others] == [("POST", "/api/v1/runs/start")]
     count = Counter(call.path.split("/")[-1] for call in calls if call.rank == 0)
@@ -109,8 +113,7 @@ def test_its_checkpoint_is_downloaded_and_its_model_loaded(
 ) -> None:
     """``det checkpoint download`` gives the files of a run without a cluster, the code besides, and the same model."""
     got = tmp_path / "got"
-    assert followed.trial.latest
-    cluster.det("checkpoint", "download", followed.trial.latest.uuid, "-o", got)
+    cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
     saved = (followed.here / "checkpoints").iterdir()
     [here] = [path for path in saved if path.is_dir() and steps_of(path) == LENGTH]
     assert [path for path in files_in(got) if path.parts[0] != "code"] == files_in(here)

@@ -16,8 +16,9 @@ import pytest
 import requests
 
 from tests.cluster.http import Json
-from tests.cluster.master import Master, ask, create, still_master
+from tests.cluster.master import Master
 from tests.cluster.state import Experiment
+from tests.cluster.still import ask, create, still_master
 
 RECORDED = Path(__file__).with_name("recorded")
 # By them the searchers' decisions and the preemption of the two masters are compared.

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cluster.master import Master, create, still_master
+from tests.cluster.master import Master
 from tests.cluster.state import Checkpoint, Report, Trial, now
+from tests.cluster.still import create, still_master
 
 RATES = {"type": "categorical", "vals": [0.001, 0.002]}
 CONFIG = {

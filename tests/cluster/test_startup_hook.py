@@ -17,7 +17,7 @@ from determined.common import context
 
 from determined_ds import __version__
 from tests.cluster.http import Fault
-from tests.cluster.master import create, still_master
+from tests.cluster.still import create, still_master
 from tests.harness.command import ROOT
 from tests.harness.task import BAD_BATCH, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS

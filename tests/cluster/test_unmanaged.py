@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.master import Master, still_master
+from tests.cluster.master import Master
+from tests.cluster.still import still_master
 from tests.harness.command import ROOT, det_ds, det_ds_program
 from tests.package import checkpoints
 

@@ -18,6 +18,7 @@ INSTALL = {
     "disk": "the right to mount, as root",
     "machines": "Linux as root, with iproute2 and util-linux (apt install iproute2 util-linux)",
     "mpi": "an MPI launcher (apt install openmpi-bin)",
+    "real-cluster": "the address of a Determined master in DET_MASTER",
     "gpu": "an NVIDIA GPU",
 }
 

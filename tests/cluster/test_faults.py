@@ -1,0 +1,71 @@
+"""A master that fails for a while, or answers oddly, costs a trial nothing; one that rejects a report ends it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from tests.cluster.cluster import FakeCluster, Trial
+from tests.cluster.http import Fault
+from tests.cluster.scenarios import CONST, tiny
+
+TRIAL = r"/api/v1/trials/[0-9]+/"
+BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
+
+
+def trained(fake: FakeCluster, number: int, faults: list[Fault], length: int) -> Trial:
+    """The trial of an experiment that has met all these faults, once it has ended with every report and checkpoint."""
+    [trial] = fake.wait(number)
+    assert all(fault.is_met for fault in faults)
+    assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, length + 1))
+    saved = list(range(2, length + 1, 2))
+    assert [steps for steps, _ in fake.reports(trial, "validation")] == saved
+    assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == saved
+    kept = fake.kept(trial)
+    assert not any(report.archived for report in kept.reports)
+    for found in kept.checkpoints.values():
+        assert (fake.storage / found.uuid / "manifest.json").exists()
+        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
+        assert all(
+            report.at <= found.at for report in kept.of_group("training") if report.steps <= found.steps
+        )
+    return trial
+
+
+def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
+    """Nor do nulls in the configuration for what was not said."""
+    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    config = fake.master.experiments[number].config
+    config.update(description=None, labels=None, bind_mounts=None)
+    config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
+    met = [
+        # The report was taken, and its answer lost: sent again, a master refuses it even where it is the same.
+        fake.inject("close after", "POST", f"{TRIAL}metrics"),
+        fake.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
+        fake.inject("close after", "POST", "/api/v1/checkpoints"),
+        fake.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
+        fake.inject("hang", "POST", f"{TRIAL}progress", skip=1, seconds=20.0),  # no step waits for it
+        fake.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
+        fake.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
+        *(
+            fake.inject("answer", "GET", BEST, body=body)
+            for body in ({}, {"metric": None}, {"metric": "NaN"})
+        ),
+    ]
+    fake.activate(number)
+    trial = trained(fake, number, met, 6)
+    first, *_, last = fake.kept(trial).of_group("training")
+    began, ended = (datetime.fromisoformat(each.at.replace("Z", "+00:00")) for each in (first, last))
+    assert (ended - began).total_seconds() < 20.0
+
+
+@pytest.mark.long("a whole trial; odd answers are short")
+def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(fake: FakeCluster) -> None:
+    message = "invalid run id, 1 (reported) != 2 (expected)"
+    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    body = {"error": {"error": message}}
+    fake.inject("answer", "POST", f"{TRIAL}metrics", trial=fake.trial(number), status=400, body=body)
+    fake.activate(number)
+    [trial] = fake.wait(number, "ERROR")
+    assert message in fake.log(trial)

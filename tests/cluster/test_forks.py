@@ -1,0 +1,154 @@
+"""What a trial leaves to others: a checkpoint that loads anywhere, and a training that goes on, here or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
+from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, SHORT, entrypoint
+
+pytestmark = pytest.mark.long(
+    "forks and continues on a cluster; test_follow downloads, cli/test_going_on.py forks"
+)
+
+# What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
+LOADS = """
+import determined as det
+
+with det.import_from_path("got/code"):
+    import determined_ds
+    from determined_ds import load_model_from_checkpoint_path
+
+    model = load_model_from_checkpoint_path("got", context_dir="got/code")
+    import model_defs.gpt2.model
+
+print(determined_ds.__file__, model_defs.gpt2.model.__file__)
+print(sum(parameter.numel() for parameter in model.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster) -> Trial:
+    """``const.yaml``, cut short, profiled; on ours held in its first report until the system metrics have come."""
+    number = cluster.create(CONST, *SHORT, ONE_SLOT, "profiling.enabled=true", paused=True)
+    with cluster.reached(2, number):
+        if isinstance(cluster, FakeCluster):  # the Profiler tab's, in the groups of Determined's own trials
+            kept = cluster.kept(cluster.trial(number))
+            cluster.poll(lambda: {"cpu", "memory", "disk", "network"} <= kept.profiled.keys())
+    [trial] = cluster.wait(number)
+    return trial
+
+
+def last(cluster: Cluster, trial: Trial) -> str:
+    """The uuid of its last checkpoint."""
+    return cluster.checkpoints(trial)[-1].uuid
+
+
+def test_profiling_fills_the_profiler_tab_by_machine(fake: FakeCluster, source: Trial) -> None:
+    [of_machine] = fake.kept(source).profiled["memory"][0].values()
+    assert of_machine["memory_free"] > 0
+
+
+def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
+    cluster: Cluster, source: Trial, tmp_path: Path
+) -> None:
+    """In a fresh process and an empty folder, by its own ``code/``; and its manifest holds that code, too."""
+    got = tmp_path / "got"
+    cluster.det("checkpoint", "download", last(cluster, source), "-o", got)
+    files = json.loads((got / "manifest.json").read_text())["files"]
+    assert {"code/model_defs/gpt2/trial.py", "code/determined_ds/train/__main__.py"} <= files.keys()
+    assert not [name for name in files if name.startswith(("code/tests", "code/.", "code/runs"))]
+
+    def loaded() -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [sys.executable, "-c", LOADS]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    done = loaded()
+    assert done.returncode == 0, done.stderr
+    imported, number = done.stdout.strip().splitlines()[-2:]
+    assert [Path(path).is_relative_to(got / "code") for path in imported.split()] == [True, True]
+    assert int(number) > 0
+    (got / "code/model_defs/gpt2/trial.py").write_text("raise SystemExit('not what was written')")
+    done = loaded()
+    assert done.returncode != 0
+    assert "code/model_defs/gpt2/trial.py has" in done.stderr
+
+
+def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial) -> None:
+    """As the web UI's Continue Trial does, which makes a new experiment: the rate is that of a first step again."""
+    checkpoint = last(cluster, source)
+    [fork] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, f"searcher.source_trial_id={source.id}"))
+    taken = "its weights alone, with a new optimizer and schedule; counting from batch 0"
+    assert f"warm start  batch 10 of trial {source.id}, checkpoint {checkpoint}: {taken}" in cluster.log(fork)
+    before, after = (cluster.reports(trial, "training") for trial in (source, fork))
+    assert [steps for steps, _ in after] == [steps for steps, _ in before]
+    assert after[0][1]["loss"] < before[0][1]["loss"]
+    assert after[0][1]["lr"] == before[0][1]["lr"]
+
+
+def test_a_checkpoint_is_evaluated_by_its_uuid_and_nothing_is_trained(
+    cluster: Cluster, source: Trial
+) -> None:
+    """On two slots, where one has trained."""
+    evaluates = entrypoint(CONST, more=f" --evaluate {last(cluster, source)}")
+    [trial] = cluster.wait(cluster.create(CONST, *SHORT, evaluates))
+    [(steps, metrics)] = cluster.metrics(trial)["validation"]
+    then = cluster.metrics(source)["validation"][-1]
+    assert steps == then[0]
+    assert metrics["validation_loss"] == pytest.approx(then[1]["validation_loss"], rel=1e-5)
+    assert not cluster.metrics(trial)["training"]
+    assert not cluster.checkpoints(trial)
+
+
+# Of continued trials: after a quarter and after half of the batches; and what the log then says.
+STAGE = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage"
+SCHEDULE = "hyperparameters.pipe_schedule"
+CONTINUED = {
+    "on 1 slot and on 2 again": (
+        CONST,  # without dropout, of which each replica draws its own
+        (ONE_SLOT, f"{STAGE}=3"),
+        ("resources.slots_per_trial=2", f"{STAGE}=2"),
+        r"1 replica, ZeRO 3|2 replicas, ZeRO 2|elastic +2 ranks -> 1 rank;|elastic +1 rank -> 2 ranks;",
+    ),
+    "under other schedules": (
+        PIPELINE,
+        (f"{SCHEDULE}=zb-h1", "hyperparameters.partition_method=measured"),
+        (f"{SCHEDULE}=dualpipev", "hyperparameters.partition_method=uniform"),
+        r"  schedule   1f1b|  schedule   zb-h1|  schedule   dualpipev, 2 chunks a rank: a bubble of ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_canceled_and_continued_it_trains_the_same(
+    cluster: Cluster, run_here: Callable[..., Path], name: str
+) -> None:
+    """Each batch once, and the losses are those of one training."""
+    path, then, at_last, said = CONTINUED[name]
+    number = cluster.create(path, *EVERY_BATCH, paused=True)
+    cluster.stop(number, at=LENGTH // 4, how="cancel")
+    cluster.continue_(number, *then)
+    cluster.stop(number, at=LENGTH // 2, how="cancel")
+    cluster.continue_(number, *at_last)
+    [trial] = cluster.wait(number)
+    assert (trial.restarts, len(cluster.starts(trial))) == (0, 3)
+    here, found = metrics_of(run_here(path, *EVERY_BATCH)), cluster.metrics(trial)
+    for group, loss in (("training", "loss"), ("validation", "validation_loss")):
+        expected = {steps: metrics[loss] for steps, metrics in here[group]}
+        assert [steps for steps, _ in found[group]] == list(expected)
+        # One sum of 32 samples, or two of 16: the last digits drift apart, to 1.5e-4 within 100 batches.
+        drift = 1e-4 if LENGTH == 40 else 1e-3
+        assert {steps: metrics[loss] for steps, metrics in found[group]} == pytest.approx(expected, rel=drift)
+    for text in said.split("|"):
+        assert re.search(text, cluster.log(trial)), text
