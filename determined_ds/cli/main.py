@@ -10,12 +10,19 @@ import click
 
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
-# Command -> the module that has it under its own name.
+# Command -> the module that has it under its own name, and what it is for, in a line of a narrow terminal.
 COMMANDS = {
-    **{name: f"determined_ds.cli.{name}" for name in ("check", "checkpoint", "new", "run")},
-    **dict.fromkeys(("autotune", "compare", "search"), "determined_ds.cli.tuning"),
-    **dict.fromkeys(("profile", "report", "watch"), "determined_ds.cli.looking"),
-    "doctor": "determined_ds.doctor.__main__",
+    "run": ("cli.run", "Train an experiment here, without a cluster."),
+    "check": ("cli.check", "Find what is wrong with an experiment before it is queued."),
+    "new": ("cli.new", "Write a new model and its experiment, ready to run."),
+    "compare": ("cli.tuning", "Measure strategies side by side: speed and memory."),
+    "autotune": ("cli.tuning", "Find the fastest way to do the same training."),
+    "search": ("cli.tuning", "Search over hyperparameters here, as a cluster does."),
+    "report": ("cli.looking", "Write a page of a run, or of several: curves and results."),
+    "watch": ("cli.looking", "Follow a run in the terminal while it trains."),
+    "profile": ("cli.looking", "See where the time of a step goes, and what could be faster."),
+    "doctor": ("doctor.__main__", "Check what this machine can run, and measure it."),
+    "checkpoint": ("cli.checkpoint", "Look into checkpoints; verify, compare, export, import."),
 }
 
 
@@ -25,8 +32,13 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        module, line = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"determined_ds.{module}"), cmd_name)
+        command.short_help = line
         return command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS]
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -12,7 +12,7 @@ import click
 EPILOG = """\b
 Examples:
   det-ds doctor
-  det-ds doctor experiments/gpt2/zero3_offload.yaml
+  det-ds doctor experiments/gpt2/zero3.yaml
   det-ds doctor --measure                # or of several machines: srun --ntasks 16 det-ds doctor --measure
   det cmd run --context . --include experiments/gpt2/const.yaml 'python3 -m determined_ds.doctor const.yaml'
 

@@ -183,6 +183,16 @@ def test_a_trial_that_exits_has_not_completed(own_model: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_help_has_a_whole_line_for_each_command() -> None:
+    _, _, listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")
+    lines = [line.split(maxsplit=1) for line in listed.splitlines()]
+    assert [name for name, _ in lines] == [
+        *("run", "check", "new", "compare", "autotune", "search", "report", "watch", "profile"),
+        *("doctor", "checkpoint"),
+    ]
+    assert all(words.endswith(".") and not words.endswith("..") for _, words in lines)
+
+
 def test_the_help_fits_a_screen_and_shows_its_options_in_groups() -> None:
     lines = (
         CliRunner().invoke(main, ["run", "--help"], prog_name="det-ds", terminal_width=80).output.splitlines()
