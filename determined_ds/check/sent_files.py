@@ -17,7 +17,7 @@ from determined_ds.documents.document import words
 from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.secrets import secret_text
 
-DETIGNORE = ".detignore"
+DETIGNORE, OF_A_RUN = ".detignore", "launches.jsonl"  # which every run directory has
 # ``DEFAULT_DETIGNORE`` and ``MAX_CONTEXT_SIZE`` in determined 0.38.1's ``common/constants.py``.
 IGNORED_BY_DEFAULT = words("""__pycache__/ *.py[co] *$py.class terraform terraform_data terraform.tfstate*
     terraform.tfvars* .terraform* .git/ .vscode/ .idea/ .mypy_cache/ /shared_fs""")
@@ -32,11 +32,12 @@ SECRET_NAMES = re.compile(
 
 
 def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
-    """Errors of the files that would be sent; and warnings of secrets, and of links to folders."""
+    """Errors of the files that would be sent; and warnings of secrets, of runs, and of links to folders."""
     from pathspec import PathSpec  # late: not every command needs it
 
     lines, warned = [*IGNORED_BY_DEFAULT], list[Problem]()
     bytes_in: Counter[str] = Counter()  # by the first part of the name
+    with_runs: set[str] = set()
 
     def problem(name: str, message: str, fix: str, code: str, line: int = 0) -> Problem:
         shown = str(context_dir / name)
@@ -58,6 +59,13 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
         folders[:] = sorted(
             each for each in folders if not (ignored(prefix + each) or ignored(f"{prefix}{each}/"))
         )
+        if prefix and OF_A_RUN in files:  # a run: its links are seen with it
+            top = prefix.partition("/")[0]
+            folders[:] = [each for each in folders if not Path(parent, each).is_symlink()]
+            if top not in with_runs:
+                message = f"{top} holds runs of det-ds, and would be sent with their checkpoints"
+                warned.append(problem(top, message, f"write {top}/ in {DETIGNORE}", "context-run"))
+            with_runs.add(top)
         for name in [prefix + each for each in folders if Path(parent, each).is_symlink()]:
             message = f"{name} is a link to a folder, and would be sent as an empty one"
             fix = f"copy what it leads to if that is needed, or write /{name} in {DETIGNORE}"

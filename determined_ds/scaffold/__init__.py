@@ -21,6 +21,8 @@ TEMPLATES = Path(__file__).parent
 # A checkout, or site-packages: model_defs lies beside this package; and where a wheel puts the experiments.
 ROOT, INSTALLED = TEMPLATES.parents[1], Path(sysconfig.get_path("data"), "share", "determined-ds")
 PACKAGE = "model_defs/__init__.py"
+# What a cluster is not sent: runs, with their checkpoints.
+IGNORED = {".detignore": "runs/\n"}
 JSON = re.compile(r"experiments/deepspeed/[\w.-]+\.json")
 
 
@@ -58,7 +60,7 @@ def files_of(name: str, kind: str) -> NewFiles:
     pipeline = kind == "pipeline"
     ds_config = create_deepspeed_config(zero_stage=0 if pipeline else 1, scheduler=None)
     path = f"experiments/deepspeed/{'pipeline' if pipeline else 'zero1'}.json"
-    return NewFiles(own=own, shared={PACKAGE: "", path: deepspeed_config_text(ds_config)})
+    return NewFiles(own=own, shared={PACKAGE: "", **IGNORED, path: deepspeed_config_text(ds_config)})
 
 
 def copy_of(model: str, name: str) -> NewFiles:
@@ -88,7 +90,7 @@ def copy_of(model: str, name: str) -> NewFiles:
                 file.suffix == ".py" or f"model_defs.{model}." in text
             ):  # else an experiment of another model's trial
                 own[f"{parent}/{name}/{file.name}"] = _renamed(text, model, name)
-    shared = {PACKAGE: ""} | _imported(model)
+    shared = {PACKAGE: "", **IGNORED, **_imported(model)}
     for path in sorted({path for text in own.values() for path in JSON.findall(text)}):
         shared[path] = (configs / path).read_text(encoding="utf-8")
     return NewFiles(own=own, shared=shared)

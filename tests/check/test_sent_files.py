@@ -60,6 +60,17 @@ def test_too_large_a_context_names_what_is_large(tmp_path: Path) -> None:
     assert of_context(tmp_path) == []
 
 
+def test_runs_that_would_be_sent_are_warned_of_once(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        run = f"runs/mine/{number}"
+        write(tmp_path, {f"{run}/launches.jsonl": "{}", f"{run}/checkpoints/uuid/state": "x"})
+        (tmp_path / run / "last").symlink_to("checkpoints/uuid")
+    (only,) = of_context(tmp_path)
+    assert (only.severity, only.code, only.file) == ("warning", "context-run", str(tmp_path / "runs"))
+    write(tmp_path, {".detignore": "runs/\n"})
+    assert of_context(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [

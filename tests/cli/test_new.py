@@ -37,6 +37,7 @@ def test_it_runs_at_once(options: tuple[str, str], tmp_path: Path) -> None:
     done = det_ds(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "test passed: " in done.stdout
+    assert (tmp_path / ".detignore").read_text() == "runs/\n"  # where a run is written by default
 
 
 def test_what_it_writes_passes_check_and_the_linter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class Interrupted:
         until(lambda: "resumed at batch" in output.read_text())
         stopped.send_signal(signal.SIGINT)
         until(lambda: "SIGTERM: stopping after this batch" in output.read_text())
-        time.sleep(1)  # until the ranks have been told, too
+        time.sleep(3)  # until the ranks have been told, too, on a busy machine as well
         hold.unlink()
         self.stopped = stopped.communicate(TIMEOUT_S)
         self.left, self.code = stopped.processes(), stopped.returncode
