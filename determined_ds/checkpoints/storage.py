@@ -116,19 +116,21 @@ def _keep_apart(folder: Path, distributed: Any) -> None:
 
 
 def write_code(checkpoint: Path, context: Path = Path(constants.MANAGED_TRAINING_MODEL_COPY)) -> None:
-    """Copy the code of a context directory into ``code/`` of a checkpoint, as in those of Determined's own trials.
+    """Copy the trial's code out of a context directory into ``code/`` of a checkpoint.
 
-    So a checkpoint in the model registry can be loaded without the checkout that wrote it.
+    So a checkpoint in the model registry can be loaded without the checkout that wrote it. Where this library came
+    with the context it stays out: who loads the checkpoint has it, and it would be four fifths of the copy.
 
     Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies all of it, whatever the size.
     """
 
     def left_out(folder: str, names: list[str]) -> list[str]:
-        files = {name: Path(folder, name) for name in names}
-        large = [
-            name for name, file in files.items() if file.is_file() and file.stat().st_size > MAX_FILE_BYTES
-        ]
-        return [*large, "__pycache__"]
+        large = [name for name in names if _is_data(Path(folder, name))]
+        return [*large, "__pycache__", *(["determined_ds"] if Path(folder) == context else [])]
 
     if context.is_dir():
         shutil.copytree(context, checkpoint / CODE, ignore=left_out, dirs_exist_ok=True)
+
+
+def _is_data(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > MAX_FILE_BYTES

@@ -35,7 +35,7 @@ def test_a_trial_is_paused_downloaded_and_begun_with_from_there(
     got = tmp_path / "got"
     fake.det("checkpoint", "download", checkpoint.uuid, "-o", got)
     assert {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()} == set(checkpoint.files)
-    assert {"metadata.json", "manifest.json", "code/determined_ds/train/__main__.py"} <= set(checkpoint.files)
+    assert {"metadata.json", "manifest.json", "code/model_defs/gpt2/trial.py"} <= set(checkpoint.files)
     assert damage(got) is None
     assert load_model_from_checkpoint_path(got, context_dir=".").training is False
 
