@@ -33,7 +33,6 @@ _HOMES = {
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
-    "get_gpu_memory_stats": "determined_ds.train.memory",
     "init": "determined_ds.train.opening",
     "load_deepspeed_config": "determined_ds.config.create",
     "load_experiment": "determined_ds.experiment.experiment",
@@ -101,7 +100,6 @@ if TYPE_CHECKING:
     from determined_ds.train.here import report_to_tools
     from determined_ds.train.loop.measure import measure_throughput
     from determined_ds.train.loop.trainer import Trainer
-    from determined_ds.train.memory import get_gpu_memory_stats
     from determined_ds.train.opening import init, open_context
     from determined_ds.trial.base import DataParallelTrial, ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial

@@ -1,87 +1,16 @@
-"""The memory of ranks: what GPUs hold, what a rank has held, and its model states."""
+"""The memory of a rank: what it has held, and its model states."""
 
 from __future__ import annotations
 
-import contextlib
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import torch
 
-from determined_ds.memory.units import GIB, MIB
-
-# ------------------------------------------------------------------------------------------- GPUs
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuMemoryStats:
-    """Memory of one GPU, in bytes.
-
-    Args:
-        device: Its index, from 0.
-        name: Of the model.
-        allocated_bytes: In tensors of this process.
-        peak_allocated_bytes: The most in tensors of this process since its start, or since
-            ``torch.cuda.reset_peak_memory_stats``.
-        reserved_bytes: Held by this process's allocator, in tensors or not.
-        free_bytes: Held by no process.
-        total_bytes: Of the device.
-    """
-
-    device: int
-    name: str
-    allocated_bytes: int
-    peak_allocated_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    total_bytes: int
-
-
-def get_gpu_memory_stats() -> list[GpuMemoryStats]:
-    """The memory of every GPU that this process sees; an empty list without one.
-
-    Asking CUDA for free memory creates a context of hundreds of megabytes on the GPU, so ``nvidia-smi`` is asked. For a
-    GPU that it does not list (ROCm, a part of one by MIG), CUDA is asked if this process computes on it already; else
-    it is left out.
-
-    Returns:
-        One entry a GPU, in the order of their indices.
-
-    Source: ``torch.cuda.memory_allocated``, ``memory_reserved`` and ``mem_get_info``.
-    """
-    cuda, driver = torch.cuda, dict[str, list[int]]()
-    count = cuda.device_count()
-    if count:
-        ask = ["nvidia-smi", "--query-gpu=uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
-            for uuid, *mib in (line.split(", ") for line in said.splitlines()):
-                driver[uuid] = [int(each) * MIB for each in mib]
-    found = []
-    for index in range(count):
-        free_and_total = driver.get(f"GPU-{getattr(cuda.get_device_properties(index), 'uuid', None)}")
-        if free_and_total is None:
-            if index != cuda.current_device() and not cuda.memory_reserved(index):
-                continue
-            free_and_total = list(cuda.mem_get_info(index))
-        found.append(
-            GpuMemoryStats(
-                device=index,
-                name=cuda.get_device_name(index),
-                allocated_bytes=cuda.memory_allocated(index),
-                peak_allocated_bytes=cuda.max_memory_allocated(index),
-                reserved_bytes=cuda.memory_reserved(index),
-                free_bytes=free_and_total[0],
-                total_bytes=free_and_total[1],
-            )
-        )
-    return found
-
+from determined_ds.memory.units import GIB
 
 # ------------------------------------------------------------------------------------------- a rank
 
