@@ -10,9 +10,8 @@ import hashlib
 import textwrap
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from model_defs.common.files import Document, standard_library_files
+from model_defs.common.rows import Row, standard_library
 
 PROSE, CODE = "prose", "code"
 # Of either: what is shorter says little, and what is longer only takes time.
@@ -23,41 +22,32 @@ MAX_BYTES = 2 * 2**20
 MAX_MODULE_BYTES = 2**17
 
 
-class Row(NamedTuple):
-    """A text, its name (its module, or its file and row), and its label: a class by name, or by number from 0."""
-
-    name: str
-    text: str
-    label: str | int
-
-
-def prose_and_code(max_bytes: int = MAX_BYTES) -> list[Row]:
-    """Docstrings and function bodies; each row's name is its module, and no text is there twice.
-
-    Args:
-        max_bytes: Modules are taken up to this sum of their sizes, in an order that their names decide.
-    """
+def prose_and_code() -> list[Row]:
+    """Docstrings and function bodies; each row's name is its module, and no text is there twice."""
     rows: dict[str, Row] = {}
     num_bytes = 0
-    documents = [each for each in standard_library_files() if len(each.content) <= MAX_MODULE_BYTES]
-    for document in sorted(documents, key=lambda each: hashlib.sha256(each.name.encode()).digest()):
-        num_bytes += len(document.content)
-        if num_bytes > max_bytes:
+    # In an order that their names decide, up to MAX_BYTES.
+    for module in sorted(standard_library(), key=lambda each: hashlib.sha256(each.name.encode()).digest()):
+        size = len(module.text.encode())
+        if size > MAX_MODULE_BYTES:
+            continue
+        num_bytes += size
+        if num_bytes > MAX_BYTES:
             break
-        for row in _rows_of(document):
+        for row in _rows_of(module):
             rows.setdefault(row.text, row)
     return list(rows.values())
 
 
-def _rows_of(document: Document) -> Iterator[Row]:
+def _rows_of(module: Row) -> Iterator[Row]:
     """In the order in which they begin."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that are to go out of the language
-            tree = ast.parse(document.content)
-            lines = document.content.decode("utf-8").splitlines(keepends=True)
+            tree = ast.parse(module.text)
     except (SyntaxError, ValueError):
-        return  # a template, or in another encoding
+        return  # a template
+    lines = module.text.splitlines(keepends=True)
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -70,6 +60,6 @@ def _rows_of(document: Document) -> Iterator[Row]:
             if body and body[0].lineno > node.lineno:
                 code = "".join(lines[body[0].lineno - 1 : node.end_lineno])
                 found.append((body[0].lineno, textwrap.dedent(code).strip(), CODE))
-    for _, content, label in sorted(found):
-        if MIN_CHARACTERS <= len(content) <= MAX_CHARACTERS:
-            yield Row(document.name, content, label)
+    for _, text, label in sorted(found):
+        if MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
+            yield Row(module.name, text, label)

@@ -11,13 +11,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from determined_ds import SequenceGroup
-from determined_ds.documents.document import nearest
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.documents.document import one_of
 from model_defs.common.huggingface import first_line, unloadable
 from model_defs.common.sections import config_error
 
 MODEL_KEY, CONFIG_KEY = "hyperparameters.model", "hyperparameters.model_config"
 SMALL = "model_config: {model_type: llama, hidden_size: 128, num_hidden_layers: 4, ...}"
+SIZES = "sizes that go together, as in a published model's config.json"
 
 
 def find_model(hparams: Mapping[str, Any]) -> str | None:
@@ -51,7 +51,7 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
         A ``transformers.PreTrainedConfig`` of a causal language model.
 
     Raises:
-        ConfigError: It cannot be read, has unknown keys, or is not of a causal language model.
+        ConfigError: It cannot be read, has an unknown key, or is not of a causal language model.
     """
     if source is not None:
         key, value = MODEL_KEY, source
@@ -67,16 +67,9 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
         keys = {name: given for name, given in model_config.items() if name != "model_type"}
         default = kind()
         known = {*default.to_dict(), *kind.attribute_map, "vocab_size"}
-        if wrong := [name for name in keys if name not in known]:
-            raise ConfigError(
-                Problem(
-                    key=f"{CONFIG_KEY}.{name}",
-                    value=keys[name],
-                    message=f"{kind.__name__} has no such key.",
-                    fix=f"did you mean {close}?" if (close := nearest(str(name), known)) else "remove it",
-                )
-                for name in wrong
-            )
+        for name in keys.keys() - known:  # transformers would keep it, and read it nowhere
+            fix = one_of(sorted(known), name)
+            raise config_error(f"{CONFIG_KEY}.{name}", keys[name], f"{kind.__name__} has no such key.", fix)
         if "vocab_size" not in keys:  # a class's own special tokens belong to another vocabulary
             special = ("bos_token_id", "eos_token_id", "pad_token_id")
             own = {name: None for name in special if hasattr(default, name)}
@@ -84,9 +77,8 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
         try:
             config = kind(**keys)
         except Exception as error:
-            fix = "sizes that go together, as in a published model's config.json"
             message = f"{kind.__name__} rejects it: {first_line(error)}"
-            raise config_error(CONFIG_KEY, dict(model_config), message, fix) from error
+            raise config_error(CONFIG_KEY, dict(model_config), message, SIZES) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         message = f"transformers has no causal language model of the type {config.model_type!r}."
         fix = "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2"
@@ -94,28 +86,24 @@ def read_config(source: str | None, model_config: Any, *, vocab_size: int) -> An
     return config
 
 
-def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str) -> None:
+def check_fit(config: Any, *, vocab_size: int, sequence_length: int) -> None:
     """Check that the model's vocabulary has the tokenizer's tokens, and its positions the sequences."""
     text = config.get_text_config()
     if vocab_size > text.vocab_size:
         message = f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}."
         fix = f"data.tokenizer: null, which takes the model's own; or model_config.vocab_size: {vocab_size}"
-        raise config_error("data.tokenizer", tokenizer, message, fix)
+        raise config_error("data.tokenizer", None, message, fix)
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int) and sequence_length > positions > 0:
         key, message = "hyperparameters.sequence_length", f"the model has {positions} positions."
         raise config_error(key, sequence_length, message, f"sequence_length: {positions} or less")
 
 
-def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, isolated: bool) -> None:
-    """Check that ranks may share sequences: heads divide, and each token attends to all before (not ``isolated``)."""
+def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int) -> None:
+    """Check that ranks may share sequences: their heads divide, and each token attends to all before it."""
     text = config.get_text_config()
     sequence.check_heads(text.num_attention_heads, getattr(text, "num_key_value_heads", None))
     window = getattr(text, "sliding_window", None)
     is_windowed = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
     if isinstance(window, int) and is_windowed:
         sequence.check_window(window, sequence_length)
-    if isolated:
-        message = "ranks that share a sequence attend to all tokens before, and are given no mask."
-        fix = "attend_across_documents: true, or sequence_parallel_size: 1"
-        raise config_error("hyperparameters.attend_across_documents", False, message, fix)

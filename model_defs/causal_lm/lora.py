@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from determined_ds.documents.document import one_of
-from model_defs.common.huggingface import first_line
 from model_defs.common.parameters import seed_of
 from model_defs.common.sections import Section, config_error, parse_section
 
 KEY = "hyperparameters.lora"
-ALL_LINEAR = "all-linear"
-ADAPTER_FOLDER = "adapter"
 
 
-def _targets(given: list[str] | str | None) -> list[str] | str:
-    """A list of names, or :data:`ALL_LINEAR`."""
-    if given == []:
-        raise ValueError("no names")
-    return given if isinstance(given, list) or given == ALL_LINEAR else [given] if given else ALL_LINEAR
-
-
-class LoraOptions(Section):
+class LoraOptions(Section, extra="forbid"):
     """The ``lora`` section of the hyperparameters, in ``peft``'s words."""
 
     r: int = Field(8, ge=1)
@@ -38,8 +27,8 @@ class LoraOptions(Section):
     """The update counts alpha / r times."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of an input of the update to be dropped."""
-    target_modules: Annotated[list[str] | str | None, AfterValidator(_targets)] = ALL_LINEAR
-    """Modules that get one, a name or a list of names; all-linear: every matrix but the head."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that get one; all-linear: every matrix but the head."""
 
 
 def parse_lora(hparams: Mapping[str, Any]) -> LoraOptions | None:
@@ -72,7 +61,7 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
         A ``peft.PeftModel``.
 
     Raises:
-        ConfigError: A target is not in the model, or of a kind that peft cannot adapt.
+        ConfigError: A target is not in the model.
     """
     import peft
 
@@ -95,27 +84,5 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
         warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers'
         # peft draws on the CPU, and then moves what it drew
         torch.random.default_generator.manual_seed(seed_of(seed, "lora"))
-        try:
-            # In the type of the weights beside them, as the engine wants all of them; it keeps an fp32 copy.
-            return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-        except (ValueError, TypeError) as error:
-            key, fix = f"{KEY}.target_modules", f"target_modules: {ALL_LINEAR}"
-            raise config_error(key, options.target_modules, first_line(error), fix) from error
-
-
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the adapters as ``PeftModel.from_pretrained(base, folder)`` reads them; a collective.
-
-    Args:
-        model: A ``peft.PeftModel``; under ZeRO 3 its adapters are gathered, which are small.
-        folder: Made by rank 0.
-    """
-    import deepspeed.comm as dist
-    from deepspeed import zero
-
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with zero.GatheredParameters(list(trained.values())):
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            tensors = {name: parameter.detach().cpu().clone() for name, parameter in trained.items()}
-            # The vocabulary's weights are not trained; peft would ask the hub whether they are.
-            model.save_pretrained(folder, state_dict=tensors, save_embedding_layers=False)
+        # In the type of the weights beside them, as the engine wants all of them; it keeps an fp32 copy.
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=False)

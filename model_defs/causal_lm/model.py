@@ -1,7 +1,4 @@
-"""A causal language model, built whole or partitioned as it is built (ZeRO 3), with the weights to start from.
-
-Legend of shape suffixes: B batch, T tokens of a sequence.
-"""
+"""A causal language model, built whole or partitioned as it is built (ZeRO 3), with the weights to start from."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
-from model_defs.causal_lm.config import CONFIG_KEY, MODEL_KEY
-from model_defs.common.huggingface import first_line, misfits, quiet, shortened
+from model_defs.causal_lm.config import CONFIG_KEY, MODEL_KEY, SIZES
+from model_defs.common.huggingface import first_line, misfits, quiet
 from model_defs.common.parameters import seed_of
 from model_defs.common.sections import config_error
 
@@ -49,7 +46,7 @@ def build_model(
     Raises:
         ConfigError: The weights cannot be read, or are of another shape than the configuration says.
     """
-    kind, how = transformers.AutoModelForCausalLM, {"attn_implementation": attention}
+    kind = transformers.AutoModelForCausalLM
     if on_meta_device():
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
         return kind.from_config(config, attn_implementation=UNMASKED)
@@ -62,20 +59,18 @@ def build_model(
     try:
         with quiet():
             if source is not None:
-                return _load(config, source, dtype=dtype, partitioned=zero3 is not None, **how)
+                return _load(
+                    config,
+                    source,
+                    partitioned=partitioning is not None,
+                    dtype=dtype,
+                    attn_implementation=attention,
+                )
             try:
-                model = kind.from_config(config, **how)
-            except (
-                ValueError,
-                TypeError,
-                RuntimeError,
-                AssertionError,
-                ArithmeticError,
-                ImportError,
-            ) as error:
-                fix = "sizes that go together, as in a published model's config.json"
+                model = kind.from_config(config, attn_implementation=attention)
+            except Exception as error:  # What it raises differs by the model.
                 message = f"cannot be built: {first_line(error)}"
-                raise config_error(CONFIG_KEY, config.model_type, message, fix) from error
+                raise config_error(CONFIG_KEY, config.model_type, message, SIZES) from error
             load_initial_weights(model, seed)
             return model
     finally:
@@ -99,7 +94,7 @@ def _load(config: Any, source: str, *, partitioned: bool, **how: Any) -> Any:
             ignore_mismatched_sizes=not partitioned,
             **how,
         )
-        reason = shortened(misfits(info))
+        reason = misfits(info)
     except (
         Exception
     ) as error:  # What it raises differs by the file that is missing, broken or of another model.
@@ -149,26 +144,11 @@ def load_initial_weights(model: Any, seed: int) -> None:
     model.tie_weights()
 
 
-def check_masks(model: nn.Module, *, isolated: bool) -> None:
-    """Check that a model attends as its positions say, within documents (``isolated``) or over slices."""
+def check_masks(model: nn.Module) -> None:
+    """Check that a model attends as the positions of a slice say, as those do that make no masks of their own."""
     masks = hasattr(sys.modules[type(model).__module__], "create_causal_mask")
-    if masks and "position_ids" in inspect.signature(type(model).forward).parameters:
-        return
-    message = f"{type(model).__name__} makes its own attention masks, which do not "
-    if isolated:
-        key, fix = "hyperparameters.attend_across_documents", "attend_across_documents: true"
-        raise config_error(key, False, message + "separate documents.", fix)
-    key, fix = "hyperparameters.sequence_parallel_size", "sequence_parallel_size: 1"
-    raise config_error(key, None, message + "go by the positions of a slice.", fix)
-
-
-def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:
-    """Positions that start from 0 again after each separator: positions_BT.
-
-    transformers takes a position that does not follow the one before for the start of another document, and
-    does not attend across (``find_packed_sequence_indices`` in ``masking_utils.py``).
-    """
-    index_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-    first_BT = torch.zeros_like(tokens_BT)
-    first_BT[:, 1:] = torch.where(tokens_BT[:, :-1] == separator, index_T[1:], 0)
-    return index_T - first_BT.cummax(dim=1).values
+    if not masks or "position_ids" not in inspect.signature(type(model).forward).parameters:
+        message = f"{type(model).__name__} makes its own masks, which do not go by the positions of a slice."
+        raise config_error(
+            "hyperparameters.sequence_parallel_size", None, message, "sequence_parallel_size: 1"
+        )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from determined import pytorch
 from pydantic import Field
 
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.causal_lm.config import check_fit, check_sliced, find_model, read_config
-from model_defs.causal_lm.lora import ADAPTER_FOLDER, parse_lora, save_adapter, with_lora
-from model_defs.causal_lm.model import build_model, check_masks, on_meta_device, positions_in_documents
+from model_defs.causal_lm.lora import parse_lora, with_lora
+from model_defs.causal_lm.model import build_model, check_masks, on_meta_device
 from model_defs.common.huggingface import enable_activation_checkpointing, export_generation_config
 from model_defs.common.parameters import decay_groups
 from model_defs.common.sections import Section, parse_section
@@ -27,8 +25,6 @@ class Options(Section):
     """T, tokens of a sequence."""
     activation_checkpointing: bool = False
     """Compute each block again in the backward pass instead of keeping what it computed."""
-    attend_across_documents: bool = True
-    """Whether a token attends to earlier documents of its sequence."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """The attention kernel; None: sdpa. The last one needs its package, a GPU and 16 bits."""
 
@@ -41,26 +37,20 @@ class CausalLMTrial(DataParallelTrial):
     those of :class:`Options`.
     """
 
-    validation_metrics = ("validation_loss", "validation_perplexity")
     sequence_parallel = True
-
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
-        self.token_loss = context.wrap_reducer(TokenLoss(), for_training=False)
 
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
-        self.options = parse_section(Options, hparams, section="hyperparameters", closed=False)
+        self.options = parse_section(Options, hparams)
         self.lora = parse_lora(hparams)
         self.source = find_model(hparams)
         length = self.options.sequence_length
         self.data = load_text(self.context.get_data_config(), length, default_tokenizer=self.source)
-        vocab_size, tokenizer = self.data.vocab_size, self.data.tokenizer
+        vocab_size = self.data.vocab_size
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
-        check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
-        self.isolated = not self.options.attend_across_documents
+        check_fit(self.config, vocab_size=vocab_size, sequence_length=length)
         if self.sequence.size > 1:
-            check_sliced(self.config, self.sequence, length, isolated=self.isolated)
+            check_sliced(self.config, self.sequence, length)
 
     def build_model(self) -> torch.nn.Module:
         # Without an engine, a checkpoint's weights are loaded later, and need no partitions.
@@ -76,8 +66,8 @@ class CausalLMTrial(DataParallelTrial):
             zero3=ds_config if to_train and self.resolved.zero_stage == 3 else None,
             attention=self.sequence.attention(self.options.attn_implementation or "sdpa"),
         )
-        if (self.isolated or self.sequence.size > 1) and not on_meta_device():
-            check_masks(model, isolated=self.isolated)
+        if self.sequence.size > 1 and not on_meta_device():
+            check_masks(model)
         if self.options.activation_checkpointing:
             enable_activation_checkpointing(model)
             # Only what has an input with a gradient is computed again: so must the first block, where it is frozen.
@@ -99,9 +89,7 @@ class CausalLMTrial(DataParallelTrial):
         """The mean loss of a token; of a mixture of experts with ``output_router_logits``, that of their balance."""
         tokens_BT, targets_BT = batch
         positions = {}
-        if self.isolated:
-            positions["position_ids"] = positions_in_documents(tokens_BT, self.data.separator)
-        elif self.sequence.size > 1:
+        if self.sequence.size > 1:
             positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
             positions["position_ids"] = positions_T.expand_as(tokens_BT)
         output = model(input_ids=tokens_BT, use_cache=False, **positions)
@@ -109,8 +97,7 @@ class CausalLMTrial(DataParallelTrial):
         return loss, getattr(output, "aux_loss", None)
 
     def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-        self.token_loss.update(self._losses(model, batch)[0], batch[1].numel())
-        return {}
+        return {"validation_loss": self._losses(model, batch)[0]}
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)
@@ -125,34 +112,3 @@ class CausalLMTrial(DataParallelTrial):
         self.data.export_tokenizer(folder)
         if self.source is not None:
             export_generation_config(self.source, folder)
-
-    def save(self, context: Any, path: Path) -> None:
-        """A checkpoint; with LoRA, the adapters also in ``peft``'s own form."""
-        super().save(context, path)
-        if self.lora is not None:
-            save_adapter(self.engine.module, Path(path) / ADAPTER_FOLDER)
-
-
-class TokenLoss(pytorch.MetricReducer):
-    """Loss and perplexity of validation over tokens: right for any number of ranks and any size of batch."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.nats: Any = 0.0
-        self.num_tokens = 0
-
-    def update(self, mean_nats: torch.Tensor, num_tokens: int) -> None:
-        """Add a batch by the mean loss of its tokens, which stays on the device, and how many they are."""
-        self.nats = self.nats + mean_nats.detach().double() * num_tokens
-        self.num_tokens += num_tokens
-
-    def per_slot_reduce(self) -> tuple[float, int]:
-        return float(self.nats), self.num_tokens
-
-    def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, int]]) -> dict[str, float]:
-        nats, num_tokens = (sum(column) for column in zip(*per_slot_metrics, strict=True))
-        loss = nats / num_tokens
-        perplexity = math.exp(loss) if loss < 700 else math.inf
-        return {"validation_loss": loss, "validation_perplexity": perplexity}

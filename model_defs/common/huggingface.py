@@ -1,10 +1,9 @@
-"""A Hugging Face checkpoint by folder or by name: its configuration, its tokenizer, and what is wrong with it."""
+"""A Hugging Face checkpoint by folder or by name: its tokenizer, its weights, and what is wrong with it."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,40 +43,31 @@ def export_generation_config(source: str, folder: Path) -> None:
         transformers.GenerationConfig.from_pretrained(source).save_pretrained(folder)
 
 
-def misfits(info: Mapping[str, Any], *, except_for: tuple[str, ...] = ()) -> list[str]:
-    """What a checkpoint lacks or has in another shape, which transformers would draw at random.
+def misfits(info: Mapping[str, Any], *, except_for: tuple[str, ...] = ()) -> str:
+    """What a checkpoint lacks or has in another shape, which transformers would draw at random; "" for nothing.
 
     Args:
         info: What ``from_pretrained`` returns with ``output_loading_info``.
         except_for: Prefixes of the names that do not count.
     """
     wrong = {name: f"{name} is missing" for name in sorted(info["missing_keys"])}
-    wrong |= {name: misfit(name, there, here) for name, there, here in sorted(info["mismatched_keys"])}
-    return [said for name, said in wrong.items() if not name.startswith(except_for)]
-
-
-def misfit(name: str, there: Sequence[int], here: Sequence[int]) -> str:
-    """One tensor of another shape in the checkpoint than in the model."""
-    return f"{name} has the shape {tuple(there)}, and {tuple(here)} in the model"
-
-
-def shortened(items: Sequence[str]) -> str:
-    """The first few of many."""
-    more = f"; and {len(items) - NUM_SHOWN} more" if len(items) > NUM_SHOWN else ""
-    return "; ".join(items[:NUM_SHOWN]) + more
+    for name, there, here in sorted(info["mismatched_keys"]):
+        wrong[name] = f"{name} has the shape {tuple(there)}, and {tuple(here)} in the model"
+    said = [text for name, text in wrong.items() if not name.startswith(except_for)]
+    return "; ".join(said[:NUM_SHOWN] + [f"and {len(said) - NUM_SHOWN} more"] * (len(said) > NUM_SHOWN))
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' own bars and reports, which each rank would print; what matters is an error."""
-    logger, settings = logging.getLogger("transformers"), transformers.utils.logging
-    level, bars = logger.level, settings.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
+    settings = transformers.utils.logging
+    level, bars = settings.get_verbosity(), settings.is_progress_bar_enabled()
+    settings.set_verbosity_error()
     settings.disable_progress_bar()
     try:
         yield
     finally:
-        logger.setLevel(level)
+        settings.set_verbosity(level)
         if bars:
             settings.enable_progress_bar()
 

@@ -27,13 +27,10 @@ def decay_groups(model: nn.Module, no_decay: tuple[str, ...] = ()) -> list[dict[
         model: Whole, or partitioned by ZeRO 3.
         no_decay: Parts of the names of matrices that do not decay either.
     """
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             # Under ZeRO 3 every parameter is a vector; its real shape is beside it.
-            num_dims = len(getattr(parameter, "ds_shape", parameter.shape))
-            is_kept = num_dims < 2 or any(part in name for part in no_decay)
-            (kept if is_kept else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+            is_vector = len(getattr(parameter, "ds_shape", parameter.shape)) < 2
+            groups[is_vector or any(part in name for part in no_decay)]["params"].append(parameter)
     return [group for group in groups if group["params"]]

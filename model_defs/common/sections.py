@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,47 +13,39 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
-    """Base of a section: each key is a field with a default, and bounds where it has some."""
+    """Base of a section: each key is a field with a default, and bounds where it has some.
+
+    With ``extra="forbid"`` an unknown key is an error; ``hyperparameters`` also holds keys of the library.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-def parse_section(
-    kind: type[S], given: Mapping[str, Any] | None, *, section: str = "data", closed: bool = True
-) -> S:
+def parse_section(kind: type[S], given: Any, *, section: str = "hyperparameters") -> S:
     """Check keys and values, before any file is read.
 
     Args:
         kind: The section's fields.
-        given: What the experiment YAML has there.
+        given: What the experiment YAML has there; None: nothing.
         section: Its name in the YAML.
-        closed: Whether unknown keys are errors; ``hyperparameters`` also holds keys of the library.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    fields, given = kind.model_fields, {} if given is None else given
-    if not isinstance(given, Mapping):
-        fix = f"{section}: {{{next(iter(fields))}: ...}}"
-        raise config_error(section, given, "must be a mapping of keys to values.", fix)
-    problems = [
-        Problem(key=f"{section}.{name}", value=given[name], message="no such key.", fix=one_of(fields, name))
-        for name in given
-        if closed and name not in fields
-    ]
-    found = None
     try:
-        found = kind(**{name: given[name] for name in fields if name in given})
+        return kind.model_validate({} if given is None else given)
     except ValidationError as error:
-        wrong = {each["loc"][0]: each["msg"] for each in reversed(error.errors())}
-        for name in (name for name in fields if name in wrong):
-            default = fields[name].default
-            fix = f"{section}.{name}: {'null' if default is None else str(default).lower()}"
-            message = wrong[name].replace("Input should be", "must be")
-            problems.append(Problem(key=f"{section}.{name}", value=given[name], message=message, fix=fix))
-    if found is None or problems:
-        raise ConfigError(problems)
-    return found
+        problems: dict[str, Problem] = {}
+        for wrong in reversed(error.errors()):  # of several alternatives, the first is what is said
+            name = str(wrong["loc"][0]) if wrong["loc"] else ""
+            key = f"{section}.{name}" if name else section
+            message = wrong["msg"].replace("Input should be", "must be")
+            if field := kind.model_fields.get(name):
+                fix = f"{key}: {'null' if field.default is None else str(field.default).lower()}"
+            else:
+                message, fix = ("no such key." if name else message), one_of(kind.model_fields, name)
+            problems[key] = Problem(key=key, value=wrong["input"], message=message, fix=fix)
+        raise ConfigError(reversed(problems.values())) from None
 
 
 def config_error(key: str, value: Any, message: str, fix: str) -> ConfigError:

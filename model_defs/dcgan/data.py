@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,22 +16,19 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from model_defs.common.files import files_of, split
-from model_defs.common.images import KEY, SUFFIXES, handwritten_digits, opened
-from model_defs.common.sections import Section, data_error, parse_section
+from model_defs.common.images import find_images, handwritten_digits, opened
+from model_defs.common.sections import Section, parse_section
 
 DIGITS_EVERY = 5  # each fifth digit is for validation
 
 
-class DataConfig(Section):
+class DataConfig(Section, extra="forbid"):
     """The ``data`` section of the experiment YAML."""
 
     path: str | None = Field(None, min_length=1)
     """Folder of images, at any depth; None: scikit-learn's handwritten digits."""
-    num_colours: Literal[1, 3] = 3
-    """C of a folder's images: 3, or 1 for grey. Digits are grey."""
     validation_fraction: float = Field(0.1, gt=0, lt=1)
-    """About this part of a folder's images is for validation."""
+    """About this part of a folder's images is for validation, where it has no ``train`` and ``val``."""
     num_workers: int = Field(0, ge=0)
     """Processes a rank that read ahead."""
 
@@ -40,15 +37,13 @@ class Images(Dataset[Tensor]):
     """Item ``i`` is image_CHW, float32 in [-1, 1]: the shorter side scaled to the size, and the middle cut out.
 
     Args:
-        images: Each one, or the path of its file.
+        images: Each one, or its file, which is read in colour.
         image_size: Height and width, in pixels.
-        num_colours: 1 or 3.
     """
 
-    def __init__(self, images: Sequence[Image.Image | Path], image_size: int, num_colours: int) -> None:
+    def __init__(self, images: Sequence[Image.Image | Path], image_size: int) -> None:
         self.images = images
         self.image_size = image_size
-        self.num_colours = num_colours
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,7 +52,7 @@ class Images(Dataset[Tensor]):
         image, size = self.images[index], (self.image_size, self.image_size)
         if isinstance(image, Path):
             with opened(image) as found:
-                image = found.convert("L" if self.num_colours == 1 else "RGB")
+                image = found.convert("RGB")
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         box = (left, top, left + side, top + side)
@@ -80,13 +75,9 @@ class WithLatents(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index], latents_of(self.seed, index, self.latent_size)
-
-
-def latents_of(seed: int, index: int, latent_size: int) -> Tensor:
-    """latents_Z, decided by seed and index."""
-    generator = np.random.default_rng([seed, index])
-    return torch.from_numpy(generator.standard_normal(latent_size, dtype=np.float32))
+        generator = np.random.default_rng([self.seed, index])
+        latents_Z = generator.standard_normal(self.latent_size, dtype=np.float32)
+        return self.images[index], torch.from_numpy(latents_Z)
 
 
 class ImageData(NamedTuple):
@@ -107,20 +98,15 @@ def load_images(data: Mapping[str, Any] | None, *, image_size: int) -> ImageData
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type, all of them.
-        DataError: The folder cannot be read, or holds no images.
+        DataError: The folder holds too few images.
     """
-    config = parse_section(DataConfig, data)
-    colours = config.num_colours
+    config = parse_section(DataConfig, data, section="data")
     sides: tuple[list[Any], list[Any]] = ([], [])
     if config.path is None:
-        colours = 1
         for index, image in enumerate(handwritten_digits()[0]):
             sides[index % DIGITS_EVERY == 0].append(image)
     else:
-        files = [(name, file) for name, file in files_of(config.path) if file.suffix.lower() in SUFFIXES]
-        sides = split([file for _, file in files], [name for name, _ in files], config.validation_fraction)
-        if not all(sides):
-            fix = f"two or more files {', '.join(sorted(SUFFIXES))}"
-            raise data_error(KEY, config.path, f"holds {len(files)} images, too few for two splits.", fix)
-    train, validation = (Images(side, image_size, colours) for side in sides)
-    return ImageData(train, validation, colours, config.num_workers)
+        for side, found in zip(sides, find_images(config.path, config.validation_fraction), strict=True):
+            side += [file for _, file in found]
+    train, validation = (Images(side, image_size) for side in sides)
+    return ImageData(train, validation, 1 if config.path is None else 3, config.num_workers)

@@ -38,32 +38,23 @@ class DCGANConfig(Section):
     """Channels of the generator's last hidden layer; they double towards its first."""
     discriminator_features: int = Field(64, ge=1)
     """Channels of the discriminator's first layer; they double towards its last."""
-    num_colours: int = Field(3, ge=1)
-    """C, as the data has it."""
 
     def widths(self, narrowest: int) -> list[int]:
         """Channels of the layers that each halve the image's height and width, from the narrowest on."""
         return [narrowest * 2**step for step in range(int(math.log2(self.image_size // SMALLEST)))]
 
 
-def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANConfig:
+def dcgan_config(hyperparameters: dict[str, Any]) -> DCGANConfig:
     """The configuration of the models, out of all the hyperparameters.
-
-    Args:
-        hyperparameters: Of the trial; those that the models do not read are ignored.
-        of_the_data: ``num_colours``.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    given = {**hyperparameters, **of_the_data}
-    config = parse_section(DCGANConfig, given, section="hyperparameters", closed=False)
+    config = parse_section(DCGANConfig, hyperparameters)
     size = config.image_size
     if size < 2 * SMALLEST or size & (size - 1):
-        below = max(2 * SMALLEST, 2 ** int(math.log2(size)))
         message = "must be a power of two, at least 8: each layer doubles the height and width."
-        fix = f"image_size: {below}" + (f" or {2 * below}" if size > below else "")
-        raise config_error("hyperparameters.image_size", size, message, fix)
+        raise config_error("hyperparameters.image_size", size, message, "image_size: 8, 16, 32, 64, ...")
     return config
 
 
@@ -76,14 +67,15 @@ class Generator(nn.Module):
 
     Args:
         config: Its sizes.
+        num_colours: C.
         seed: Of the weights to start from, which depend on it and on each parameter's name alone.
     """
 
-    def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: DCGANConfig, *, num_colours: int = 3, seed: int = 0) -> None:
         super().__init__()
         widths = config.widths(config.generator_features)[::-1]
         layers: list[nn.Module] = [nn.ConvTranspose2d(config.latent_size, widths[0], SMALLEST, bias=False)]
-        for wide, narrow in itertools.pairwise([*widths, config.num_colours]):
+        for wide, narrow in itertools.pairwise([*widths, num_colours]):
             doubling = nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False)
             layers += [_norm(wide), nn.ReLU(), doubling]
         self.layers = nn.Sequential(*layers)
@@ -99,14 +91,15 @@ class Discriminator(nn.Module):
 
     Args:
         config: Its sizes.
+        num_colours: C.
         seed: Of the weights to start from.
     """
 
-    def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: DCGANConfig, *, num_colours: int = 3, seed: int = 0) -> None:
         super().__init__()
         widths = config.widths(config.discriminator_features)
         layers: list[nn.Module] = [
-            nn.Conv2d(config.num_colours, widths[0], 4, stride=2, padding=1, bias=False),
+            nn.Conv2d(num_colours, widths[0], 4, stride=2, padding=1, bias=False),
             nn.LeakyReLU(SLOPE),
         ]
         for narrow, wide in itertools.pairwise(widths):

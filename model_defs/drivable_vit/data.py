@@ -24,7 +24,7 @@ NOISE = 0.03  # of the drawn cameras, standard deviation of a colour in [0, 1]
 TRAIN, VALIDATION = 0, 1
 
 
-class DataConfig(Section):
+class DataConfig(Section, extra="forbid"):
     """The ``data`` section of the experiment YAML."""
 
     path: str | None = Field(None, min_length=1)
@@ -38,7 +38,7 @@ class DataConfig(Section):
     num_validation_scenes: int = Field(128, ge=1)
     """Drawn scenes for validation, none of which is trained on."""
     validation_fraction: float = Field(0.1, gt=0, lt=1)
-    """About this part of a folder's scenes is for validation, where it has no train.txt and validation.txt."""
+    """About this part of a folder's scenes is for validation, where it has no ``train`` and ``val``."""
     num_workers: int = Field(0, ge=0)
     """Processes a rank that read or draw ahead."""
 
@@ -50,19 +50,17 @@ class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         num_scenes: How many there are.
-        seed: Of all of them.
-        split: ``TRAIN`` or ``VALIDATION``: other scenes under the same seed.
+        seed: Of all of them, and of their split: ``(seed, TRAIN)`` or ``(seed, VALIDATION)``.
         img_size: Height and width of a view, in pixels.
         num_views: Cameras of the rig.
         num_moments: Moments, the last of which is the present one.
     """
 
     def __init__(
-        self, num_scenes: int, *, seed: int, split: int, img_size: int, num_views: int, num_moments: int
+        self, num_scenes: int, seed: tuple[int, int], *, img_size: int, num_views: int, num_moments: int
     ) -> None:
         self.num_scenes = num_scenes
         self.seed = seed
-        self.split = split
         self.img_size = img_size
         self.num_views = num_views
         self.num_moments = num_moments
@@ -73,7 +71,7 @@ class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not 0 <= index < self.num_scenes:
             raise IndexError(f"scene {index} of {self.num_scenes}")
-        generator = np.random.default_rng([self.seed, self.split, index])
+        generator = np.random.default_rng([*self.seed, index])
         scene, size = draw_scene(generator), self.img_size
         seen = [
             [
@@ -110,12 +108,12 @@ def load_data(data: Mapping[str, Any] | None, *, img_size: int, seed: int) -> Dr
         ConfigError: Unknown keys or values of the wrong type, all of them.
         DataError: The folder does not have the layout, or a file in it cannot be read.
     """
-    config = parse_section(DataConfig, data)
+    config = parse_section(DataConfig, data, section="data")
     moments, workers = config.num_moments, config.num_workers
     if config.path is None:
         shape = {"img_size": img_size, "num_views": config.num_views, "num_moments": moments}
-        train = DrawnScenes(config.num_train_scenes, seed=seed, split=TRAIN, **shape)
-        validation = DrawnScenes(config.num_validation_scenes, seed=seed, split=VALIDATION, **shape)
+        train = DrawnScenes(config.num_train_scenes, (seed, TRAIN), **shape)
+        validation = DrawnScenes(config.num_validation_scenes, (seed, VALIDATION), **shape)
         return DrivableData(train, validation, config.num_views, moments, workers)
     scenes, held_out, num_views = read_frames(config.path, config.validation_fraction, moments)
     train_windows, windows = (FrameWindows(each, moments, img_size) for each in (scenes, held_out))

@@ -2,17 +2,17 @@
 
 ::
 
-    <path>/train.txt                                     names of scenes, one a line
-    <path>/validation.txt                                and those for validation
-    <path>/scenes/<scene>/<moment>/<view>.png            an image (or .jpg, .jpeg)
-    <path>/scenes/<scene>/<moment>/<view>_mask.png       its mask, of the same size: 0 not drivable, all else drivable
+    <path>/<scene>/<moment>/<view>.png            an image (or .jpg, .jpeg)
+    <path>/<scene>/<moment>/<view>_mask.png       its mask, of the same size: 0 not drivable, all else drivable
 
 The moments of a scene are in the order of their names; every moment of every scene has the same views. A sample is
-``num_moments`` moments in a row. Without the two text files, scenes go to validation by a hash of their names.
+``num_moments`` moments in a row. With folders ``train`` and ``val``, each with scenes, those are the splits; else
+scenes go to validation by a hash of their names.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from determined_ds.errors import DataError
-from model_defs.common.files import split
-from model_defs.common.images import KEY, opened
+from model_defs.common.images import KEY, find_images, opened
 from model_defs.common.sections import data_error
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-MASK = "_mask"
-LAYOUT = "scenes/<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
+LAYOUT = "<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
 Moment = list[tuple[Path, Path]]  # of each view, in the order of their names: the image and its mask
 
 
@@ -86,67 +82,43 @@ def read_frames(
 
     Args:
         path: The folder, in the layout above.
-        validation_fraction: About this part of the scenes, where no text files list them.
+        validation_fraction: About this part of the scenes, where the folder has no ``train`` and ``val``.
         num_moments: A scene with fewer moments gives no sample.
 
     Raises:
-        DataError: A file is missing, a mask is of another size, a moment lacks a view, a list names an unknown scene,
-            or a split has no sample.
+        DataError: A file is missing, a mask is of another size, a moment lacks a view, or a split has no sample.
     """
-    root = Path(path).expanduser()
-    scenes_dir, lists = root / "scenes", [root / "train.txt", root / "validation.txt"]
-    if not scenes_dir.is_dir():
-        raise _refusal(scenes_dir, "no such folder.", f"lay the data out as {LAYOUT}; or data.path: null")
-    names = sorted(entry.name for entry in scenes_dir.iterdir() if entry.is_dir())
-    train, validation = split(names, names, validation_fraction)
-    if any(file.is_file() for file in lists):
-        try:
-            train, validation = (file.read_text(encoding="utf-8").split("\n") for file in lists)
-        except (OSError, UnicodeDecodeError) as error:
-            raise _refusal(
-                root, f"cannot be read: {error}.", "two text files with one scene a line"
-            ) from error
-        train, validation = ([line.strip() for line in side if line.strip()] for side in (train, validation))
-        if strange := sorted({*train, *validation} - set(names)):
-            message = f"scene {strange[0]!r} is not in scenes/."
-            raise _refusal(root, message, "add it, or take it out of the list")
-        if both := sorted(set(train) & set(validation)):
-            message = f"scenes for training and for validation at once: {', '.join(both[:3])}."
-            raise _refusal(lists[1], message, "keep each in one of the two lists")
     views: list[str] = []
     sides: tuple[list[list[Moment]], list[list[Moment]]] = ([], [])
-    for side, scenes in zip(sides, (train, validation), strict=True):
-        for scene in scenes:
-            folders = [folder for folder in sorted((scenes_dir / scene).iterdir()) if folder.is_dir()]
-            side.append([_moment(folder) for folder in folders])
-            for moment in side[-1]:
-                there = [image.stem for image, _ in moment]
+    found = find_images(path, validation_fraction, by=lambda name: name.split("/")[0])
+    for side, images in zip(sides, found, strict=True):
+        frames = [each for each in images if not each.file.stem.endswith("_mask")]
+        for name, file in frames:
+            if name.count("/") != 2:
+                raise data_error(KEY, str(file), "is not in a scene and a moment.", LAYOUT)
+        for _, of_scene in groupby(frames, key=lambda each: each.name.split("/")[0]):
+            side.append([])
+            for _, of_moment in groupby(of_scene, key=lambda each: each.name.split("/")[1]):
+                files = [each.file for each in of_moment]
+                there = [file.stem for file in files]
                 views = views or there
-                if not there or there != views:
+                if there != views:
                     message = f"its views are {there}; those of the other moments are {views}."
                     fix = "the same views in every moment of every scene"
-                    raise _refusal(scenes_dir / scene, message, fix)
+                    raise data_error(KEY, str(files[0].parent), message, fix)
+                side[-1].append([(file, _checked_mask(file)) for file in files])
         if not any(len(moments) >= num_moments for moments in side):
-            message = f"a split has no sample: none of its {len(scenes)} scenes has {num_moments} moments."
+            message = f"a split has no sample: none of its {len(side)} scenes has {num_moments} moments."
             fix = "more scenes, fewer data.num_moments, or another data.validation_fraction"
-            raise _refusal(root, message, fix)
+            raise data_error(KEY, path, message, fix)
     return *sides, len(views)
 
 
-def _moment(folder: Path) -> Moment:
-    """The headers checked."""
-    moment = [
-        (file, folder / f"{file.stem}{MASK}.png")
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.stem.endswith(MASK)
-    ]
-    for image, mask in moment:
-        with opened(image) as seen, opened(mask) as drivable:
-            if seen.size != drivable.size:
-                message = f"is of {drivable.size} pixels, and {image.name} of {seen.size}."
-                raise _refusal(mask, message, "a mask of the size of its image")
-    return moment
-
-
-def _refusal(path: Path, message: str, fix: str) -> DataError:
-    return data_error(KEY, str(path), message, fix)
+def _checked_mask(image: Path) -> Path:
+    """The mask of an image, of its size."""
+    mask = image.with_name(f"{image.stem}_mask.png")
+    with opened(image) as seen, opened(mask) as drivable:
+        if seen.size != drivable.size:
+            message = f"is of {drivable.size} pixels, and {image.name} of {seen.size}."
+            raise data_error(KEY, str(mask), message, "a mask of the size of its image")
+    return mask

@@ -1,4 +1,4 @@
-"""A multi-view drivable-space vision transformer: torch only, without anything special for ZeRO 3.
+"""A multi-view drivable-space vision transformer, without anything special for ZeRO 3.
 
 Patches attend within their image, then across the views of a moment, then across moments; a light decoder turns
 them back into pixels. Every parameter is used in the forward of the module that owns it and nowhere else, which is
@@ -10,9 +10,10 @@ N patches of an image, T tokens that attend to each other, D embedding width, S 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import deepspeed
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from model_defs.common.sections import Section, config_error, parse_section
 
 COLOURS = 3
 INIT_STD = 0.02
-Run = Callable[..., Tensor]
 
 
 class DrivableViTConfig(Section):
@@ -46,32 +46,25 @@ class DrivableViTConfig(Section):
     """Hidden width of a block's MLP, in units of D."""
     decoder_channels: int = Field(8, ge=1)
     """K, features of a pixel before the decoder's convolutions."""
-    num_views: int = Field(3, ge=1)
-    """V, the most views of a moment."""
-    num_moments: int = Field(2, ge=1)
-    """M, the most moments of a sample."""
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass instead of keeping what it computed."""
 
 
-def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DrivableViTConfig:
+def model_config(hyperparameters: dict[str, Any]) -> DrivableViTConfig:
     """The model's configuration, out of all the hyperparameters.
-
-    Args:
-        hyperparameters: Of the trial; those that the model does not read are ignored.
-        of_the_data: ``num_views`` and ``num_moments``.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    given = {**hyperparameters, **of_the_data}
-    config = parse_section(DrivableViTConfig, given, section="hyperparameters", closed=False)
-    for name, divisor, of, number in (
-        ("patch_size", config.patch_size, "img_size", config.img_size),
-        ("num_heads", config.num_heads, "embed_dim", config.embed_dim),
-    ):
+    config = parse_section(DrivableViTConfig, hyperparameters)
+    for name, of in (("patch_size", "img_size"), ("num_heads", "embed_dim")):
+        divisor, number = getattr(config, name), getattr(config, of)
         if number % divisor:
-            near = min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - divisor))
-            fix = f"{name}: {near}; or {of}: {number + divisor - number % divisor}"
-            raise config_error(f"hyperparameters.{name}", divisor, f"does not divide {of} {number}.", fix)
+            message, fix = (
+                f"does not divide {of} {number}.",
+                f"{of}: a multiple of {divisor}, or another {name}",
+            )
+            raise config_error(f"hyperparameters.{name}", divisor, message, fix)
     return config
 
 
@@ -92,12 +85,12 @@ class Patches(nn.Module):
 class Positions(nn.Module):
     """Adds to each token where in its image it lies, which camera saw it, and when."""
 
-    def __init__(self, config: DrivableViTConfig) -> None:
+    def __init__(self, config: DrivableViTConfig, num_views: int, num_moments: int) -> None:
         super().__init__()
         num_patches = (config.img_size // config.patch_size) ** 2
         self.patch_ND = nn.Parameter(torch.zeros(num_patches, config.embed_dim))
-        self.view_VD = nn.Parameter(torch.zeros(config.num_views, config.embed_dim))
-        self.moment_MD = nn.Parameter(torch.zeros(config.num_moments, config.embed_dim))
+        self.view_VD = nn.Parameter(torch.zeros(num_views, config.embed_dim))
+        self.moment_MD = nn.Parameter(torch.zeros(num_moments, config.embed_dim))
 
     def forward(self, hidden_BMVND: Tensor) -> Tensor:
         _, moments, views, _, _ = hidden_BMVND.shape
@@ -172,17 +165,18 @@ class DrivableViT(nn.Module):
 
     Args:
         config: Its sizes.
+        num_views: V, the most views of a moment.
+        num_moments: M, the most moments of a sample.
         seed: Of the weights to start from, which depend on it and on each parameter's name alone.
-        checkpoint: Runs a block without keeping its activations, ``checkpoint(block, hidden)``, such as
-            ``deepspeed.checkpointing.checkpoint``; None keeps them.
     """
 
-    def __init__(self, config: DrivableViTConfig, *, seed: int = 0, checkpoint: Run | None = None) -> None:
+    def __init__(
+        self, config: DrivableViTConfig, *, num_views: int = 3, num_moments: int = 2, seed: int = 0
+    ) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint = checkpoint
         self.patches = Patches(config)
-        self.positions = Positions(config)
+        self.positions = Positions(config, num_views, num_moments)
         self.spatial = nn.ModuleList(Block(config) for _ in range(config.spatial_layers))
         self.cross_view = nn.ModuleList(Block(config) for _ in range(config.cross_view_layers))
         self.temporal = nn.ModuleList(Block(config, causal=True) for _ in range(config.temporal_layers))
@@ -220,9 +214,13 @@ class DrivableViT(nn.Module):
         return self.decoder(hidden.reshape(batch, moments, views, patches, width), pixels_BMVCHW)
 
     def _run(self, blocks: nn.ModuleList, hidden_STD: Tensor) -> Tensor:
-        checkpoint = None if hidden_STD.is_meta or not torch.is_grad_enabled() else self.checkpoint
+        is_kept = (
+            not self.config.activation_checkpointing or hidden_STD.is_meta or not torch.is_grad_enabled()
+        )
         for block in blocks:
-            hidden_STD = checkpoint(block, hidden_STD) if checkpoint else block(hidden_STD)
+            # DeepSpeed's, which has the options of the JSON's section activation_checkpointing.
+            run = block if is_kept else partial(deepspeed.checkpointing.checkpoint, block)
+            hidden_STD = run(hidden_STD)
         return hidden_STD
 
 

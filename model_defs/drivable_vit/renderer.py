@@ -24,103 +24,72 @@ PAVEMENT_M = 1.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boxes:
-    """Upright boxes: cars, walls, trees.
-
-    Args:
-        center_K2: Where they stand at the last moment.
-        half_K3: Half their length, half their width, their height.
-        yaw_K: Where they head.
-        speed_K: Metres a second, that way.
-        colour_K3: In [0, 1].
-    """
-
-    center_K2: np.ndarray
-    half_K3: np.ndarray
-    yaw_K: np.ndarray
-    speed_K: np.ndarray
-    colour_K3: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A place and what moves through it."""
+    """A place and what moves through it; colours are in [0, 1]."""
 
-    bend: float
-    """Of the road's middle line y = bend/2 x², in 1/m."""
-    half_width: float
-    crossing: tuple[float, float, int] | None
-    """Where a crossing's middle is, half its width, and its side: -1 right, 1 left, 0 both."""
-    lateral: float
-    """Of the rig, from the road's middle."""
+    bend: float  # of the road's middle line y = bend/2 x², in 1/m
+    half_width: float  # of the road
+    crossing: (
+        tuple[float, float, int] | None
+    )  # where its middle is, half its width; its side: -1 right, 1 left, 0 both
+    lateral: float  # of the rig, from the road's middle
     speed: float
-    heading: float
-    """Of the rig, from the road's own."""
+    heading: float  # of the rig, from the road's own
     pitch: float
     road_3: np.ndarray
     pavement_3: np.ndarray
     verge_3: np.ndarray
     sky_3: np.ndarray
     light: float
-    shadows: float
-    """Phase of the shadows across the road."""
-    boxes: Boxes
-
-    def middle(self, x: np.ndarray | float) -> np.ndarray | float:
-        """y of the road's middle line at x."""
-        return 0.5 * self.bend * np.square(x)
+    shadows: float  # phase of the shadows across the road
+    # Upright boxes, one or more: cars, walls, trees.
+    center_K2: np.ndarray  # where they stand at the last moment
+    half_K3: np.ndarray  # half their length, half their width, their height
+    yaw_K: np.ndarray  # where they head
+    speed_K: np.ndarray  # metres a second, that way
+    colour_K3: np.ndarray
 
 
 def draw_scene(generator: np.random.Generator) -> Scene:
     """A scene at random."""
-    uniform = generator.uniform
+    uniform, integers = generator.uniform, generator.integers
     half_width = uniform(2.0, 6.5)
     grey = uniform(0.22, 0.5)
     verges = np.array([[0.25, 0.4, 0.18], [0.45, 0.38, 0.25], [0.5, 0.48, 0.42], [0.3, 0.33, 0.3]])
     skies = np.array([[0.55, 0.7, 0.9], [0.75, 0.77, 0.8], [0.85, 0.65, 0.5]])
     crossing = None
     if uniform() < 0.5:
-        crossing = (uniform(8, 35), uniform(2.5, 5.0), int(generator.integers(-1, 2)))
-    bend = uniform(-0.03, 0.03)
-    return Scene(
-        bend=bend,
-        half_width=half_width,
-        crossing=crossing,
-        lateral=uniform(-0.7, 0.7) * (half_width - 1.0),
-        speed=uniform(0, 14),
-        heading=np.radians(uniform(-25, 25)),
-        pitch=np.radians(uniform(2, 14)),
-        road_3=grey + uniform(-0.02, 0.02, 3),
+        crossing = (uniform(8, 35), uniform(2.5, 5.0), int(integers(-1, 2)))
+    place = {
+        "bend": (bend := uniform(-0.03, 0.03)),
+        "half_width": half_width,
+        "crossing": crossing,
+        "lateral": uniform(-0.7, 0.7) * (half_width - 1.0),
+        "speed": uniform(0, 14),
+        "heading": np.radians(uniform(-25, 25)),
+        "pitch": np.radians(uniform(2, 14)),
+        "road_3": grey + uniform(-0.02, 0.02, 3),
         # Pavements are of the road's grey, or nearly: colour alone does not tell them apart.
-        pavement_3=np.clip(grey + uniform(-0.06, 0.2) + uniform(-0.02, 0.02, 3), 0, 1),
-        verge_3=np.clip(verges[generator.integers(len(verges))] + uniform(-0.06, 0.06, 3), 0, 1),
-        sky_3=skies[generator.integers(len(skies))],
-        light=uniform(0.6, 1.15),
-        shadows=uniform(0, 40),
-        boxes=_draw_boxes(generator, half_width, bend),
-    )
-
-
-def _draw_boxes(generator: np.random.Generator, half_width: float, bend: float) -> Boxes:
-    uniform = generator.uniform
-    num_cars, num_others = int(generator.integers(0, 7)), int(generator.integers(3, 8))
-    along_K = np.concatenate([uniform(3.5, 35, num_cars), uniform(-8, 55, num_others)])
-    on_road = uniform(-0.85, 0.85, num_cars) * half_width
-    away = generator.choice([-1, 1], num_others) * (half_width + PAVEMENT_M + uniform(1.5, 9, num_others))
-    car_half = np.stack(
-        [uniform(1.8, 2.6, num_cars), uniform(0.8, 1.1, num_cars), uniform(1.3, 2.6, num_cars)], 1
-    )
-    other_half = np.stack(
-        [uniform(0.3, 5, num_others), uniform(0.3, 1.5, num_others), uniform(2, 8, num_others)], 1
-    )
-    return Boxes(
-        center_K2=np.stack([along_K, 0.5 * bend * along_K**2 + np.concatenate([on_road, away])], axis=1),
+        "pavement_3": np.clip(grey + uniform(-0.06, 0.2) + uniform(-0.02, 0.02, 3), 0, 1),
+        "verge_3": np.clip(verges[integers(len(verges))] + uniform(-0.06, 0.06, 3), 0, 1),
+        "sky_3": skies[integers(len(skies))],
+        "light": uniform(0.6, 1.15),
+        "shadows": uniform(0, 40),
+    }
+    cars, others = int(integers(0, 7)), int(integers(3, 8))
+    along_K = np.concatenate([uniform(3.5, 35, cars), uniform(-8, 55, others)])
+    on_road = uniform(-0.85, 0.85, cars) * half_width
+    beside = generator.choice([-1, 1], others) * (half_width + PAVEMENT_M + uniform(1.5, 9, others))
+    car_half = np.stack([uniform(1.8, 2.6, cars), uniform(0.8, 1.1, cars), uniform(1.3, 2.6, cars)], 1)
+    other_half = np.stack([uniform(0.3, 5, others), uniform(0.3, 1.5, others), uniform(2, 8, others)], 1)
+    car_speed = uniform(0, 12, cars) * generator.choice([-1, 0, 1], cars)
+    return Scene(
+        **place,
+        center_K2=np.stack([along_K, 0.5 * bend * along_K**2 + np.concatenate([on_road, beside])], axis=1),
         half_K3=np.concatenate([car_half, other_half]),
         yaw_K=np.arctan(bend * along_K),
-        speed_K=np.concatenate(
-            [uniform(0, 12, num_cars) * generator.choice([-1, 0, 1], num_cars), np.zeros(num_others)]
-        ),
-        colour_K3=uniform(0.05, 0.9, (num_cars + num_others, 3)),
+        speed_K=np.concatenate([car_speed, np.zeros(others)]),
+        colour_K3=uniform(0.05, 0.9, (cars + others, 3)),
     )
 
 
@@ -142,19 +111,17 @@ def render(
     past_s = moments_ago * SECONDS_A_MOMENT
     x = -scene.speed * past_s
     yaw = np.arctan(scene.bend * x) + scene.heading + ((num_views - 1) / 2 - view) * VIEW_SPACING
-    eye_3 = np.array([x, float(scene.middle(x)) + scene.lateral, CAMERA_HEIGHT_M])
+    eye_3 = np.array([x, 0.5 * scene.bend * x**2 + scene.lateral, CAMERA_HEIGHT_M])
     rays_R3 = _rays(img_size, yaw, scene.pitch)
     with np.errstate(divide="ignore"):
         ground_R = np.where(rays_R3[:, 2] < 0, -CAMERA_HEIGHT_M / rays_R3[:, 2], np.inf)
-    box_R, nearest_R, face_R = _meet_boxes(scene.boxes, eye_3, rays_R3, past_s)
+    box_R, nearest_R, face_R = _meet_boxes(scene, eye_3, rays_R3, past_s)
     is_box_R = (box_R < ground_R) & (box_R < FARTHEST_M)
     is_ground_R = ~is_box_R & (ground_R < FARTHEST_M)
     points_R2 = eye_3[:2] + rays_R3[:, :2] * np.where(is_ground_R, ground_R, 0.0)[:, None]
     colours_R3, drivable_R = _ground(scene, points_R2, np.where(is_ground_R, ground_R, 0.0))
     colours_R3 = np.where(is_ground_R[:, None], colours_R3, scene.sky_3 * (1 - 0.3 * rays_R3[:, 2:]))
-    if len(scene.boxes.yaw_K):
-        painted_R3 = scene.boxes.colour_K3[nearest_R] * face_R[:, None]
-        colours_R3 = np.where(is_box_R[:, None], painted_R3, colours_R3)
+    colours_R3 = np.where(is_box_R[:, None], scene.colour_K3[nearest_R] * face_R[:, None], colours_R3)
     distance_R = np.where(is_box_R, box_R, np.where(is_ground_R, ground_R, FARTHEST_M))
     haze_R1 = 0.6 * (1 - np.exp(-distance_R / 70))[:, None]
     colours_R3 = np.clip(scene.light * (colours_R3 * (1 - haze_R1) + scene.sky_3 * haze_R1), 0, 1)
@@ -177,7 +144,7 @@ def _rays(img_size: int, yaw: float, pitch: float) -> np.ndarray:
 def _ground(scene: Scene, points_R2: np.ndarray, distance_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Colour of the ground at each point, and whether it is road."""
     x, y = points_R2.T
-    across = y - scene.middle(x)
+    across = y - 0.5 * scene.bend * x**2
     road = np.abs(across) < scene.half_width
     pavement = np.abs(across) < scene.half_width + PAVEMENT_M
     if scene.crossing is not None:
@@ -205,14 +172,12 @@ def _noise(column: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def _meet_boxes(
-    boxes: Boxes, eye_3: np.ndarray, rays_R3: np.ndarray, past_s: float
+    scene: Scene, eye_3: np.ndarray, rays_R3: np.ndarray, past_s: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How far each ray goes until it meets a box (inf: never), which one, and how bright its face is."""
-    if not len(boxes.yaw_K):
-        return np.full(len(rays_R3), np.inf), np.zeros(len(rays_R3), np.int64), np.ones(len(rays_R3))
-    cos_K, sin_K = np.cos(boxes.yaw_K), np.sin(boxes.yaw_K)
-    travelled_K2 = past_s * boxes.speed_K[:, None] * np.stack([cos_K, sin_K], 1)
-    off_K2 = eye_3[:2] - boxes.center_K2 + travelled_K2
+    cos_K, sin_K = np.cos(scene.yaw_K), np.sin(scene.yaw_K)
+    travelled_K2 = past_s * scene.speed_K[:, None] * np.stack([cos_K, sin_K], 1)
+    off_K2 = eye_3[:2] - scene.center_K2 + travelled_K2
 
     def turned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.stack([x * cos_K + y * sin_K, y * cos_K - x * sin_K], axis=-1)
@@ -222,8 +187,8 @@ def _meet_boxes(
     upward_RK1 = np.broadcast_to(rays_R3[:, 2, None, None], (*planar_RK2.shape[:2], 1))
     rays_RK3 = np.concatenate([planar_RK2, upward_RK1], axis=-1)
     rays_RK3 = np.where(np.abs(rays_RK3) < 1e-9, 1e-9, rays_RK3)
-    low_K3 = boxes.half_K3 * [-1, -1, 0]
-    one, other = (low_K3 - start_K3) / rays_RK3, (boxes.half_K3 - start_K3) / rays_RK3
+    low_K3 = scene.half_K3 * [-1, -1, 0]
+    one, other = (low_K3 - start_K3) / rays_RK3, (scene.half_K3 - start_K3) / rays_RK3
     enter_RK3, leave_RK = np.minimum(one, other), np.maximum(one, other).min(-1)
     enter_RK = enter_RK3.max(-1)
     hits_RK = np.where((enter_RK < leave_RK) & (enter_RK > 0), enter_RK, np.inf)

@@ -10,7 +10,7 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embed
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from model_defs.common.parameters import generator_of
-from model_defs.common.sections import Section, config_error, parse_section
+from model_defs.common.sections import Section, config_error
 
 # The sizes of the paper, as published on the Hugging Face hub; "tiny" is ours, for tests and laptops.
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -50,64 +50,38 @@ class Options(Section):
     pretrained: str | None = Field(None, min_length=1)
     """Folder or hub name of a checkpoint to start from; None: random weights, drawn by the seed."""
     activation_checkpointing: bool | None = None
-    """True: an interval of 1."""
-    activation_checkpoint_interval: int | None = Field(None, ge=0)
+    """Compute blocks again in the backward pass: false, none; true, as the interval says, or each by itself."""
+    activation_checkpoint_interval: int = Field(0, ge=0)
     """Blocks of which only the input is kept, to be computed again together in the backward pass; 0: none."""
 
-    def interval(self) -> int:
-        """Of checkpoints of activations.
 
-        Raises:
-            ConfigError: The two hyperparameters contradict each other.
-        """
-        switch, interval = self.activation_checkpointing, self.activation_checkpoint_interval
-        if interval is None:
-            return int(switch or False)
-        if switch not in (None, bool(interval)):
-            message = f"contradicts activation_checkpointing: {str(switch).lower()}."
-            fix = "leave out activation_checkpointing: the interval is enough"
-            raise config_error("hyperparameters.activation_checkpoint_interval", interval, message, fix)
-        return interval
-
-    def vocabulary(self, num_tokens: int) -> int:
-        """V, of a tokenizer of so many tokens.
-
-        Raises:
-            ConfigError: ``vocab_size`` is less.
-        """
-        if self.vocab_size is not None and self.vocab_size < num_tokens:
-            message = f"must be at least {num_tokens}, the tokens of the tokenizer."
-            fix = f"vocab_size: {num_tokens} or more; or leave it out"
-            raise config_error("hyperparameters.vocab_size", self.vocab_size, message, fix)
-        return self.vocab_size or num_tokens
-
-
-def gpt2_config(
-    model_size: str = "tiny", *, vocab_size: int, attention: str = "sdpa", **options: Any
-) -> transformers.GPT2Config:
-    """The configuration of a GPT-2 of a named size.
+def gpt2_config(options: Options, *, num_tokens: int, attention: str = "sdpa") -> transformers.GPT2Config:
+    """The configuration of a GPT-2.
 
     Args:
-        model_size: One of :data:`MODEL_SIZES`.
-        vocab_size: V, at least 1.
+        options: What to build.
+        num_tokens: Of the tokenizer; V is at least as many.
         attention: The attention kernel, by transformers' name.
-        options: ``sequence_length`` and ``dropout``, as in :class:`Options`.
 
     Raises:
-        ConfigError: Everything that is wrong with the options.
+        ConfigError: ``vocab_size`` is less than that.
     """
-    given = {"model_size": model_size, **options}
-    chosen = parse_section(Options, given, section="hyperparameters")
-    dropout, positions = chosen.dropout, chosen.sequence_length
+    vocab_size, positions = options.vocab_size or num_tokens, options.sequence_length
+    if vocab_size < num_tokens:
+        message, fix = (
+            f"must be at least {num_tokens}, the tokens of the tokenizer.",
+            f"vocab_size: {num_tokens}",
+        )
+        raise config_error("hyperparameters.vocab_size", vocab_size, message, fix)
     # Ids that lie outside the vocabulary would be saved with the model and mislead its users.
     end_of_text = vocab_size - 1 if vocab_size == PUBLISHED_VOCAB_SIZE else None
     return transformers.GPT2Config(
-        **MODEL_SIZES[model_size],
+        **MODEL_SIZES[options.model_size],
         vocab_size=vocab_size,
-        n_positions=positions if model_size == "tiny" else max(positions, PUBLISHED_POSITIONS),
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
+        n_positions=positions if options.model_size == "tiny" else max(positions, PUBLISHED_POSITIONS),
+        embd_pdrop=options.dropout,
+        attn_pdrop=options.dropout,
+        resid_pdrop=options.dropout,
         bos_token_id=end_of_text,
         eos_token_id=end_of_text,
         use_cache=False,
@@ -115,18 +89,7 @@ def gpt2_config(
     )
 
 
-class HuggingFaceNamed:
-    """A module that knows the canonical names of its parameters: a prefix, then their local names."""
-
-    huggingface_prefix: str = ""
-
-    def huggingface_names(self) -> dict[str, str]:
-        """Local parameter name -> name in the ``state_dict`` of ``transformers.GPT2LMHeadModel``."""
-        assert isinstance(self, nn.Module)
-        return {local: self.huggingface_prefix + local for local, _ in self.named_parameters()}
-
-
-class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
+class GPT2(transformers.GPT2LMHeadModel):
     """The whole model, for data parallel training. Its ``state_dict`` is Hugging Face's own, head tied.
 
     Attributes:
@@ -135,6 +98,7 @@ class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
     """
 
     activation_checkpoint_interval = 0
+    huggingface_prefix = ""
 
     def forward(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Logits of the next token.
@@ -162,7 +126,7 @@ class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
         return self.lm_head(inner.ln_f(hidden_BTC))
 
 
-class TokenEmbedding(HuggingFaceNamed, nn.Embedding):
+class TokenEmbedding(nn.Embedding):
     """Pipeline layer: tokens_BT -> hidden_BTC.
 
     Holds the tied weight and nothing else. DeepSpeed builds a tied layer whole on the first *and* the last
@@ -181,7 +145,7 @@ def tied_head(embedding: TokenEmbedding, hidden_BTC: Tensor) -> Tensor:
     return functional.linear(hidden_BTC, embedding.weight)
 
 
-class PositionEmbedding(HuggingFaceNamed, nn.Module):
+class PositionEmbedding(nn.Module):
     """Pipeline layer: hidden_BTC -> hidden_BTC, with the positions added and dropout applied."""
 
     huggingface_prefix = "transformer."
@@ -197,7 +161,7 @@ class PositionEmbedding(HuggingFaceNamed, nn.Module):
         return self.drop(hidden_BTC + self.wpe(positions_T))
 
 
-class Block(HuggingFaceNamed, GPT2Block):
+class Block(GPT2Block):
     """Pipeline layer: hidden_BTC -> hidden_BTC, one transformer block.
 
     Args:
@@ -213,7 +177,7 @@ class Block(HuggingFaceNamed, GPT2Block):
         return super().forward(hidden_BTC)
 
 
-class FinalNorm(HuggingFaceNamed, nn.LayerNorm):
+class FinalNorm(nn.LayerNorm):
     """Pipeline layer: hidden_BTC -> hidden_BTC, the last layer norm."""
 
     huggingface_prefix = "transformer.ln_f."
@@ -234,18 +198,17 @@ def pipeline_layers(config: transformers.GPT2Config) -> list[LayerSpec]:
 
 
 def parameters_by_huggingface_name(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Canonical name -> parameter, for every named part found in ``module``.
+    """Canonical name -> parameter, for every part in ``module`` that has a ``huggingface_prefix``.
 
     ``module`` may be a :class:`GPT2`, one pipeline layer, or a container of layers such as DeepSpeed's
     ``PipelineModule``, of which each rank holds a part.
     """
-    found: dict[str, nn.Parameter] = {}
-    for part in module.modules():
-        if isinstance(part, HuggingFaceNamed):
-            local = dict(part.named_parameters())
-            found.update({name: local[own] for own, name in part.huggingface_names().items()})
-    assert found, f"no part of GPT-2 in a {type(module).__name__}"
-    return found
+    return {
+        f"{part.huggingface_prefix}{local}": parameter
+        for part in module.modules()
+        if hasattr(part, "huggingface_prefix")
+        for local, parameter in part.named_parameters()
+    }
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
-from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.sections import config_error, parse_section
+from model_defs.common.sections import parse_section
 from model_defs.common.text import load_text, next_token_loss
 from model_defs.gpt2.model import (
     GPT2,
@@ -31,16 +29,12 @@ class _GPT2(ReconciledTrial):
 
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
-        own = self.options = parse_section(Options, hparams, section="hyperparameters", closed=False)
-        self.activation_checkpoint_interval = own.interval()
+        own = self.options = parse_section(Options, hparams)
+        switch, interval = own.activation_checkpointing, own.activation_checkpoint_interval
+        self.activation_checkpoint_interval = interval if switch is None else switch * max(1, interval)
         self.data = load_text(self.context.get_data_config(), own.sequence_length)
-        self.config = gpt2_config(
-            own.model_size,
-            vocab_size=own.vocabulary(self.data.vocab_size),
-            attention=self.sequence.attention(),
-            sequence_length=own.sequence_length,
-            dropout=own.dropout,
-        )
+        num_tokens, attention = self.data.vocab_size, self.sequence.attention()
+        self.config = gpt2_config(own, num_tokens=num_tokens, attention=attention)
         self.sequence.check_heads(self.config.n_head)
 
     def start_weights(self, model: torch.nn.Module) -> None:
@@ -66,8 +60,6 @@ class _GPT2(ReconciledTrial):
 
     def export_files(self, folder: Path) -> None:
         self.data.export_tokenizer(folder)
-        if self.options.pretrained:
-            export_generation_config(self.options.pretrained, folder)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)
@@ -102,23 +94,6 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
     checkpointable_layers = ["Block"]  # noqa: RUF012 — DeepSpeed wants a list
     # By number of blocks. By parameters, DeepSpeed builds the whole model on every rank to count them.
     partition_method = "type:Block"
-
-    def prepare(self) -> None:
-        super().prepare()
-        method, pipe = self.chosen_partition, self.resolved.strategy.pipeline
-        names = [layer.typename.__name__ for layer in pipeline_layers(self.config)]
-        pattern = method.removeprefix("type:")
-        found = [name for name in names if re.search(pattern, name, re.IGNORECASE)]
-        parts = pipe.parts if pipe.chunks > 1 else pipe.ranks
-        if method.startswith("type:") and len(found) < parts:
-            # DeepSpeed would leave a part without a layer that counts.
-            kinds = ", ".join(dict.fromkeys(names))
-            message = f"matches {len(found)} of {len(names)} layers ({kinds}), and there are {parts} parts."
-            fixes = ["partition_method: type:Block"] if self.config.n_layer >= parts else []
-            if len(names) >= parts:
-                fixes.append("partition_method: uniform, which counts all layers")
-            fix = "; or ".join([*fixes, "fewer ranks or chunks"])
-            raise config_error("hyperparameters.partition_method", method, message, fix)
 
     def build_layers(self) -> list[LayerSpec]:
         return pipeline_layers(self.config)

@@ -12,25 +12,13 @@ import torch
 import transformers
 
 from determined_ds.transformers import DetCallback, Trainer, TrainingArguments, init
-from model_defs.common.text import TokenSequences, load_text
+from model_defs.common.text import load_text
 
 
-class Examples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Sequences of tokens as transformers takes them; it shifts the labels itself.
-
-    Args:
-        sequences: Windows of the text.
-    """
-
-    def __init__(self, sequences: TokenSequences) -> None:
-        self._sequences = sequences
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens_T, _ = self._sequences[index]
-        return {"input_ids": tokens_T, "labels": tokens_T}
+def collate(sequences: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A batch as transformers takes it; it shifts the labels itself."""
+    tokens_BT = torch.stack([tokens_T for tokens_T, _ in sequences])
+    return {"input_ids": tokens_BT, "labels": tokens_BT}
 
 
 def main() -> None:
@@ -49,8 +37,9 @@ def main() -> None:
         trainer = Trainer(
             model=transformers.AutoModelForCausalLM.from_config(config),
             args=args,
-            train_dataset=Examples(data.train),
-            eval_dataset=Examples(data.validation),
+            data_collator=collate,
+            train_dataset=data.train,
+            eval_dataset=data.validation,
             callbacks=[DetCallback(core_context, args)],
         )
         trainer.train()

@@ -1,14 +1,10 @@
-"""ViT by a named size or from a checkpoint: ``transformers.ViTForImageClassification``, as it is."""
+"""The sizes and hyperparameters of ViT; the model is ``transformers.ViTForImageClassification``, as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
-import transformers
-from torch import nn
-
-from model_defs.common.classifier import ClassifierOptions, base_config, build_classifier, size
+from model_defs.common.classifier import ClassifierOptions, size
 
 # As published: base google/vit-base-patch16-224, large google/vit-large-patch16-224, huge
 # google/vit-huge-patch14-224-in21k, small WinKawaks/vit-small-patch16-224. "tiny" is ours, for tests and laptops.
@@ -28,23 +24,5 @@ NO_DECAY = ("cls_token", "position_embeddings")
 class Options(ClassifierOptions):
     """The hyperparameters that this model reads."""
 
-    model_size: Literal["tiny", "small", "base", "large", "huge"] | None = "tiny"
-    """One of :data:`MODEL_SIZES`; None takes the size of ``pretrained``."""
-
-
-def vit_config(
-    options: Options, classes: Sequence[str], *, only_sizes: bool = False
-) -> transformers.ViTConfig:
-    """The configuration of the model; see :func:`model_defs.common.classifier.base_config`.
-
-    Raises:
-        ConfigError: More classes than ``num_labels``, or a checkpoint that does not fit.
-    """
-    sizes = MODEL_SIZES[options.model_size] if options.model_size else None
-    config = base_config(options, classes, model_type="vit", sizes=sizes, only_sizes=only_sizes)
-    return transformers.ViTConfig.from_dict(config)
-
-
-def build_vit(options: Options, config: transformers.ViTConfig, seed: int) -> nn.Module:
-    """The model; see :func:`model_defs.common.classifier.build_classifier`."""
-    return build_classifier(transformers.ViTForImageClassification, options, config, head=HEAD, seed=seed)
+    model_size: Literal["tiny", "small", "base", "large", "huge"] = "tiny"
+    """One of :data:`MODEL_SIZES`; of no effect where ``pretrained`` is given, which has its own."""

@@ -7,30 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from torch.nn import functional
 
 from determined_ds import DataLoader, DataParallelTrial
-from model_defs.common.classifier import parse_options
+from model_defs.common.classifier import build_classifier, classifier_config
 from model_defs.common.parameters import decay_groups
-from model_defs.vit.data import EpochSampler, load_images, normalization
-from model_defs.vit.model import NO_DECAY, Options, build_vit, vit_config
+from model_defs.common.sections import parse_section
+from model_defs.vit.data import Images, load_images, normalization_of
+from model_defs.vit.model import HEAD, MODEL_SIZES, NO_DECAY, Options
 
 
 class ViTTrial(DataParallelTrial):
     """``ViTForImageClassification``, replicated."""
 
     def prepare(self) -> None:
-        only_sizes = self.context.device.type == "meta"
-        self.options = parse_options(Options, self.context.get_hparams())
-        self.data = load_images(self.context.get_data_config())
-        self.config = vit_config(self.options, self.data.classes, only_sizes=only_sizes)
-        mean, std = self.normalization = normalization(None if only_sizes else self.options.pretrained)
-        seed, side = self.context.get_trial_seed(), self.config.image_size
-        self.train, self.validation = self.data.datasets(image_size=side, seed=seed, mean=mean, std=std)
+        self.options = parse_section(Options, self.context.get_hparams())
+        data = load_images(self.context.get_data_config())
+        sizes = MODEL_SIZES[self.options.model_size]
+        self.config = classifier_config(transformers.ViTConfig, self.options, data.classes, **sizes)
+        self.normalization, self.num_workers = normalization_of(self.options.pretrained), data.num_workers
+        side = self.config.image_size
+        self.train = Images(data.train, side, self.normalization, data.augmentation)
+        self.validation = Images(data.validation, side, self.normalization)
 
     def build_model(self) -> torch.nn.Module:
-        return build_vit(self.options, self.config, self.context.get_trial_seed())
+        kind, seed = transformers.ViTForImageClassification, self.context.get_trial_seed()
+        return build_classifier(kind, self.options, self.config, head=HEAD, seed=seed)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         return decay_groups(model, NO_DECAY)
@@ -47,7 +51,6 @@ class ViTTrial(DataParallelTrial):
 
     def export_files(self, folder: Path) -> None:
         """``preprocessor_config.json``, by which Hugging Face prepares images as validation does here."""
-        mean, std = self.normalization
         processor = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -56,16 +59,13 @@ class ViTTrial(DataParallelTrial):
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,
-            "image_mean": list(mean),
-            "image_std": list(std),
+            "image_mean": list(self.normalization.mean),
+            "image_std": list(self.normalization.std),
         }
         (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
     def build_training_data_loader(self) -> DataLoader:
-        sampler = EpochSampler(len(self.train))
-        return self.training_loader(
-            self.train, shuffle=False, sampler=sampler, num_workers=self.data.num_workers
-        )
+        return self.training_loader(self.train, num_workers=self.num_workers)
 
     def build_validation_data_loader(self) -> DataLoader:
-        return self.validation_loader(self.validation, num_workers=self.data.num_workers)
+        return self.validation_loader(self.validation, num_workers=self.num_workers)

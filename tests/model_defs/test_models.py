@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+import transformers
+from torch import Tensor, nn
 
 from model_defs.bert import model as bert
 from model_defs.causal_lm import config as causal_config
 from model_defs.causal_lm import model as causal_lm
+from model_defs.common.classifier import build_classifier, classifier_config
 from model_defs.common.parameters import decay_groups
 from model_defs.common.text import next_token_loss
 from model_defs.dcgan import model as dcgan
+from model_defs.dcgan.trial import FrechetDistance, sums_of
 from model_defs.drivable_vit import model as drivable_vit
+from model_defs.drivable_vit.data import TRAIN, VALIDATION, DrawnScenes
+from model_defs.drivable_vit.renderer import CAMERA_HEIGHT_M, Scene, render
 from model_defs.gpt2 import model as gpt2
 from model_defs.vit import model as vit
 from tests.model_defs.causal_lm import tiny
+from tests.package import refusal
 
 CLASSES = ["bread", "cake", "tea"]
-GPT2 = gpt2.gpt2_config("tiny", vocab_size=61, sequence_length=16, dropout=0.1)
+GPT2 = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
 DRIVABLE = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "spatial_layers": 1, "num_heads": 2}
 DCGAN = {"image_size": 16, "latent_size": 6, "generator_features": 8, "discriminator_features": 4}
 
 
 def built_bert(seed: int = 3) -> Any:
     options = bert.Options(dropout=0.0)
-    return bert.build_bert(options, bert.bert_config(options, CLASSES, vocab_size=300), seed)
+    config = bert.bert_config(options, CLASSES, vocab_size=300)
+    return build_classifier(transformers.BertForSequenceClassification, options, config, head=(), seed=seed)
 
 
 def built_vit(seed: int = 3) -> Any:
     options = vit.Options()
-    return vit.build_vit(options, vit.vit_config(options, CLASSES), seed)
+    config = classifier_config(transformers.ViTConfig, options, CLASSES, **vit.MODEL_SIZES["tiny"])
+    return build_classifier(transformers.ViTForImageClassification, options, config, head=(), seed=seed)
 
 
-def built_gpt2(seed: int = 3) -> gpt2.GPT2:
-    model = gpt2.GPT2(GPT2).train()
+def built_gpt2(seed: int = 3, model: Any = None) -> Any:
+    model = model or gpt2.GPT2(GPT2).train()
     gpt2.load_initial_weights(model, GPT2, seed)
     return model
 
@@ -67,40 +77,6 @@ def test_the_seed_alone_decides_the_weights(name: str) -> None:
     assert not all(torch.equal(value, other[key]) for key, value in first.items())
 
 
-def test_full_size_parameters() -> None:
-    """Those of DCGAN as published, group norms for batch norms; of the drivable-space model, twelve ViT-Base blocks."""
-    with torch.device("meta"):
-        generator, discriminator = (
-            dcgan.Generator(dcgan.DCGANConfig()),
-            dcgan.Discriminator(dcgan.DCGANConfig()),
-        )
-        drivable = drivable_vit.DrivableViT(drivable_vit.DrivableViTConfig())
-    assert sum(p.numel() for p in generator.parameters()) == 3_576_704
-    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
-    blocks = [p.numel() for name, p in drivable.named_parameters() if name.split(".")[1].isdigit()]
-    assert sum(blocks) == 12 * 7_087_872
-
-
-@pytest.mark.parametrize("interval", [1, 2, 3, 9])
-def test_no_interval_of_checkpoints_changes_a_gradient_of_gpt2(interval: int) -> None:
-    tokens_BT = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(0))
-    results = []
-    for each in (0, interval):
-        model = built_gpt2()
-        model.activation_checkpoint_interval = each
-        calls: list[int] = []
-        for block in model.transformer.h:
-            block.register_forward_pre_hook(lambda *args, seen=calls: seen.append(1))
-        torch.manual_seed(2)
-        loss = next_token_loss(model(tokens_BT[:, :-1]), tokens_BT[:, 1:])
-        loss.backward()
-        results.append((loss.item(), [p.grad for p in model.parameters()]))
-        assert len(calls) == (8 if each else 4), "each block once, or once more on the way back"
-    (before, gradients), (after, again) = results
-    assert before == after
-    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
-
-
 @pytest.mark.parametrize(("name", "no_decay"), [("bert", ()), ("vit", vit.NO_DECAY)])
 def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
     name: str, no_decay: tuple[str, ...]
@@ -116,3 +92,204 @@ def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
         if parameter.ndim < 2 or key.endswith(("cls_token", "vit.embeddings.position_embeddings"))
     }
     assert of_groups == [set(names.values()) - spared, spared]
+
+
+def test_full_size_parameters() -> None:
+    """Those of DCGAN as published, group norms for batch norms; of the drivable-space model, twelve ViT-Base blocks."""
+    sizes = dcgan.DCGANConfig()
+    with torch.device("meta"):
+        generator, discriminator = dcgan.Generator(sizes), dcgan.Discriminator(sizes)
+        drivable = drivable_vit.DrivableViT(drivable_vit.DrivableViTConfig())
+    assert sum(p.numel() for p in generator.parameters()) == 3_576_704
+    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
+    blocks = [p.numel() for name, p in drivable.named_parameters() if name.split(".")[1].isdigit()]
+    assert sum(blocks) == 12 * 7_087_872
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: drivable_vit.model_config({**DRIVABLE, "patch_size": 5}),
+        lambda: dcgan.dcgan_config({"image_size": 24}),
+        lambda: gpt2.gpt2_config(gpt2.Options(vocab_size=255), num_tokens=256),
+    ],
+)
+def test_sizes_that_do_not_go_together(refused: Callable[[], Any]) -> None:
+    assert refusal(refused).key.startswith("hyperparameters.")
+
+
+# --- GPT-2, in two forms ---
+
+DRAWN = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
+TOKENS_BT, TARGETS_BT = DRAWN[:, :-1], DRAWN[:, 1:]
+
+
+class Pipeline(nn.Module):
+    """The plan composed in one process, as DeepSpeed composes it over many: a tied layer is built once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        self.calls = []
+        tied: dict[str, nn.Module] = {}
+        for spec in gpt2.pipeline_layers(GPT2):
+            key = getattr(spec, "key", None)
+            part = tied.get(key or "") or spec.build()
+            if key:
+                tied[key] = part
+            self.parts.append(part)
+            self.calls.append((getattr(spec, "forward_fn", None), part))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for forward_fn, part in self.calls:
+            hidden = forward_fn(part, hidden) if forward_fn else part(hidden)
+            assert hidden.is_floating_point()
+        return hidden
+
+
+def test_gpt2_is_hugging_faces_own_and_one_model_in_both_forms() -> None:
+    """Names, weights (also of a layer alone), numbers and gradients, that of the tied weight included."""
+    whole, pipeline = built_gpt2(), built_gpt2(model=Pipeline())
+    theirs = transformers.GPT2LMHeadModel(GPT2)
+    assert whole.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(whole(TOKENS_BT), theirs(TOKENS_BT).logits, rtol=0, atol=1e-6)
+    assert whole.lm_head.weight is whole.transformer.wte.weight
+    of_whole, of_layers = map(gpt2.parameters_by_huggingface_name, (whole, pipeline))
+    assert of_whole.keys() == of_layers.keys()
+    assert all(torch.equal(of_whole[name], of_layers[name]) for name in of_whole)
+    alone = built_gpt2(model=gpt2.pipeline_layers(GPT2)[5].build())
+    for name, parameter in gpt2.parameters_by_huggingface_name(alone).items():
+        assert torch.equal(parameter, of_whole[name]), name
+    assert torch.equal(whole(TOKENS_BT), pipeline(TOKENS_BT))
+    for model in (whole, pipeline):
+        next_token_loss(model(TOKENS_BT), TARGETS_BT).backward()
+    for name, parameter in of_whole.items():
+        torch.testing.assert_close(of_layers[name].grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
+    # A token that was never read still gets a gradient: the head's.
+    unread = min(set(range(61)) - set(TOKENS_BT.flatten().tolist()))
+    assert of_layers["transformer.wte.weight"].grad[unread].abs().sum() > 0
+
+
+def test_gpt2s_initial_weights_follow_the_published_distribution() -> None:
+    for name, parameter in built_gpt2().named_parameters():
+        if name.endswith(".bias"):
+            assert not parameter.any(), name
+        elif ".ln_" in name:
+            assert (parameter == 1).all(), name
+        else:
+            std = 0.02 / math.sqrt(2 * GPT2.n_layer) if name.endswith("c_proj.weight") else 0.02
+            tolerance = 5 * std / math.sqrt(parameter.numel())
+            assert abs(parameter.mean().item()) < tolerance, name
+            assert abs(parameter.std().item() - std) < tolerance, name
+
+
+@pytest.mark.parametrize("interval", [1, 3, 9])
+def test_no_interval_of_checkpoints_changes_a_gradient_of_gpt2(interval: int) -> None:
+    config = gpt2.gpt2_config(gpt2.Options(sequence_length=16, dropout=0.1), num_tokens=61)
+    results = []
+    for each in (0, interval):
+        model = built_gpt2(model=gpt2.GPT2(config).train())
+        model.activation_checkpoint_interval = each
+        calls: list[int] = []
+        for block in model.transformer.h:
+            block.register_forward_pre_hook(lambda *args, seen=calls: seen.append(1))
+        torch.manual_seed(2)
+        loss = next_token_loss(model(TOKENS_BT), TARGETS_BT)
+        loss.backward()
+        results.append((loss.item(), [p.grad for p in model.parameters()]))
+        assert len(calls) == (8 if each else 4), "each block once, or once more on the way back"
+    (before, gradients), (after, again) = results
+    assert before == after
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+# --- drivable space ---
+
+
+@torch.no_grad()
+def touched(model: nn.Module, moment: int, view: int) -> list[list[int]]:
+    """Which (moment, view) answers otherwise when the corner of one image is another."""
+    before = torch.randn(1, 2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    after = before.clone()
+    after[0, moment, view, :, :2, :2] += 1
+    # The far corner: what the decoder's own convolutions do not reach.
+    found = (model(after) - model(before))[0, :, :, 8:, 8:].abs().amax((-1, -2)) > 1e-6
+    return found.int().tolist()
+
+
+@pytest.mark.parametrize(
+    ("views", "moments", "of_the_first", "of_the_last"),
+    [
+        (1, 1, [[1, 1, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]]),
+        (1, 0, [[1, 1, 1], [0, 0, 0]], [[0, 0, 0], [1, 1, 1]]),
+        (0, 1, [[0, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0]]),
+    ],
+)
+def test_a_view_sees_the_others_and_a_moment_those_before_it(
+    views: int, moments: int, of_the_first: list[list[int]], of_the_last: list[list[int]]
+) -> None:
+    """Which views of which moments a change of one view is seen by."""
+    layers = {"cross_view_layers": views, "temporal_layers": moments}
+    model = drivable_vit.DrivableViT(drivable_vit.model_config({**DRIVABLE, **layers}))
+    # At the start, what attention adds is too small to see.
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            parameter.data.mul_(10)
+    assert touched(model, moment=0, view=1) == of_the_first
+    assert touched(model, moment=1, view=1) == of_the_last
+
+
+def test_a_scene_is_decided_by_seed_split_and_index() -> None:
+    def drawn(seed: int = 0, split: int = TRAIN) -> DrawnScenes:
+        return DrawnScenes(4, (seed, split), img_size=16, num_views=2, num_moments=2)
+
+    pixels, masks = drawn()[1]
+    torch.rand(3), np.random.rand(3)
+    assert all(torch.equal(a, b) for a, b in zip((pixels, masks), drawn()[1], strict=True))
+    assert (pixels.shape, masks.shape) == ((2, 2, 3, 16, 16), (2, 2, 16, 16))
+    assert -1 <= pixels.min() < pixels.max() <= 1
+    assert set(masks.unique().tolist()) == {0, 1}
+    for other in (drawn()[2], drawn(0, VALIDATION)[1], drawn(1)[1]):
+        assert not torch.equal(pixels, other[0])
+
+
+def mask_of(box: tuple[float, float]) -> np.ndarray:
+    """Of a straight road, with a box there."""
+    calm = dict.fromkeys(("bend", "lateral", "heading", "pitch", "shadows", "speed"), 0.0)
+    colours = dict.fromkeys(("road_3", "pavement_3", "verge_3", "sky_3"), np.ones(3))
+    there = {
+        "center_K2": np.array([box]),
+        "half_K3": np.array([[1.0, 1.0, 2.0]]),
+        "colour_K3": np.zeros((1, 3)),
+    }
+    still = {"yaw_K": np.zeros(1), "speed_K": np.zeros(1), "light": 1.0, "crossing": None}
+    scene = Scene(half_width=3.01, **calm, **colours, **there, **still)
+    return render(scene, img_size=65, view=0, num_views=1, moments_ago=0)[1]
+
+
+def test_the_mask_is_where_the_road_is_and_no_box_hides_it() -> None:
+    """A ray straight ahead that falls d metres below the eye at a distance of 1 m meets the ground at h/d."""
+    free, blocked = mask_of((-50.0, 0.0)), mask_of((8.0, 0.0))
+    assert not free[:33].any(), "the sky, and the horizon"
+    steps = ((np.arange(65) + 0.5) / 65 * 2 - 1) * np.tan(np.radians(34))
+    for row in range(36, 65):
+        assert (free[row] == (np.abs(steps * CAMERA_HEIGHT_M / steps[row]) < 3.01)).all(), row
+    assert not (blocked & ~free).any()
+    near_the_box = int(33 + 65 / 2 * (CAMERA_HEIGHT_M / 7.0) / np.tan(np.radians(34)))
+    assert not blocked[34 : near_the_box - 1, 32].any()
+    assert blocked[near_the_box + 1 :, 32].all()
+    assert blocked[40, 50] == free[40, 50]
+
+
+# --- DCGAN ---
+
+
+def test_the_frechet_distance_is_that_of_two_normal_distributions() -> None:
+    """Of colours that do not depend on each other: |mean difference|² + the sum of (std1 - std2)²."""
+    torch.manual_seed(0)
+    real, generated = (torch.randn(20_000, 1, 8, 8) * std + mean for std, mean in ((1.0, 0.0), (0.5, 0.1)))
+    sums = torch.stack([sums_of(real), sums_of(generated)])
+    distance = FrechetDistance().metric
+    assert distance(sums) == pytest.approx(64 * (0.1**2 + 0.5**2), rel=0.02)
+    assert distance(sums[:1].expand(2, -1, -1)) == pytest.approx(0, abs=1e-9)

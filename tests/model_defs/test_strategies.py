@@ -34,6 +34,7 @@ MODELS = {
         data={"validation_fraction": 0.02},
         training=("loss", "accuracy"),
         validation=("validation_loss", "validation_accuracy"),
+        on_one_rank=False,  # each rank draws how its images are varied
     ),
     "drivable_vit": Model(
         hparams={
@@ -97,19 +98,14 @@ def engines(generator: int, discriminator: int) -> dict[str, int]:
 RECOMPUTED = {"activation_checkpointing": True}
 # Model, ZeRO stage, accumulation, more hyperparameters.
 WAYS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
-    "vit, ZeRO 1, accumulation 2": ("vit", 1, 2, {}),
-    "vit, ZeRO 2": ("vit", 2, 1, {}),
-    "vit, ZeRO 3": ("vit", 3, 1, {}),
-    "vit, ZeRO 3, computed again": ("vit", 3, 2, RECOMPUTED),
+    "vit, ZeRO 1": ("vit", 1, 1, {}),
+    "vit, ZeRO 3, computed again": ("vit", 3, 1, RECOMPUTED),
     "drivable_vit, two ranks": ("drivable_vit", 0, 1, {}),
-    "drivable_vit, ZeRO 1": ("drivable_vit", 1, 1, {}),
     "drivable_vit, ZeRO 2, accumulation 2": ("drivable_vit", 2, 2, {}),
     "drivable_vit, ZeRO 3, computed again": ("drivable_vit", 3, 1, RECOMPUTED),
     "gpt2, ZeRO 2": ("gpt2", 2, 1, {}),
     "gpt2, ZeRO 3, threes computed again": ("gpt2", 3, 1, {"activation_checkpoint_interval": 3}),
-    "dcgan, accumulation 2": ("dcgan", 0, 2, {}),
     "dcgan, ZeRO 1, accumulation 4": ("dcgan", 0, 4, engines(1, 1)),
-    "dcgan, ZeRO 2 and 1": ("dcgan", 0, 1, engines(2, 1)),
     "dcgan, ZeRO 1 and 2, accumulation 2": ("dcgan", 0, 2, engines(1, 2)),
     "dcgan, ZeRO 3": ("dcgan", 0, 1, engines(3, 3)),
 }

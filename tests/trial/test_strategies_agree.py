@@ -134,10 +134,10 @@ def plain(data: dict[str, Any]) -> Losses:
     """The same training in PyTorch alone, one whole batch at a time."""
     from determined_ds import DataLoader
     from model_defs.common.text import load_text, next_token_loss
-    from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights
+    from model_defs.gpt2.model import GPT2, Options, gpt2_config, load_initial_weights
 
     text = load_text(data, SEQUENCE_LENGTH)
-    config = gpt2_config("tiny", vocab_size=text.vocab_size, sequence_length=SEQUENCE_LENGTH)
+    config = gpt2_config(Options(sequence_length=SEQUENCE_LENGTH), num_tokens=text.vocab_size)
     model = GPT2(config)
     load_initial_weights(model, config, SEED)
     optimizer = torch.optim.AdamW(

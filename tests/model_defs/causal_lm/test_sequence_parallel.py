@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
-from determined_ds import SequenceGroup
-from model_defs.causal_lm.config import check_sliced
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
 from tests.model_defs.training import reported
-from tests.package import refusal
 
 TOLERANCE = 1e-5  # relative
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
@@ -71,31 +67,3 @@ def test_a_checkpoint_is_of_no_layout(
         ranks[size].run(tiny.train, tmp_path / "run", hparams, data, batches, latest)
         latest = latest or tiny.checkpoint(tmp_path / "run").name
     assert reported(tmp_path / "run") == pytest.approx(reported(tmp_path / "whole"), rel=TOLERANCE)
-
-
-def group_of(size: int) -> SequenceGroup:
-    """As a rank has it, without the other ranks."""
-    group = SequenceGroup()
-    group.size = size
-    return group
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "isolated", "code"),
-    [
-        (transformers.LlamaConfig(num_attention_heads=8), 3, False, "sequence-heads"),
-        (
-            transformers.LlamaConfig(hidden_size=96, num_attention_heads=12, num_key_value_heads=3),
-            2,
-            False,
-            "sequence-heads",
-        ),
-        (transformers.MistralConfig(sliding_window=31), 2, False, "sequence-window"),
-        (transformers.LlamaConfig(), 2, True, ""),
-    ],
-)
-def test_what_slices_would_train_otherwise_is_refused(
-    config: Any, size: int, isolated: bool, code: str
-) -> None:
-    found = refusal(lambda: check_sliced(config, group_of(size), 32, isolated=isolated))
-    assert found.code == code or not code

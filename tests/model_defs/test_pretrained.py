@@ -1,0 +1,273 @@
+"""Every model starts from a Hugging Face checkpoint, or says what is wrong with it: nothing is drawn in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from model_defs.bert import model as bert
+from model_defs.causal_lm.config import check_fit, check_sliced, find_model, read_config
+from model_defs.causal_lm.lora import LoraOptions, parse_lora, with_lora
+from model_defs.causal_lm.model import build_model, check_masks
+from model_defs.common.classifier import build_classifier, classifier_config
+from model_defs.gpt2 import model as gpt2
+from model_defs.gpt2.pretrained import load_pretrained
+from model_defs.vit import model as vit
+from tests.harness.ranks import Ranks
+from tests.model_defs.causal_lm import tiny
+from tests.package import refusal, refusals
+
+CLASSES = ["bread", "cake", "tea"]
+
+
+def built_vit(source: Path | None, classes: list[str] = CLASSES, seed: int = 3) -> Any:
+    options = vit.Options(pretrained=source and str(source))
+    config = classifier_config(transformers.ViTConfig, options, classes, **vit.MODEL_SIZES["tiny"])
+    kind = transformers.ViTForImageClassification
+    return build_classifier(kind, options, config, head=vit.HEAD, seed=seed)
+
+
+def built_bert(source: Path, **more: Any) -> Any:
+    options = bert.Options(pretrained=str(source), **more)
+    config = bert.bert_config(options, CLASSES, vocab_size=300)
+    kind = transformers.BertForSequenceClassification
+    return build_classifier(kind, options, config, head=bert.HEAD, seed=3)
+
+
+def loaded_gpt2(source: Path) -> Any:
+    """Into the whole model, and into its layers."""
+    config = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
+    layers = nn.ModuleList(spec.build() for spec in gpt2.pipeline_layers(config)[:-1])
+    for model in (gpt2.GPT2(config), layers):
+        load_pretrained(model, str(source))
+        yield model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints: a ViT of other classes, a BERT that is a language model, a GPT-2 in shards."""
+    torch.manual_seed(5)
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("vit", "bert", "gpt2")}
+    built_vit(None, ["one", "two"], seed=8).save_pretrained(folders["vit"])
+    config = bert.bert_config(bert.Options(dropout=0.0), CLASSES, vocab_size=300)
+    transformers.BertForMaskedLM(transformers.BertConfig(**config.to_diff_dict())).save_pretrained(
+        folders["bert"]
+    )
+    of_gpt2 = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
+    transformers.GPT2LMHeadModel(of_gpt2).save_pretrained(folders["gpt2"], max_shard_size="500KB")
+    return folders
+
+
+def test_a_checkpoint_of_another_task_keeps_its_body_and_gets_a_new_head(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    model, again = built_vit(saved["vit"], seed=1), built_vit(saved["vit"], seed=1)
+    assert model.config.id2label == dict(enumerate(CLASSES))
+    assert torch.equal(model.classifier.weight, again.classifier.weight)
+    model.save_pretrained(tmp_path)
+    trained = load_file(saved["vit"] / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        assert (
+            tensor.shape[0] == 3 if name.startswith("classifier.") else torch.equal(tensor, trained[name])
+        ), name
+    body = transformers.BertForMaskedLM.from_pretrained(saved["bert"]).bert.state_dict()
+    found = built_bert(saved["bert"]).bert.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in body.items())
+
+
+def test_gpt2_in_shards_and_by_its_first_names(saved: dict[str, Path], tmp_path: Path) -> None:
+    """As it was first published: no prefix, and the causal mask among the tensors."""
+    trained = transformers.GPT2LMHeadModel.from_pretrained(saved["gpt2"])
+    trained.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    first = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    first["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
+    save_file(first, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for source in (saved["gpt2"], tmp_path):
+        for model in loaded_gpt2(source):
+            for name, parameter in gpt2.parameters_by_huggingface_name(model).items():
+                assert torch.equal(parameter, trained.state_dict()[name]), name
+
+
+# --- what does not fit ---
+
+
+def test_a_checkpoint_that_is_not_there_of_another_model_or_without_room(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    for source in (tmp_path / "nowhere", tmp_path):
+        for build in (built_vit, built_bert, lambda source: next(loaded_gpt2(source))):
+            found = refusal(lambda build=build, source=source: build(source))
+            assert (found.key, found.value) == ("hyperparameters.pretrained", str(source))
+    assert "'bert'" in refusal(lambda: built_vit(saved["bert"])).message
+    long = refusal(lambda: built_bert(saved["bert"], sequence_length=513))
+    assert long.fix == "sequence_length: 512"
+    options = bert.Options(pretrained=str(saved["bert"]))
+    more = refusal(lambda: bert.bert_config(options, CLASSES, vocab_size=301))
+    assert "300 tokens" in more.message
+
+
+NORM, BIAS = "vit.layernorm.weight", "vit.encoder.layer.2.intermediate.dense.bias"  # as published
+CASES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
+    "another shape": (
+        "vit",
+        lambda tensors: tensors.update({NORM: torch.ones(5)}),
+        f"{NORM} has the shape (5,), and (64,)",
+    ),
+    "missing": ("vit", lambda tensors: tensors.pop(BIAS), "vit.layers.2.mlp.fc1.bias is missing"),
+    "gpt2 of another shape": (
+        "gpt2",
+        lambda tensors: tensors.update({"transformer.wpe.weight": torch.ones(9, 128)}),
+        "wpe.weight",
+    ),
+    "gpt2 missing": (
+        "gpt2",
+        lambda tensors: tensors.pop("transformer.h.2.ln_1.bias"),
+        "transformer.h.2.ln_1.bias is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_another_shape_or_missing_are_named(
+    case: str, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    kind, change, said = CASES[case]
+    (tmp_path / "config.json").write_text((saved[kind] / "config.json").read_text())
+    tensors = {
+        name: each for file in saved[kind].glob("*.safetensors") for name, each in load_file(file).items()
+    }
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = refusal(lambda: built_vit(tmp_path) if kind == "vit" else list(loaded_gpt2(tmp_path)))
+    assert (found.key, found.value) == ("hyperparameters.pretrained", str(tmp_path))
+    assert said in found.message
+
+
+# --- any causal language model ---
+
+
+def test_where_a_causal_model_is(tmp_path: Path) -> None:
+    for given in (
+        {"model": str(tmp_path / "nowhere")},
+        {},
+        {"model": "gpt2", "model_config": tiny.MODEL_CONFIG},
+    ):
+        assert refusal(lambda given=given: find_model(given)).key == "hyperparameters.model"
+    assert refusal(lambda: read_config(str(tmp_path), None, vocab_size=256)).key == "hyperparameters.model"
+
+
+@pytest.mark.parametrize(
+    ("model_config", "below", "fix"),
+    [
+        ({"model_type": "lama"}, "", "llama"),
+        ({"hidden_size": 32}, "", "model_type"),
+        ({"model_type": "llama", "hidden_sise": 3}, ".hidden_sise", "hidden_size"),
+        ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, "", "sizes"),
+        ({"model_type": "vit"}, "", "llama"),
+    ],
+)
+def test_a_configuration_that_is_none(model_config: dict[str, Any], below: str, fix: str) -> None:
+    found = refusal(lambda: read_config(None, model_config, vocab_size=256))
+    assert found.key == f"hyperparameters.model_config{below}"
+    assert fix in found.fix
+
+
+def test_a_vocabulary_and_sequences_that_do_not_fit() -> None:
+    config = read_config(None, {**tiny.MODEL_CONFIG, "vocab_size": 100}, vocab_size=256)
+    assert (
+        "model_config.vocab_size: 256"
+        in refusal(lambda: check_fit(config, vocab_size=256, sequence_length=64)).fix
+    )
+    assert (
+        refusal(lambda: check_fit(config, vocab_size=100, sequence_length=65)).fix
+        == "sequence_length: 64 or less"
+    )
+
+
+def group_of(size: int) -> Any:
+    """Ranks that share sequences, as one of them has it, without the others."""
+    from determined_ds import SequenceGroup
+
+    group = SequenceGroup()
+    group.size = size
+    return group
+
+
+def test_what_slices_of_sequences_would_train_otherwise() -> None:
+    three = transformers.LlamaConfig(hidden_size=96, num_attention_heads=12, num_key_value_heads=3)
+    for config, size, code in (
+        (transformers.LlamaConfig(num_attention_heads=8), 3, "sequence-heads"),
+        (three, 2, "sequence-heads"),
+        (transformers.MistralConfig(sliding_window=31), 2, "sequence-window"),
+    ):
+        assert refusal(lambda config=config, size=size: check_sliced(config, group_of(size), 32)).code == code
+    own_masks = transformers.BloomForCausalLM(
+        transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=64)
+    )
+    assert refusal(lambda: check_masks(own_masks)).key == "hyperparameters.sequence_parallel_size"
+
+
+def test_the_options_of_lora() -> None:
+    """A search has the targets beside it: a master draws two of one mapping in random order."""
+    assert parse_lora({}) is None
+    beside = parse_lora({"lora": {"r": 4}, "target_modules": ["q_proj"]})
+    assert beside == LoraOptions(r=4, target_modules=["q_proj"])
+    wrong = {"r": 0, "alpha": "x", "dropout": 1, "target_modules": 3, "rank": 8}
+    found = refusals(lambda: parse_lora({"lora": wrong}))
+    assert [problem.key for problem in found] == [f"hyperparameters.lora.{name}" for name in wrong]
+    twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
+    for given in ({"target_modules": "all-linear"}, twice):
+        assert refusal(lambda given=given: parse_lora(given)).key == "hyperparameters.target_modules"
+    config = read_config(None, tiny.MODEL_CONFIG, vocab_size=256)
+    nowhere = LoraOptions(target_modules=["q_proj", "v_prog"])
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    problem = refusal(lambda: with_lora(model, nowhere, seed=0))
+    assert (problem.value, "v_proj" in problem.fix) == ("v_prog", True)
+
+
+def other_shapes(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+
+
+def missing(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+DAMAGES = {other_shapes: ("mlp", "48"), missing: ("layers.1.mlp.up_proj.weight", "missing"), cut_short: ()}
+
+
+def refused_in_rank(folder: Path) -> list[Any]:
+    """Of a rank that loads the weights whole, and under ZeRO 3."""
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    config = read_config(str(folder), None, vocab_size=256)
+    zero3 = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
+    how = {"seed": 0, "dtype": torch.float32}
+    return [refusal(lambda z=z: build_model(config, str(folder), zero3=z, **how)) for z in (None, zero3)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_rank_refuses_weights_that_do_not_load(damage: Any, two_ranks: Ranks, tmp_path: Path) -> None:
+    damage(tiny.saved_model(tmp_path))
+    for found in two_ranks.run(refused_in_rank, tmp_path):
+        for problem in found:
+            assert problem.key == "hyperparameters.model"
+            assert all(word in problem.message for word in DAMAGES[damage])
