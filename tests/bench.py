@@ -242,4 +242,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests import bench
+
+    bench.main()  # ranks find what they call by the name of its module
