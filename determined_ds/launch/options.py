@@ -62,15 +62,6 @@ class RunOptions:
         "--run-dir.",
         metavar="CHECKPOINT",
     )
-    predict: Path | None = _option(
-        EVALUATING,
-        "Write the trial's predictions, a row a sample, to a .jsonl file.",
-        metavar="FILE",
-        type=PATH,
-    )
-    checkpoint: str | None = _option(
-        EVALUATING, "Of --predict: as for --evaluate. Default: the best in --run-dir.", metavar="CHECKPOINT"
-    )
     slots: int | str | None = _option(
         MACHINES,
         "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
@@ -109,11 +100,6 @@ class RunOptions:
     def is_measured(self) -> bool:
         """Whether it trains some steps to measure them: from fresh weights, without a validation."""
         return self.measure is not None
-
-    @property
-    def only_reads(self) -> bool:
-        """Whether it uses the weights of a checkpoint, and trains nothing."""
-        return self.evaluate is not None or self.predict is not None
 
     @property
     def train_arguments(self) -> list[str]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
-from determined_ds.checkpoints.files import Checkpoint, checkpoints_in
+from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.checkpoints.named import find_good
 from determined_ds.config.keys import RUN
 from determined_ds.config.params import AUTO
@@ -31,7 +31,6 @@ from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
 from determined_ds.report.numbers import count
 from determined_ds.rundir.handed_on import BEST, LAST
-from determined_ds.rundir.records import best_checkpoint
 from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_dir, slug
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
@@ -78,7 +77,7 @@ def prepare_run(
                 found.problems += metric_problems(experiment.document, trained)[0]
     found.warn(variable_problems(experiment.document)[1])
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
-    found.problems += _problems_of_reading(options, experiment, resolved)
+    found.problems += _problems_of_evaluating(options, experiment) if options.evaluate is not None else ()
     started = found.of(lambda: _start(options, placed, experiment, resolved, run_dir))
     found.raise_any()
     assert devices is not None
@@ -140,10 +139,11 @@ def _start(
     run_dir: Path,
 ) -> tuple[Start, Path]:
     """Where the run starts, and its run directory."""
-    if options.only_reads:
-        weights = _weights_to_read(options)
+    if options.evaluate is not None:
+        run = None if options.run_dir is None else RunDir(options.run_dir)
+        weights, _ = find_good(options.evaluate, run, key="--evaluate")
         if checkpoints_in(RunDir(run_dir).checkpoints):  # of a training, which stays as it is
-            run_dir = run_dir / ("evaluated" if options.predict is None else "predicted") / weights.uuid
+            run_dir = run_dir / "evaluated" / weights.uuid
         check_run_dir(run_dir)
         return Start(weights=weights), run_dir
     # A scheduler's script is the same at each launch of its job, the first one included.
@@ -162,49 +162,12 @@ def _start(
     return replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start, run_dir
 
 
-# ------------------------------------------------------------------------------------------- weights that are only read
-
-
-def _problems_of_reading(
-    options: RunOptions, experiment: Experiment, resolved: ResolvedConfig | None
-) -> Iterator[Problem]:
-    """What is wrong with ``--evaluate``, ``--predict`` and what stands beside them."""
-    file = options.predict
-    if options.checkpoint is not None and file is None:
-        fix = "add --predict FILE"
-        yield Problem(key="--checkpoint", message="is for --predict", fix=fix, code="predict")
-    if not options.only_reads:
-        return
-    key = "--evaluate" if file is None else "--predict"
+def _problems_of_evaluating(options: RunOptions, experiment: Experiment) -> Iterator[Problem]:
+    """What is wrong with what stands beside ``--evaluate``."""
     names = ("test", "resume", "report_to_master", "is_measured")
-    beside = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
-    beside += ["--predict"] if options.evaluate is not None and file is not None else []
-    if beside:
+    if beside := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
         message, fix = f"cannot be given together with {', '.join(beside)}", "leave one of them out"
-        yield Problem(key=key, message=message, fix=fix, code="evaluate")
+        yield Problem(key="--evaluate", message=message, fix=fix, code="evaluate")
     if experiment.script is not None:
         message, fix = "runs trials, and this experiment runs a script", "have the script load its checkpoint"
-        yield Problem(key=key, message=message, fix=fix, code="evaluate")
-    if file is not None and not (file.suffix == ".jsonl" and file.absolute().parent.is_dir()):
-        message, fix = "must end in .jsonl, in a folder that exists", "name one, e.g. predictions.jsonl"
-        yield Problem(key=key, value=str(file), message=message, fix=fix, code="predict")
-    if file is not None and resolved is not None and resolved.topology.pipe_parallel_size > 1:
-        message = "the stages of a pipeline compute a loss, and hand no outputs on"
-        one = "set pipe_parallel_size to 1, with a trial without stages"
-        fix = f"{one}; or use load_model_from_checkpoint_path"
-        yield Problem(key=key, message=message, fix=fix, code="predict")
-
-
-def _weights_to_read(options: RunOptions) -> Checkpoint:
-    """The checkpoint that ``--evaluate`` or ``--checkpoint`` names; without either, the best of the run directory."""
-    run = None if options.run_dir is None else RunDir(options.run_dir)
-    if options.evaluate is not None:
-        return find_good(options.evaluate, run, key="--evaluate")[0]
-    given = options.checkpoint
-    if given is None:
-        if run is None or not checkpoints_in(run.checkpoints):
-            message = "needs the weights of a checkpoint"
-            fix = "add --checkpoint PATH, or --run-dir of a run that has checkpoints: its best is taken"
-            raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
-        given = LAST if best_checkpoint(run) is None else BEST
-    return find_good(given, run, key="--checkpoint")[0]
+        yield Problem(key="--evaluate", message=message, fix=fix, code="evaluate")

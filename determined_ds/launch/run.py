@@ -143,11 +143,9 @@ class LocalRun:
     @property
     def rank_words(self) -> list[str]:
         """What each rank runs, after ``python3 -m``."""
-        start, script, predict = self.start, self.experiment.script, self.options.predict
+        start, script = self.start, self.experiment.script
         own = [*self.experiment.entrypoint.options, *self.options.train_arguments]
-        if start.weights and predict is not None:
-            own += ["--predict", str(predict.absolute()), "--checkpoint", str(start.weights.path)]
-        elif start.weights:
+        if start.weights:
             own += ["--evaluate", str(start.weights.path)]
         elif start.checkpoint:
             own += ["--resume", start.checkpoint.uuid]
@@ -308,7 +306,7 @@ class LocalRun:
     def show_closing(self) -> None:
         """Print what came of the training, after everything else; nothing where the ranks left the run as it was."""
         options = self.options
-        trained = not (options.test or options.is_measured or options.only_reads)
+        trained = not (options.test or options.is_measured or options.evaluate is not None)
         lines = closing_block(read_run(self.run_dir)) if trained and RunDir(self.run_dir).is_replaced else []
         if lines:
             print(*lines, sep="\n", flush=True)

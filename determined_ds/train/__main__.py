@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
@@ -27,8 +26,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
-    add("--predict", metavar="FILE", type=Path, help="write predictions")
-    add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
     options = parser.parse_args(argv)
     rank = RankProcess(options.run_dir)
 
@@ -70,13 +67,12 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     from determined_ds.train.opening import open_context
 
     resumed = options.resume if options.resume_from is None else str(options.resume_from)
-    evaluates = options.evaluate is not None or options.predict is not None
     with open_context(
         experiment=experiment,
         run_dir=options.run_dir,
         accelerator=options.accelerator,
         engine=options.engine,
-        trains=options.measure is None and not evaluates,
+        trains=options.measure is None and options.evaluate is None,
     ) as context:
         context.resumed_from = context.resumed_from or resumed
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
@@ -105,18 +101,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             row = measure_throughput(trial, context, **length)
             if options.run_dir is not None and is_chief:
                 write_row(row, RunDir(options.run_dir).measured)
-        elif evaluates:
+        elif options.evaluate is not None:
             from determined_ds.train.loop.display import make_progress
-            from determined_ds.train.loop.validation import evaluate, predict
+            from determined_ds.train.loop.validation import evaluate
 
-            progress = make_progress(is_chief)
-            if options.evaluate is not None:
-                evaluate(trial, context, options.evaluate, progress)
-            elif options.checkpoint is None:
-                message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
-                raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
-            else:
-                predict(trial, context, options.checkpoint, options.predict, progress)
+            evaluate(trial, context, options.evaluate, make_progress(is_chief))
         else:
             fit = context.resolved.fit
             if experiment is not None and is_open:

@@ -175,22 +175,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 reading one waits for the device. Empty on ranks that report none (all but the last pipeline stage).
         """
 
-    def predict(self, model: Any, batch: Any) -> dict[str, Any]:
-        """Predictions for a batch, which ``det-ds run --predict FILE`` writes: one row a sample.
-
-        Args:
-            model: The engine, in evaluation mode, without gradients.
-            batch: One micro-batch, on the device; the last one may be smaller.
-
-        Returns:
-            Name -> a tensor, array or list with an entry for each sample of the batch.
-        """
-        raise NotImplementedError
-
-    def build_prediction_data_loader(self) -> Any:
-        """The data for :meth:`predict`, in the order in which rows are written; by default the validation data."""
-        return self.build_validation_data_loader()
-
     def split_sequence(self, batch: Any) -> Any:
         """This rank's slice of a micro-batch, where ranks share sequences: what :meth:`loss` is called with.
 

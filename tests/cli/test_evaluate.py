@@ -1,4 +1,4 @@
-"""``det-ds run --evaluate`` and ``--predict``: the numbers of the training, at any ranks and under any strategy."""
+"""``det-ds run --evaluate``: the numbers of the training, at any ranks and under any strategy."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ class Trial(DataParallelTrial):
 
     def loss(self, model, batch):
         return torch.nn.functional.mse_loss(model(batch[1]), batch[2])
-
-    def predict(self, model, batch):
-        return {"index": batch[0], "output": model(batch[1]).squeeze(-1)}
 
     def build_callbacks(self):
         return {"ema": EMA(0.9)}
@@ -97,19 +94,6 @@ def test_evaluated_on_one_rank_under_zero_3_is_what_two_ranks_validated(trained:
     assert len(list((trained / "run/checkpoints").iterdir())) == 2
 
 
-def test_predictions_are_one_row_a_sample_in_the_order_of_the_data(trained: Path) -> None:
-    """37 samples divide by neither the ranks nor the micro-batch."""
-    for slots in ("1", "2"):
-        done = run(trained, "--predict", f"{slots}.jsonl", "--checkpoint", "last", "--slots", slots)
-        assert done.returncode == 0, done.stderr
-        assert "predicted   37 samples" in done.stdout
-    one, two = (
-        [json.loads(line) for line in (trained / f"{slots}.jsonl").read_text().splitlines()] for slots in "12"
-    )
-    assert [row["index"] for row in one] == [row["index"] for row in two] == list(range(37))
-    assert [row["output"] for row in one] == pytest.approx([row["output"] for row in two], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("given", "batch"),
     [
@@ -136,15 +120,8 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
     ("words", "said"),
     [
         (("--evaluate", "nowhere"), "there is no such checkpoint"),
-        (("--predict", "p.jsonl"), "needs the weights of a checkpoint"),
         (("--evaluate", "best", "--test"), "together with --test"),
-        (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
-        (("--checkpoint", "best"), "is for --predict"),
         (("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"), "runs trials"),
-        (
-            ("--predict", "p.jsonl", "--run-dir", "run", "--set", "hyperparameters.pipe_parallel_size=2"),
-            "pipeline",
-        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
@@ -157,13 +134,8 @@ def test_what_cannot_be_asked_is_refused(
     assert "fix:" in done.stderr
 
 
-def test_a_damaged_checkpoint_and_a_trial_without_predict_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "there", symlinks=True)
-    trial = tmp_path / "there/trial.py"
-    trial.write_text(trial.read_text().replace("def predict(", "def other("))
-    done = run(tmp_path / "there", "--predict", "p.jsonl", "--checkpoint", "last")
-    assert done.returncode != 0
-    assert "expected a method predict" in done.stderr
     newest = checkpoints(tmp_path / "there/run")[0]
     (newest / "trial_state.json").write_text("{}")
     done = run(tmp_path / "there", "--evaluate", newest.name)

@@ -81,9 +81,6 @@ class T(TinyTrial):
         loss = super().loss(model, batch)
         return {"validation_loss": loss, "validation_largest": loss}
 
-    def predict(self, model, batch):
-        return {"output": model(batch[0]).squeeze(1)}
-
     def build_callbacks(self):
         return {"steps": Steps(), "ema": EMA(0.9)}
 """,

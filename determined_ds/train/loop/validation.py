@@ -1,13 +1,11 @@
 """One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size.
 
-A training validates with its own weights; :func:`evaluate` and :func:`predict` use those of a checkpoint, once.
+A training validates with its own weights; :func:`evaluate` uses those of a checkpoint, once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from determined_ds.callbacks import Callback, built_callbacks
 from determined_ds.checkpoints.writer import Checkpoints
-from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, TrialError
-from determined_ds.rundir.metrics_file import jsonable
-from determined_ds.rundir.run_dir import PARTIAL_FILE
+from determined_ds.errors import CheckpointError, TrainingError, TrialError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.shares import Calls, Share
@@ -35,7 +31,6 @@ from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plai
 from determined_ds.train.loop.reporting import Reporter
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, wrong
-from determined_ds.trial.base import ReconciledTrial
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
 ARRAYS = (torch.Tensor, np.ndarray)
@@ -51,11 +46,9 @@ class Validator:
         *,
         test_mode: bool = False,
         note: Callable[[str], None] = print,
-        predicts: bool = False,
     ) -> None:
         self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
-        is_whole = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
-        self._full_dataset = is_whole and not predicts
+        self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
         in_batches = not (self._full_dataset or context.use_pipeline_parallel)
         self._declared = DeclaredMetrics(trial, in_batches=in_batches)
@@ -64,10 +57,9 @@ class Validator:
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
         self.dataset: Any = None
         self._share: Share | None = None
-        mpu, own = context._mpu, "build_prediction_data_loader"
+        mpu = context._mpu
         if mpu.should_build_data_loader:
-            method = own if predicts and hasattr(trial, own) else "build_validation_data_loader"
-            loader = build_loader(trial, context, method, note)
+            loader = build_loader(trial, context, "build_validation_data_loader", note)
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
@@ -358,62 +350,3 @@ def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> N
         reporter = Reporter(trial, context, progress)
         reporter.validation(batches, {"batches": batches, **metrics})
         reporter.upload()
-
-
-@torch.no_grad()
-def predict(trial: Any, context: Any, checkpoint: str, file: Path, progress: Progress) -> None:
-    """``det-ds run --predict``: the trial's ``predict`` over ``build_prediction_data_loader``; a collective.
-
-    Rank 0 writes a JSON object for each sample, batch by batch, in the order of the data, whatever the ranks.
-    """
-    is_chief, own = context.distributed.rank == 0, getattr(type(trial), "predict", None)
-    if context.use_pipeline_parallel or context.resolved.strategy.sequence_parallel_size > 1:
-        message = "a rank of a pipeline or of sequence parallelism has no outputs of whole samples"
-        fix = (
-            "predict with pipe_parallel_size 1 and sequence_parallel_size 1: any layout reads the checkpoint"
-        )
-        raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
-    if not callable(own) or own is ReconciledTrial.predict:
-        fix = "def predict(self, model, batch): return {'output': model(batch)}"
-        expected = "a method predict(model, batch)"
-        raise TrialError(wrong(trial, "predict", None, expected, fix, did="is not defined"))
-    validator = Validator(trial, context, note=progress.note, predicts=True)
-    partial, count = file.with_name(file.name + PARTIAL_FILE), 0
-    with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches), averaged(callbacks):
-        for model in context.models:
-            model.eval()
-        with partial.open("w") if is_chief else contextlib.nullcontext() as stream:
-            for calls, _ in validator.calls():
-                batch = context.to_device(next(calls))
-                rows = _rows_of(trial, trial.predict(context.models[0], batch), sum(calls.weights))
-                # Of ranks that hold one replica one counts.
-                own_rows = rows if validator.counts else []
-                gathered = context.distributed.gather((context._mpu.data_parallel_rank, own_rows))
-                if stream is not None:
-                    for _, each in sorted(gathered, key=lambda found: found[0]):
-                        stream.writelines(each)
-                        count += len(each)
-        if is_chief:
-            os.replace(partial, file)
-            context._core.train.report_metrics("prediction", batches, {"samples": count, "file": str(file)})
-            progress.note(f"predicted   {count} samples to {file}")
-
-
-def _rows_of(trial: Any, found: Any, length: int) -> list[str]:
-    """What ``predict`` returned for a batch of so many samples, a line for each; none for padding."""
-    if not length:
-        return []
-    columns: dict[str, Any] = {}
-    for name, value in found.items() if isinstance(found, dict) else ():
-        is_array = isinstance(value, ARRAYS) and value.ndim
-        if not (is_array or isinstance(value, (list, tuple))) or len(value) != length:
-            columns.clear()
-            break
-        columns[str(name)] = value if isinstance(value, (list, tuple)) else value.tolist()
-    if not columns:
-        fix = (
-            'return {"name": tensor}; define get_batch_length(batch) where the number of samples is not found'
-        )
-        raise failed(trial, "predict", found, f"tensors, arrays or lists of {length} rows by name", fix)
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    return [json.dumps(jsonable(row), allow_nan=False) + "\n" for row in rows]
