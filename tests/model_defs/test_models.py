@@ -26,7 +26,6 @@ from model_defs.drivable_vit.renderer import CAMERA_HEIGHT_M, Scene, render
 from model_defs.gpt2 import model as gpt2
 from model_defs.vit import model as vit
 from tests.model_defs.causal_lm import tiny
-from tests.package import refusal
 
 CLASSES = ["bread", "cake", "tea"]
 GPT2 = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
@@ -106,18 +105,6 @@ def test_full_size_parameters() -> None:
     assert sum(blocks) == 12 * 7_087_872
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda: drivable_vit.model_config({**DRIVABLE, "patch_size": 5}),
-        lambda: dcgan.dcgan_config({"image_size": 24}),
-        lambda: gpt2.gpt2_config(gpt2.Options(vocab_size=255), num_tokens=256),
-    ],
-)
-def test_sizes_that_do_not_go_together(refused: Callable[[], Any]) -> None:
-    assert refusal(refused).key.startswith("hyperparameters.")
-
-
 # --- GPT-2, in two forms ---
 
 DRAWN = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
@@ -182,26 +169,6 @@ def test_gpt2s_initial_weights_follow_the_published_distribution() -> None:
             tolerance = 5 * std / math.sqrt(parameter.numel())
             assert abs(parameter.mean().item()) < tolerance, name
             assert abs(parameter.std().item() - std) < tolerance, name
-
-
-@pytest.mark.parametrize("interval", [1, 3, 9])
-def test_no_interval_of_checkpoints_changes_a_gradient_of_gpt2(interval: int) -> None:
-    config = gpt2.gpt2_config(gpt2.Options(sequence_length=16, dropout=0.1), num_tokens=61)
-    results = []
-    for each in (0, interval):
-        model = built_gpt2(model=gpt2.GPT2(config).train())
-        model.activation_checkpoint_interval = each
-        calls: list[int] = []
-        for block in model.transformer.h:
-            block.register_forward_pre_hook(lambda *args, seen=calls: seen.append(1))
-        torch.manual_seed(2)
-        loss = next_token_loss(model(TOKENS_BT), TARGETS_BT)
-        loss.backward()
-        results.append((loss.item(), [p.grad for p in model.parameters()]))
-        assert len(calls) == (8 if each else 4), "each block once, or once more on the way back"
-    (before, gradients), (after, again) = results
-    assert before == after
-    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
 
 
 # --- drivable space ---

@@ -29,7 +29,6 @@ def train(
     *,
     period: int | None = None,
     latest_checkpoint: str | None = None,
-    tensorboard: bool = False,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Train in this rank, with a report at each batch, and a validation and a checkpoint at the end.
@@ -48,7 +47,6 @@ def train(
         exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
         run_dir=run_dir,
         accelerator="cpu",
-        enable_tensorboard_logging=tensorboard,
     ) as context:
         trial = kind(context)
         Trainer(trial, context).fit(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
@@ -63,48 +62,3 @@ def test_under_zero_3_no_rank_holds_the_model(loaded: bool, two_ranks: Ranks, ba
     for held in two_ranks.run(parameters_as_built, str(base) if loaded else None):
         assert {numel for numel, _ in held.values()} == {0}, "each is a placeholder"
         assert sum(share for _, share in held.values()) == pytest.approx(whole / 2, rel=0.01)
-
-
-class OtherGenerator(TorchDispatchMode):
-    """What is drawn into a tensor of 16 bits is drawn by a device with a generator of its own, as a GPU has one."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in ("normal_", "uniform_") and result.dtype == torch.bfloat16:
-            result.add_(1)
-        return result
-
-
-def weights_to_start_from(run_dir: Path, stage: int, data: dict[str, Any]) -> dict[str, str]:
-    """In each rank: the weights of an engine that has trained nothing, by a digest of each."""
-    import hashlib
-
-    import deepspeed
-
-    from determined_ds import open_context
-    from model_defs.causal_lm.trial import CausalLMTrial
-
-    hparams = tiny.hyperparameters(stage)
-    hparams["overwrite_deepspeed_args"]["bf16"] = {"enabled": True}
-    with (
-        open_context(hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu") as context,
-        OtherGenerator(),
-    ):
-        engine = CausalLMTrial(context).engine
-        found = {}
-        for name, parameter in engine.module.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter]):
-                assert parameter.dtype == torch.bfloat16
-                values = parameter.data.float().flatten()
-                found[name] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
-        return found
-
-
-def test_every_stage_starts_from_the_same_weights(
-    two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
-) -> None:
-    """To the last bit. Under ZeRO 3 they are made on the device and in the engine's precision, and drawn elsewhere."""
-    found = [two_ranks.run(weights_to_start_from, tmp_path / str(stage), stage, data) for stage in (0, 2, 3)]
-    assert len(found[0][0]) > 10
-    for of_ranks in found:
-        assert of_ranks == [found[0][0], found[0][0]]
