@@ -43,31 +43,16 @@ def test_the_points_that_cannot_run_are_counted_and_described(
     assert f"{size - count} of {size} points can run\n" in said.stdout
 
 
-def test_a_point_that_cannot_run_is_an_error_where_no_other_can(tmp_path: Path) -> None:
-    for batches, severity, runnable in ((choice(9, 11), "error", 0), (choice(8, 9), "warning", 1)):
-        report = report_of(tmp_path, hyperparameters={"global_batch_size": batches}, searcher=GRID)
-        assert [each.severity for each in report["findings"]] == [severity]
-        assert report["points"] == {"checked": 2, "runnable": runnable, "size": 2}
-
-
-@pytest.mark.parametrize(
-    ("searcher", "dropout", "sampled"),
-    [
-        (RANDOM, {"type": "double"}, r"\d+ points of a continuous space"),
-        (GRID, {"type": "double", "count": 600_000}, r"[89]\d\d of 1,200,000 points"),
-    ],
-)
-def test_a_large_space_is_sampled_and_said_to_be(
-    tmp_path: Path, searcher: dict[str, Any], dropout: dict[str, Any], sampled: str
-) -> None:
-    space = {"global_batch_size": choice(8, 9), "dropout": {**dropout, "minval": 1, "maxval": 600_000}}
-    report = report_of(tmp_path, hyperparameters=space, searcher=searcher)
+def test_a_large_space_is_sampled_and_said_to_be(tmp_path: Path) -> None:
+    dropout = {"type": "double", "minval": 0, "maxval": 1}
+    space = {"global_batch_size": choice(8, 9), "dropout": dropout}
+    report = report_of(tmp_path, hyperparameters=space, searcher=RANDOM)
     (points,) = [each.points for each in report["findings"] if each.code == "batch"]
     assert not points["exact"]
     assert 0.3 < points["share"] < 0.7
     assert points["where"] == f"all {points['count']:,} points with global_batch_size = 9"
     said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml")]).stdout
-    assert re.search(f"points can run; sampled {sampled}\n", said)
+    assert re.search(r"points can run; sampled \d+ points of a continuous space\n", said)
 
 
 TRIAL = """
@@ -92,16 +77,13 @@ def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> l
 @pytest.mark.parametrize(
     ("searcher", "searched", "code", "said"),
     [
-        (GRID, RANGE, "", ""),
         (GRID, {}, "search-nothing name", ""),
         (SINGLE, RANGE, "search-single name", "dropout"),
         (ASHA, RANGE, "", ""),
         (LARGEST, RANGE, "search-direction metric", "true"),
         ({**ASHA, "metric": "val_acc"}, RANGE, "search-direction metric", "false"),
-        ({**LARGEST, "metric": "accuracy_loss"}, RANGE, "", ""),  # may be either
         ({**ASHA, "time_metric": "tokens"}, RANGE, "search-time time_metric", "batches"),
         ({**ASHA, "max_time": 32}, RANGE, "search-length max_time", "{batches: 32}"),
-        ({**ASHA, "time_metric": "epochs"}, RANGE, "search-length max_time", "time_metric to batches"),
     ],
 )
 def test_a_search_that_does_not_fit_itself_is_reported_at_its_key(

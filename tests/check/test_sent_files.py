@@ -50,23 +50,15 @@ def test_the_files_that_are_looked_into_are_those_that_determined_sends(
     assert looked_into == {str(tmp_path / name) for name in TREE if name in sent}
 
 
-def test_too_large_a_context_names_what_is_large(tmp_path: Path) -> None:
-    write(tmp_path, {"a/small": "x", "runs/1/checkpoint": ""})
-    with (tmp_path / "runs/1/checkpoint").open("wb") as file:
-        file.truncate(constants.MAX_CONTEXT_SIZE + 1)  # a hole: it takes no disk
-    (only,) = of_context(tmp_path)
-    assert (only.severity, only.code, "runs/" in only.fix) == ("error", "context-too-large", True)
-    write(tmp_path, {".detignore": "runs/\n"})
-    assert of_context(tmp_path) == []
-
-
-def test_runs_that_would_be_sent_are_warned_of_once(tmp_path: Path) -> None:
+def test_runs_and_what_makes_a_context_too_large_are_named(tmp_path: Path) -> None:
     for number in ("1", "2"):
-        run = f"runs/mine/{number}"
-        write(tmp_path, {f"{run}/launches.jsonl": "{}", f"{run}/checkpoints/uuid/state": "x"})
-        (tmp_path / run / "last").symlink_to("checkpoints/uuid")
+        write(tmp_path, {f"runs/mine/{number}/launches.jsonl": "{}", f"runs/mine/{number}/state": "x"})
     (only,) = of_context(tmp_path)
     assert (only.severity, only.code, only.file) == ("warning", "context-run", str(tmp_path / "runs"))
+    with (tmp_path / "runs/mine/1/state").open("wb") as file:
+        file.truncate(constants.MAX_CONTEXT_SIZE + 1)  # a hole: it takes no disk
+    (large,) = [each for each in of_context(tmp_path) if each.severity == "error"]
+    assert (large.code, "runs/" in large.fix) == ("context-too-large", True)
     write(tmp_path, {".detignore": "runs/\n"})
     assert of_context(tmp_path) == []
 
@@ -90,16 +82,10 @@ def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str, content: st
 
 
 def test_a_link_to_a_folder_is_warned_of_since_nothing_in_it_is_sent(tmp_path: Path) -> None:
-    """Wherever it leads; of a file what it leads to is sent."""
-    write(tmp_path, {"secret/notes.txt": "mine", "context/data/a.txt": "x"})
-    folder = tmp_path / "context"
-    links = {"notes.txt": "secret/notes.txt", "shared": "secret", "more": "context/data"}
-    for name, target in links.items():
-        (folder / name).symlink_to(tmp_path / target)
-    warned = [(each.code, each.file) for each in of_context(folder)]
-    assert warned == [("context-link", str(folder / name)) for name in ("more", "shared")]
-    sent = {item.path: item for item in context.read_v1_context(folder)}
-    assert sent["notes.txt"].content
-    assert not [name for name in sent if name.startswith(("shared/", "more/"))]
-    write(folder, {".detignore": "shared\nmore\n"})
-    assert of_context(folder) == []
+    write(tmp_path, {"data/a.txt": "x", "context/b.txt": "x"})
+    (tmp_path / "context/shared").symlink_to(tmp_path / "data")
+    (only,) = of_context(tmp_path / "context")
+    assert (only.code, only.file) == ("context-link", str(tmp_path / "context/shared"))
+    assert not [item for item in context.read_v1_context(tmp_path / "context") if "shared/" in item.path]
+    write(tmp_path, {"context/.detignore": "shared\n"})
+    assert of_context(tmp_path / "context") == []

@@ -28,7 +28,6 @@ def trial(*body: str, base: str = "DataParallelTrial") -> str:
 LOSS = trial("def loss(self, model, batch):", "    return f(batch)")
 TOP = ("def evaluate(self, *given):", "    return {'top1': 1, 'top5': 2}")
 REDUCER = ("def prepare(self):", "    self.context.wrap_reducer(f, 'auc')")
-TWO = f"class A(DataParallelTrial): pass\n{trial(*TOP).replace('class T', 'class B')}"
 TRIED = "try:\n    from pack import Shown as B\nexcept E:\n    B = object\n"
 METRIC, PIPED, SLICED = (
     "searcher.metric",
@@ -41,9 +40,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (LOSS.replace("f(batch)", "{'loss': 1, 'accuracy': 2}"), f"{METRIC}=validation_accuracy"),
         (trial(base="PipelineTrial"), f"{METRIC}=validation_loss"),
         (trial(*TOP), f"{METRIC}=top5"),
-        (trial("validation_metrics = {'auc': f, 'errors': 'sum'}"), f"{METRIC}=errors"),
         (trial("sequence_parallel: bool = True"), f"{SLICED}=2"),
-        (trial(base="determined_ds.DeepSpeedTrial"), f"{SLICED}=2"),
     ],
     "trial-kind": [(trial(base="determined_ds.SeveralEnginesTrial"), f"{PIPED}=2")],
     "sequence-trial": [(each, f"{SLICED}=2") for each in (trial(), trial("sequence_parallel = False"))],
@@ -51,7 +48,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (LOSS, f"{METRIC}=accuracy"),
         (trial("validation_metrics = ('f1', 'accuracy')"), f"{METRIC}=loss"),
         (trial("validation_metrics = ('auc',)", *REDUCER), f"{METRIC}=loss"),
-        (TWO + trial(base="A, B"), f"{METRIC}=loss"),
         # Other files are read.
         ("from pack import Shown as T\n", f"{METRIC}=loss"),
         ("import pack.inner\n" + trial(base="pack.inner.Base"), f"{METRIC}=loss"),
@@ -62,12 +58,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (trial(*REDUCER), f"{METRIC}=auc"),
         ("from pack.broken import Base\n" + trial(base="Base"), f"{METRIC}=loss"),
         (TRIED + trial(base="B"), f"{METRIC}=loss"),
-        ("if FLAG:\n    class T(PipelineTrial): pass\nelse:\n    class T: pass\n", f"{METRIC}=loss"),
-        (trial(base="Unknown, PipelineTrial"), f"{METRIC}=loss"),
         (trial("validation_metrics = (NAME, 'f1')"), f"{METRIC}=auc"),
-        (trial("def prepare(self):", "    self.validation_metrics = ('auc',)"), f"{METRIC}=auc"),
         (trial("if FLAG:", *(f"    {line}" for line in TOP)), f"{METRIC}=auc"),
-        (trial(*TOP) + "T.evaluate = f\n", f"{METRIC}=auc"),
     ],
 }
 
@@ -100,14 +92,11 @@ OURS_FIRST = f"from determined_ds import deepspeed as d\nexcept ImportError:\n  
     [
         ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail; did you mean MyTrial?"),
         ("trail:T", "class T: ...", "the context directory has no module trail; did you mean trial?"),
-        ("trail.py", "", "the context directory has no file trail.py; did you mean trial.py?"),
         ("trial:T", "import torch\nclass T(object)", "trial.py:2 is not Python"),
         # It may well be there.
         ("trial:T", "from elsewhere import *\n", ""),
-        ("trial:T", f"class T: ...\nx = {' + '.join(['1'] * 3000)}\n", ""),  # too deep for a walk
         # A script may start Determined's own trainer.
         ("trial.py", THEIRS + "if __name__ == '__main__':\n    d.init()\n", "determined-own"),
-        ("trial.py", f"import os\nif os.environ.get('X'):\n    {THEIRS}    d.init()\n", ""),
         ("trial.py", f"try:\n    {OURS_FIRST}d.init()\n", ""),
     ],
 )
@@ -139,13 +128,8 @@ VARIABLES = "environment.environment_variables"
         ([SCRIPT, LOGS], ["warning logger-script hyperparameters.logging"]),
         # A trial in Determined's own form is checked like ours, and trains as long as its searcher says.
         ([OLD_FORM, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
-        (
-            [OLD_FORM, NO_FIT],
-            ["error max-length hyperparameters.fit.max_length", "warning deprecated-key entrypoint"],
-        ),
         # Another command is left to Determined.
         (["entrypoint=python3 -m determined.launch.x", BATCH], ["warning entrypoint entrypoint"]),
-        (["entrypoint=python3 -m determined_ds.trian trial:T"], ["error entrypoint entrypoint"]),
         # Of a section that is none, only that is said.
         *(
             ([f"{key}=3"], [f"error wrong-type {key}"])
@@ -153,7 +137,6 @@ VARIABLES = "environment.environment_variables"
         ),
         # Variables that a launch sets, and devices that are none.
         ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
-        ([f"{VARIABLES}=[=1]"], [f"error environment-variables {VARIABLES}.0"]),
     ],
 )
 def test_this_is_found(tmp_path: Path, overrides: list[str], found: list[str]) -> None:

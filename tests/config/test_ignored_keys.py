@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.config.deciding import nested, told
-from tests.package import LOG_POLICIES, ROOT
+from tests.package import ROOT
 
 # ------------------------------------------------------------------------------------------- the experiment
 
@@ -22,22 +22,17 @@ S3 = {"type": "s3", "bucket": "mine", "save_trial_best": 2}
 # Key -> a value that asks for something, one that does not, the commands that ignore it, and what the fix says.
 KEYS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
     "hyperparameters.global_batch_size": (7, 7, (), ""),  # is refused, so that nothing is trained
-    "hyperparameters.fit.max_length": ({"batches": 3}, {"batches": 3}, (), ""),
     "hyperparameters.fit.profiling_enabled": (True, False, HERE, ""),
     "searcher.source_checkpoint_uuid": ("abc", None, ("compare",), ""),
     "resources.slots_per_trial": (2, 2, (), ""),
     "resources.resource_pool": ("a100", None, HERE, ""),
-    "resources.max_slots": (4, None, ("run", "compare"), ""),
     "resources.native_parallel": (True, False, ALL, "remove it"),
     "environment.environment_variables": (["A=1"], ["A=1"], (), ""),
     "checkpoint_storage": (S3, None, HERE, ""),
-    "log_policies": (LOG_POLICIES, LOG_POLICIES, (), ""),
     "min_validation_period": ({"batches": 10}, None, ALL, "fit.validation_period"),
     "scheduling_unit": (10, 100, ALL, "fit.reporting_period"),
-    "records_per_epoch": (1000, None, ALL, "epochs"),
     "optimizations": ({"aggregation_frequency": 4}, None, ALL, "DeepSpeed JSON"),
     "profiling.enabled": (True, False, HERE, ""),
-    "data.url": ("here", "here", (), ""),
 }
 
 
@@ -89,11 +84,8 @@ def test_every_key_that_a_command_ignores_is_named_and_no_other(command: str, tm
     [
         ("refused-key", "managed_gradient_accumulation", False, True),
         ("refused-key", "pipeline.stages", 2, "auto"),
-        ("refused-key", "autotuning.enabled", True, False),
-        ("refused-key", "checkpoint.load_universal", True, False),
         ("refused-key", "datastates_ckpt", {"enabled": True}, {}),
         ("ignored-key", "dataloader_drop_last", True, False),
-        ("ignored-key", "zero_optimization.allgather_partitions", False, True),
         ("ignored-key", "weight_quantization", {"enabled": True}, {"enabled": False, "num_bits": 4}),
     ],
 )

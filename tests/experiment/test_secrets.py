@@ -12,7 +12,6 @@ from tests.harness.checked import DEEPSPEED, report_of
 GITHUB = "ghp_" + "a1B2" * 9
 HUGGING_FACE = "hf_" + "abcdefghijklmnopq" * 2
 AWS = "AKIA" + "ABCDEFGH" * 2
-PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "Ab1+" * 20
 S3 = {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}
 COMET = {"type": "const", "val": {**DEEPSPEED, "comet": {"enabled": True, "api_key": "s3cret"}}}
 SECRET = "token WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID MYSQL_PWD SMTP_PASS"
@@ -39,9 +38,7 @@ PLACES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a variable by its value": (variables(f"A={GITHUB}"), ["0"]),
     "in an address": (variables("http_proxy=http://me:s3cret@a:80"), ["0"]),
     "variables of other names": (each_of(OTHERS, "x1"), []),
-    "variables without a value": (each_of(SECRET, ""), []),
     "of a storage": ({"checkpoint_storage": S3}, ["access_key"]),
-    "a private key": ({"data": {"key": PEM}}, ["data.key"]),
     "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, ["hub.hf_token"]),
     "in DeepSpeed's JSON": ({"hyperparameters": {"deepspeed_config": COMET}}, ["comet.api_key"]),
     "other hyperparameters": ({"hyperparameters": {"pad_token": "<pad>", "tokens": ["<s>"]}}, []),
@@ -54,7 +51,7 @@ def test_a_secret_is_named_and_not_shown(tmp_path: Path, sections: dict[str, Any
     found = [each for each in report_of(tmp_path, **sections)["findings"] if each.code == "secret"]
     assert len(found) == len(keys)
     assert all(each.key.endswith(key) for each, key in zip(found, keys, strict=True))
-    for secret in ("s3cret", GITHUB, HUGGING_FACE, AWS, "Ab1+"):
+    for secret in ("s3cret", GITHUB, HUGGING_FACE, AWS):
         assert secret not in str(found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ from tests.memory.estimates import estimate, refused, settings
 
 def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
     folder = ROOT / "tests" / "cli" / "own_model"
-    own, other, broken = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other", "broken"))
+    own, other = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other"))
     model = estimate(own / "experiment.yaml", own)["model"]
     assert (model["num_parameters"], model["num_layers"], model["sequence_length"]) == (5, 0, 0)
     assert model["activations"] is not None
     # Another folder's module of the same name is another module.
-    larger = "Sequential(torch.nn.Linear(4, 9), torch.nn.Linear(9, 1))"
     code = (other / "trial.py").read_text()
-    (other / "trial.py").write_text(code.replace("Linear(4, 1)", larger))
-    assert estimate(other / "experiment.yaml", other)["model"]["num_parameters"] == 45 + 10
-    (broken / "trial.py").write_text(code.replace("torch.nn.Linear(4, 1)", "1 / 0"))
-    assert "division by zero" in refused(broken / "experiment.yaml", broken)
+    (other / "trial.py").write_text(code.replace("torch.nn.Linear(4, 1)", "1 / 0"))
+    assert "division by zero" in refused(other / "experiment.yaml", other)
 
 
 def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
@@ -56,13 +52,6 @@ def test_hugging_face_models_are_counted_exactly(tmp_path: Path) -> None:
         assert (model["vocab_size"], model["sequence_length"]) == (50257, 1024)
         assert model["largest_layer_parameters"] == 50257 * 768
         assert model["activations"] is not None
-    llama = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512}
-    llama |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(llama))
-    model = estimate("--hf-config", tmp_path, "--sequence-length", 128)["model"]
-    # Four heads share keys and values.
-    block = 2 * 256**2 + 2 * 256 * 256 // 4 + 3 * 256 * 512 + 2 * 256
-    assert model["num_parameters"] == 2 * block + 2 * 1000 * 256 + 256
 
 
 def test_the_model_of_a_script_is_not_known() -> None:

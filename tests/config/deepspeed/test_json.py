@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from determined_ds import Problem, load_deepspeed_config
 from tests.config.deciding import AUTO, KEYS, Json, known_keys, nested, optimizer, told, zero
-from tests.package import CUDA, check, experiment, refusal, resolved_of
+from tests.package import CUDA, experiment, refusal, resolved_of
 
 ZERO = "zero_optimization"
 NODES = dict(known_keys())
@@ -88,7 +87,6 @@ def test_a_value_of_the_wrong_type_is_refused(kind: str) -> None:
     ("data", "fix"),
     [
         ({"train_batch_size": "8"}, "without quotes"),
-        ({"bf16": True}, 'write {"enabled": true}'),
         (zero(4), "use one of 0, 1, 2, 3"),
         (zero(3, offload_optimizer={"ratio": 1.5}), "write at most 1"),
         (optimizer("AdmW"), "did you mean AdamW?"),
@@ -101,28 +99,6 @@ def test_a_wrong_value_is_refused_with_its_fix(data: Json, fix: str) -> None:
     assert fix in found.fix
 
 
-@pytest.mark.parametrize(
-    ("ds", "module", "key"),
-    [
-        ({"wandb": {"enabled": True}}, "wandb", "wandb.enabled"),
-        (optimizer("MuAdamW", lr=0.1), "mup", "optimizer.type"),
-    ],
-)
-def test_a_package_that_a_json_needs_and_this_machine_lacks_is_a_warning(
-    ds: Json, module: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cluster's image may have it."""
-    monkeypatch.setitem(sys.modules, module, None)
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(ds))
-    (report,) = check([file])
-    (found,) = [each for each in report.findings if each.problem.code == "missing-package"]
-    assert (found.severity, found.problem.key) == ("warning", key)
-    assert f"pip install '{module}" in found.problem.fix
-    file.write_text(json.dumps({key.partition(".")[0]: {}}))
-    assert check([file])[0].findings == ()
-
-
 # ----------------------------------------------------------------------------------------------------- finding
 
 
@@ -131,33 +107,19 @@ def load(path: str, folder: Path) -> Any:
     return resolved_of(experiment(f"entrypoint: python3 train.py\n{own}"), context_dir=folder)
 
 
-def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
-    (tmp_path / "ds").mkdir()
-    file = tmp_path / "ds" / "zero.json"
-    file.write_text('{\n"steps_per_print": 7}')
-    for path in ("ds/zero.json", str(file), "ds/../ds/zero.json"):
-        resolved = load(path, tmp_path)
-        assert resolved.ds_config["steps_per_print"] == 7
-        assert resolved.origins["steps_per_print"] == f"{tmp_path / path}:2"
-    assert load_deepspeed_config(file) == {"steps_per_print": 7}
-
-
-@pytest.mark.parametrize(
-    ("path", "fix"),
-    [
-        ("zero.json", "other.json"),
-        ("ds", "other.json"),
-        ("link.json", "move it inside"),
-        ("/etc/passwd", "move it inside"),
-    ],
-)
-def test_any_other_path_is_refused(path: str, fix: str, tmp_path: Path) -> None:
+def test_a_path_is_relative_to_the_context_directory_and_within_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "ds").mkdir(parents=True)
-    for file in (root / "other.json", root / "ds" / "one.json", tmp_path / "out.json"):
-        file.write_text("{}")
+    (tmp_path / "out.json").write_text("{}")
     (root / "link.json").symlink_to(tmp_path / "out.json")
-    found = refusal(lambda: load(path, root))
-    assert found.key == "hyperparameters.deepspeed_config"
-    assert (found.value, found.origin) == (path, "const.yaml:4")
-    assert fix in found.fix
+    file = root / "ds" / "zero.json"
+    file.write_text('{\n"steps_per_print": 7}')
+    for path in ("ds/zero.json", str(file), "ds/../ds/zero.json"):
+        resolved = load(path, root)
+        assert resolved.ds_config["steps_per_print"] == 7
+        assert resolved.origins["steps_per_print"] == f"{root / path}:2"
+    assert load_deepspeed_config(file) == {"steps_per_print": 7}
+    for path in ("zero.json", "ds", "link.json", "/etc/passwd"):
+        found = refusal(lambda path=path: load(path, root))
+        assert found.key == "hyperparameters.deepspeed_config"
+        assert (found.value, found.origin) == (path, "const.yaml:4")
