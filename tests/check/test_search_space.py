@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.harness.checked import Found, report_of
+from tests.harness.checked import report_of
 
 GRID = {"name": "grid", "metric": "validation_loss"}
 RANDOM = {"name": "random", "metric": "validation_loss", "max_trials": 5}
@@ -67,13 +67,6 @@ LARGEST = {**ASHA, "smaller_is_better": False}
 RANGE = {"dropout": {"type": "double", "minval": 0, "maxval": 1, "count": 101}}
 
 
-def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> list[Found]:
-    """What is found in a search whose trials report its metric, and train 64 batches."""
-    whole = {"metric": "validation_loss", **searcher}
-    every: list[Found] = report_of(folder, trial=TRIAL, hyperparameters=searched, searcher=whole)["findings"]
-    return every
-
-
 @pytest.mark.parametrize(
     ("searcher", "searched", "code", "said"),
     [
@@ -89,7 +82,8 @@ def found(folder: Path, searcher: dict[str, Any], searched: dict[str, Any]) -> l
 def test_a_search_that_does_not_fit_itself_is_reported_at_its_key(
     tmp_path: Path, searcher: dict[str, Any], searched: dict[str, Any], code: str, said: str
 ) -> None:
-    every = found(tmp_path, searcher, searched)
+    whole = {"metric": "validation_loss", **searcher}  # of trials that report it, and train 64 batches
+    every = report_of(tmp_path, trial=TRIAL, hyperparameters=searched, searcher=whole)["findings"]
     assert [f"{each.code} {each.key.removeprefix('searcher.')}" for each in every] == [code] * bool(code)
     assert all(said in f"{each.message} {each.fix}" for each in every)
 
@@ -101,6 +95,7 @@ def test_bounds_of_a_log_hyperparameter_are_exponents(tmp_path: Path) -> None:
         name: {"type": "log", "minval": low, "maxval": high, "base": 10}
         for name, (low, high) in bounds.items()
     }
-    odd = {each.key: each.message for each in found(tmp_path, RANDOM, axes) if each.code == "log-bounds"}
+    every = report_of(tmp_path, hyperparameters=axes, searcher=RANDOM)["findings"]
+    odd = {each.key: each.message for each in every if each.code == "log-bounds"}
     assert [*odd] == ["hyperparameters.learning_rate", "hyperparameters.weight_decay"]
     assert "from 0.0001 to 100 are drawn" in odd["hyperparameters.learning_rate"]

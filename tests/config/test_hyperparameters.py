@@ -40,17 +40,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("torch_compile", "yes", "write true or false"),
     ("pipe_schedule", "1f1c", "did you mean 1f1b?"),
     ("partition_method", "fastest", "parameters, uniform, measured"),
-    ("deepspeed_config", 1, "write a path"),
     ("fit", 3, "fit: {max_length"),
     ("fit.max_lenght", {"batches": 1}, "'max_length'"),
     ("fit.max_length.batches", 0, "write 1 or more"),
-    ("fit.validation_period.batches", [1, None], "remove it"),
     ("fit.checkpoint_period", {"batches": 1, "hours": 1}, "write {batches: N}"),
     ("fit", {"profile": {"wait": 16}, "max_length": {"batches": 20}}, "lower wait"),
     # An optimizer is given these, by DeepSpeed or by the trial.
     ("learning_rate", "1e-3", "without quotes"),
     # What is not an option of a tool's client
-    ("logging", "wandb", "write logging: {wandb: "),
     ("logging.wnadb", {}, "'wandb'"),
 ]
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-from tests.config.deciding import optimizer, zero
 from tests.package import decide, refusal, refusals
 
 
@@ -42,16 +39,6 @@ overwrite_deepspeed_args:
         "bf16.enabled": "the accelerator: cpu",
         "gradient_clipping": "DeepSpeed's default",
     }
-
-
-def test_neither_what_is_given_nor_what_is_decided_can_be_changed_by_the_other() -> None:
-    hp = {"global_batch_size": 8, "learning_rate": 1, "overwrite_deepspeed_args": zero(1)}
-    ds = {**zero(2), **optimizer(lr="auto")}
-    before = json.dumps([hp, ds])
-    resolved = decide(hp, ds)
-    resolved.ds_config["zero_optimization"]["stage"] = 3
-    assert json.dumps([hp, ds]) == before
-    assert resolved.ds_config["zero_optimization"]["stage"] == resolved.zero_stage == 1
 
 
 def test_one_error_names_every_mismatch() -> None:

@@ -38,10 +38,8 @@ def test_an_entrypoint_names_its_trial_or_script(entrypoint: Any, runs: str) -> 
     ("entrypoint", "fix"),
     [
         (None, FORM),
-        ("A=1 python3 train.py", "environment.environment_variables"),
         ("pip install x && python3 train.py", "startup-hook.sh"),
         ("torchrun --nproc_per_node 2 train.py", "slots_per_trial"),
-        (f"{LAUNCH}deepspeed --trial trial:Trial --more", "--trial model_def"),
         (f"{LAUNCH}torch_distributed --nnodes 1 python3 a.py", "-- python3"),
     ],
 )

@@ -12,10 +12,14 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from model_defs.bert import data as bert
 from model_defs.common import text
@@ -27,8 +31,20 @@ from model_defs.common.text import TokenSequences, load_text
 from model_defs.dcgan import data as dcgan
 from model_defs.drivable_vit import data as drivable_vit
 from model_defs.vit import data as vit
-from tests.model_defs.words import WORDS, save_tokenizer
 from tests.package import refusal, refusals
+
+WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
+
+
+def save_tokenizer(folder: Path, **special_tokens: str) -> str:
+    """Write a tokenizer that knows these words, numbered in their order; its folder."""
+    known = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    known.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=known, unk_token="<unk>", **special_tokens
+    )
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.mark.parametrize("kind", [each.DataConfig for each in (bert, text, dcgan, drivable_vit, vit)])
@@ -192,6 +208,7 @@ def test_by_default_prose_and_code_with_no_module_and_no_text_on_both_sides() ->
     assert not modules[0] & modules[1]
     assert not texts[0] & texts[1]
     assert sum(map(len, texts)) == sum(map(len, sides))
+    assert 0.04 < len(sides[1]) / sum(map(len, sides)) < 0.25
 
 
 def test_texts_are_cut_or_padded_and_the_mask_says_where(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds import create_deepspeed_config, create_offload_config
+from determined_ds import create_deepspeed_config
 from determined_ds import load_deepspeed_config as load
 from determined_ds import save_deepspeed_config as save
 from tests.config.deciding import Json, zero
@@ -39,15 +39,6 @@ def test_every_template_can_be_made_and_is_loaded_and_saved_as_it_is(path: Path,
     for config in configs:
         save(config, saved, overwrite=True)
         assert saved.read_bytes() == path.read_bytes()
-
-
-def test_an_argument_is_written_where_deepspeed_reads_it() -> None:
-    nvme = create_offload_config("nvme", nvme_path="/nvme", buffer_count=4)
-    config = made(precision="bf16", optimizer="Lion", lr=0.1, zero_stage=3, offload_param=nvme)
-    assert config["bf16"]["enabled"] is True
-    assert config["optimizer"]["params"] == {"lr": 0.1, "betas": "auto", "weight_decay": "auto"}
-    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/nvme"
-    assert made(sections={"zero_optimization": {"reduce_scatter": False}})["zero_optimization"]["stage"] == 1
 
 
 @pytest.mark.parametrize(
