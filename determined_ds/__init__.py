@@ -31,10 +31,8 @@ _HOMES = {
     "Trainer": "determined_ds.train.loop.trainer",
     "TrainingError": "determined_ds.errors",
     "compare": "determined_ds.tune.compare",
-    "create_deepspeed_config": "determined_ds.config.create",
-    "create_offload_config": "determined_ds.config.create",
     "init": "determined_ds.train.opening",
-    "load_deepspeed_config": "determined_ds.config.create",
+    "load_deepspeed_config": "determined_ds.config.alone",
     "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.train.bare_trial",
     "load_results": "determined_ds.report.results",
@@ -43,7 +41,6 @@ _HOMES = {
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
     "report_to_tools": "determined_ds.train.here",
-    "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
 }
 
@@ -80,12 +77,7 @@ if TYPE_CHECKING:
     from determined.pytorch import DataLoader
     from determined.pytorch.deepspeed import DeepSpeedTrial
 
-    from determined_ds.config.create import (
-        create_deepspeed_config,
-        create_offload_config,
-        load_deepspeed_config,
-        save_deepspeed_config,
-    )
+    from determined_ds.config.alone import load_deepspeed_config
     from determined_ds.config.layout import Accelerator
     from determined_ds.config.resolve import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError

@@ -30,7 +30,7 @@ def python(code: str, *words: str | Path) -> list[str]:
         "import determined_ds.errors",
         "import determined_ds.cli.main",
         "import determined_ds as d; d.reconcile, d.ConfigError, d.load_experiment, d.ResolvedConfig, d.Results",
-        "import determined_ds as d; d.load_deepspeed_config, d.create_deepspeed_config, d.load_results",
+        "import determined_ds as d; d.load_deepspeed_config, d.load_results",
     ],
 )
 def test_a_name_that_decides_or_shows_loads_nothing_heavy(code: str) -> None:

@@ -11,7 +11,7 @@ from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findi
 from determined_ds.check.sent_files import context_problems
 from determined_ds.check.space import judge_points, search_problems
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
-from determined_ds.config.create import problems_alone
+from determined_ds.config.alone import problems_alone
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import LOGGING, lost_on_cluster, read_hyperparameters, read_loggers

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.cluster.log import LOG_POLICIES
-from determined_ds.config.create import create_deepspeed_config, create_offload_config, deepspeed_config_text
+from determined_ds.config.alone import first_json
 from determined_ds.config.layout import assumed_cuda
+from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.config.strategy import Strategy, plain_forms
 from determined_ds.documents.document import Document
@@ -209,7 +211,7 @@ def experiment_files(request: PlanRequest, strategy: Strategy, name: str) -> dic
 # Learning rate and weight decay are those of GPT-3's model that is nearest in size; the length is that of a trial run.
 # Your own code must read activation_checkpointing, sequence_length and data, and report searcher.metric.
 {dump_yaml(sections)}"""
-    ds_config = deepspeed_config_text(_deepspeed_json(request, strategy))
+    ds_config = json.dumps(_deepspeed_json(request, strategy), indent=2) + "\n"
     return {f"experiments/{name}.yaml": text, hyperparameters["deepspeed_config"]: ds_config}
 
 
@@ -234,18 +236,26 @@ def entrypoint_of(code: str) -> str:
 
 def _deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
     """The DeepSpeed JSON of a candidate, with what DeepSpeed or a run fills in left out."""
-    device = strategy.offload_optimizer
-    offload = create_offload_config(device, nvme_path=request.nvme_path) if device else None  # type: ignore[arg-type]
-    return create_deepspeed_config(
-        zero_stage=strategy.zero_stage,
-        micro_batch_size=strategy.micro_batch_size,
-        precision=request.precision,  # type: ignore[arg-type]
-        offload_optimizer=offload,
-        offload_param=offload if strategy.offload_param else None,
-        contiguous_gradients=strategy.overlap_comm,
-        overlap_comm=strategy.overlap_comm,
-        stage3_gather_16bit_weights_on_model_save=True if strategy.zero_stage == 3 else None,
-        grad_accum_dtype=strategy.grad_accum_dtype,  # type: ignore[arg-type]
+    offload = {"device": strategy.offload_optimizer, "nvme_path": request.nvme_path, "pin_memory": AUTO}
+    offload = {key: value for key, value in offload.items() if value is not None}
+    is_split, of_gradients = strategy.zero_stage == 3, strategy.grad_accum_dtype
+    zero: dict[str, Any] = {
+        "stage": strategy.zero_stage,
+        "offload_optimizer": offload if strategy.offload_optimizer else None,
+        "offload_param": offload if strategy.offload_param else None,
+        "contiguous_gradients": strategy.overlap_comm,
+        "overlap_comm": strategy.overlap_comm,
+        "stage3_gather_16bit_weights_on_model_save": True if is_split else None,
+    }
+    in_fp16 = request.precision == "fp16"
+    warm_up = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), AUTO)
+    return first_json(
+        {key: value for key, value in zero.items() if value is not None},
+        train_micro_batch_size_per_gpu=strategy.micro_batch_size,
+        scheduler={"type": "WarmupLR", "params": {**warm_up, "warmup_type": "linear"}},
+        bf16=None if in_fp16 else {"enabled": request.precision == "bf16"},
+        fp16={"enabled": True} if in_fp16 else None,
+        data_types=None if of_gradients is None else {"grad_accum_dtype": of_gradients},
     )
 
 

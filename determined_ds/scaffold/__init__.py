@@ -5,6 +5,7 @@ They come from the templates beside this file, one folder a kind, or are a copy 
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import sysconfig
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from determined_ds.config.create import create_deepspeed_config, deepspeed_config_text
+from determined_ds.config.alone import first_json
 from determined_ds.documents.document import one_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.source import Source
@@ -58,9 +59,9 @@ def files_of(name: str, kind: str) -> NewFiles:
         content = Template(text.read_text(encoding="utf-8")).substitute(words)
         own[f"{folder}/{text.name.removesuffix('.txt')}"] = content
     pipeline = kind == "pipeline"
-    ds_config = create_deepspeed_config(zero_stage=0 if pipeline else 1, scheduler=None)
+    first = json.dumps(first_json({"stage": 0 if pipeline else 1}), indent=2) + "\n"
     path = f"experiments/deepspeed/{'pipeline' if pipeline else 'zero1'}.json"
-    return NewFiles(own=own, shared={PACKAGE: "", **IGNORED, path: deepspeed_config_text(ds_config)})
+    return NewFiles(own=own, shared={PACKAGE: "", **IGNORED, path: first})
 
 
 def copy_of(model: str, name: str) -> NewFiles:
