@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
 from determined_ds.report.comparison import ESTIMATE, STATES, label
-from determined_ds.report.numbers import byte_unit, number, percent, printable
-from determined_ds.report.results import PARTS, Results, Row
+from determined_ds.report.numbers import byte_unit, count, number, percent, printable
+from determined_ds.report.results import PARTS, WINDOW, Results, Row
 from determined_ds.report.style import (
     FONT_PT,
     GROUND,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 20  # characters of a line
 ROW_IN, LINE_IN = 0.27, 0.15  # of a bar and the space around it; of a line of its name
 ROOM = 1.22  # of an axis beside its longest bar, for the number
+DOT: dict[str, Any] = {"markeredgecolor": GROUND, "markersize": 7, "zorder": 4}
 TICKS: dict[str, Any] = {"axis": "x", "nbins": 6, "steps": [1, 2, 5, 10]}
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED, "handlelength": 1.0}
 MOST_RANKS = 32  # bars; of more ranks, those with the longest and the shortest steps
@@ -144,6 +145,42 @@ def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
     return figure
 
 
+def loss(results: Results) -> Figure | None:
+    """The loss against seconds of training, and when each row comes to the loss that all of them reach."""
+    rows, target = [row for row in results.measured if row.loss_curve], results.target_loss
+    if target is None:
+        return None
+    colours, most = strategy_colours(results), max(row.slots for row in rows)
+    names, height = _names(results, rows)
+    with drawing():
+        figure, (curves, times) = figure_of([2.1, height])
+        for at, row in enumerate(rows):
+            times_s, losses = zip(*row.loss_curve, strict=True)
+            style: Any = "-" if row.slots == most else (0, (4, 2))
+            colour, seconds = colours[row.name], row.seconds_to(target)
+            curves.plot(times_s, losses, color=colour, linestyle=style)
+            if seconds is None:
+                _beside(times, 0, at, "not reached", MUTED)
+                continue
+            curves.plot(seconds, target, "o", color=colour, **DOT)
+            times.barh(at, seconds, 0.12, color=colour)
+            times.plot(seconds, at, "o", color=colour, **DOT)
+            _beside(times, seconds, at, f"{number(seconds, 3)} s", gap=8)
+        curves.axhline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        curves.set_title(f"Loss; the dots are at {number(target)}")
+        curves.set_ylabel(f"loss, mean of {WINDOW} steps")
+        if any(row.slots < most for row in rows):
+            curves.set_xlabel(f"dashed: on fewer than {count(most, 'slot')}")
+        curves.grid(axis="y")
+        _name_bars(times, names)
+        times.set_title(f"Time to a loss of {number(target)}")
+        times.set_xlabel("seconds of training")
+        for panel in (curves, times):
+            panel.set_xlim(0, max(row.loss_curve[-1][0] for row in rows) * 1.16)
+            panel.locator_params(**TICKS)
+    return figure
+
+
 def schedules(results: Results) -> Figure | None:
     """Each measured pipeline's median step: above as its schedule plans it, below as it was.
 
@@ -164,6 +201,7 @@ def schedules(results: Results) -> Figure | None:
 CHARTS: dict[str, Callable[[Results], Figure | None]] = {
     "throughput": throughput,
     "memory": memory,
+    "loss": loss,
     "schedules": schedules,
 }
 

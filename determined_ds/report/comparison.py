@@ -254,6 +254,15 @@ COLUMNS = {
     "bubble_ideal": _of("bubble_ideal", "ideal", n.percent, drop=7),
     "loss": _of("loss", "loss", n.loss_text, drop=4, below="loss_against_first"),
     "loss_against_first": _against_first("loss", n.difference),
+    "seconds_to_target_loss": Column(
+        lambda results, row: row.seconds_to(results.target_loss),
+        "time",
+        lambda value: number(value, 3),
+        unit=lambda results: (f"s to {number(results.target_loss)}", 1),
+        best=min,
+        below="",
+    ),
+    "target_loss": Column(lambda results, _: results.target_loss),
 }
 
 
@@ -374,4 +383,5 @@ def _page(results: Results) -> str:
         unmeasured=[(label(row, results), _reason(row)) for row in results.rows if not row.is_measured],
         memory_note=f"{note[0].upper()}{note[1:]}",
         window=WINDOW,
+        target="" if results.target_loss is None else n.loss_text(results.target_loss),
     )

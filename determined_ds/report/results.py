@@ -9,6 +9,7 @@ pydantic: every key is known, every type right and every number in its range; on
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -204,6 +205,22 @@ class Row:
         """The mean of the last :data:`WINDOW` losses; of all, where there are fewer."""
         return _mean(self.losses[-WINDOW:]) if self.losses else None
 
+    @property
+    def loss_curve(self) -> tuple[tuple[float, float], ...]:
+        """(seconds, loss) as training goes: the mean of the last losses, each step at its median time.
+
+        Its last point is :attr:`loss`. Starting up and warming up take longer than that, and are not in it.
+        """
+        losses, step = self.losses, self.median_step_seconds
+        if not losses or step is None:
+            return ()
+        width = min(WINDOW, len(losses))
+        return tuple((end * step, _mean(losses[end - width : end])) for end in range(width, len(losses) + 1))
+
+    def seconds_to(self, loss: float | None) -> float | None:
+        """Seconds of training until the mean of the last losses is at or below ``loss``; None if it never is."""
+        return next((at for at, reached in self.loss_curve if loss is not None and reached <= loss), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -238,6 +255,12 @@ class Results:
     def first(self) -> Row | None:
         """What the others are compared with: the first row that was measured."""
         return next(iter(self.measured), None)
+
+    @property
+    def target_loss(self) -> float | None:
+        """The highest finite loss that a measured row ended at, so that each of them reaches it; None without one."""
+        losses = (row.loss for row in self.measured)
+        return max((loss for loss in losses if loss is not None and math.isfinite(loss)), default=None)
 
     def against_first(self, row: Row) -> dict[str, float | None]:
         """A row beside the first one that was measured.

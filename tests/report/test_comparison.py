@@ -46,6 +46,13 @@ def test_losses_are_means_over_repetitions_and_over_the_last_five_steps() -> Non
 
     assert [of([9, 9, 5, 4, 3, 2, 1]).loss, of([9, 5]).loss, of([]).loss] == [3, 7, None]
     assert of([4, 3, 2], [6, 5]).losses == (5, 4, 2)  # the second repetition has no third step
+    measured = of([7, 6, 5, 4, 3, 2, 1])
+    assert measured.loss_curve == ((2.5, 5), (3.0, 4), (3.5, 3))
+    assert [measured.seconds_to(loss) for loss in (4.5, 3, 2.9)] == [3.0, 3.5, None]
+    lost = row("c", repetition(losses=["NaN"]))
+    ended = [row("a", repetition(losses=[2.0])), row("b", repetition(losses=[2.5])), lost, failed("d")]
+    assert results(*ended).target_loss == 2.5  # the highest, so that all reach it
+    assert results(lost).target_loss is None
 
 
 def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewest_slots() -> None:
@@ -180,7 +187,7 @@ def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(
         assert number in " ".join(shown[4])
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "schedules"]
+    assert named == ["throughput", "memory", "loss", "schedules"]
     page.check_sealed()
 
 
