@@ -24,6 +24,7 @@ from model_defs.common.huggingface import load_tokenizer
 from model_defs.common.rows import Row, read_rows
 from model_defs.common.sections import Section, data_error, parse_section
 
+BATCH = 1000  # texts that are tokenized at once
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -87,24 +88,22 @@ def load_texts(
             raise data_error(key, source, message, fix)
     numbers = {name: number for number, name in enumerate(classes)}
     sides = []
-    for path, rows in ((config.path, train), (config.validation_path or config.path, validation)):
+    for key, rows in (("path", train), ("validation_path" if config.validation_path else "path", validation)):
         for row in rows:
             if str(row.label) not in numbers:
-                message = (
-                    f"{row.name}: {row.label!r} is the label of no class; they are {', '.join(classes[:10])}."
-                )
-                raise data_error("data.path", path, message, "a label that training rows have, in every row")
-        encoded = tokenizer(
-            [row.text for row in rows],
-            truncation=True,
-            padding="max_length",
-            max_length=sequence_length,
-            return_tensors="np",
-        )
-        tokens_ST = torch.from_numpy(encoded["input_ids"].astype(np.int32))
-        mask_ST = torch.from_numpy(encoded["attention_mask"].astype(bool))
+                known = ", ".join(classes[:10])
+                message = f"{row.name}: {row.label!r} is the label of no class; they are {known}."
+                fix = "a label that training rows have, in every row"
+                raise data_error(f"data.{key}", getattr(config, key), message, fix)
+        how = {"truncation": True, "padding": "max_length", "max_length": sequence_length}
+        parts = [
+            tokenizer([row.text for row in rows[start : start + BATCH]], **how, return_tensors="np")
+            for start in range(0, len(rows), BATCH)
+        ]
+        tokens_ST = np.concatenate([part["input_ids"].astype(np.int32) for part in parts])
+        mask_ST = np.concatenate([part["attention_mask"].astype(bool) for part in parts])
         labels_S = torch.tensor([numbers[str(row.label)] for row in rows])
-        sides.append(TensorDataset(tokens_ST, mask_ST, labels_S))
+        sides.append(TensorDataset(torch.from_numpy(tokens_ST), torch.from_numpy(mask_ST), labels_S))
     return TextData(sides[0], sides[1], classes, tokenizer)
 
 

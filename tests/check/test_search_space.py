@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,18 +40,6 @@ def test_the_points_that_cannot_run_are_counted_and_described(
     said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml"), str(tmp_path)])
     assert (said.exit_code, f"    points: {where}; " in said.stdout) == (0, True)
     assert f"{size - count} of {size} points can run\n" in said.stdout
-
-
-def test_a_large_space_is_sampled_and_said_to_be(tmp_path: Path) -> None:
-    dropout = {"type": "double", "minval": 0, "maxval": 1}
-    space = {"global_batch_size": choice(8, 9), "dropout": dropout}
-    report = report_of(tmp_path, hyperparameters=space, searcher=RANDOM)
-    (points,) = [each.points for each in report["findings"] if each.code == "batch"]
-    assert not points["exact"]
-    assert 0.3 < points["share"] < 0.7
-    assert points["where"] == f"all {points['count']:,} points with global_batch_size = 9"
-    said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml")]).stdout
-    assert re.search(r"points can run; sampled \d+ points of a continuous space\n", said)
 
 
 TRIAL = """

@@ -249,7 +249,8 @@ def test_labels_by_name_or_number(
     assert data.classes == classes
     assert [side.tensors[2].tolist() for side in (data.train, data.validation)] == [numbers] * 2
     other = {**given, "validation_path": labelled(tmp_path / "c.jsonl", labels[0], type(labels[0])(9))}
-    assert refusal(lambda: bert.load_texts(other, 8)).message.startswith("c.jsonl:2")
+    found = refusal(lambda: bert.load_texts(other, 8))
+    assert (found.key, found.message[:9]) == ("data.validation_path", "c.jsonl:2")
 
 
 def test_labels_and_tokenizers_that_do_not_do(tmp_path: Path) -> None:
