@@ -33,7 +33,6 @@ PARTS = {
 PRECISION, PNG = click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
 MEMORY_HELP = "The bytes that a rank needs, by strategy. Loads torch."
 PARAMETERS_HELP = "Of a model without a CONFIG, e.g. 7B. Loads no torch."
-HF_HELP = "Memory of a Hugging Face config.json, or its folder's."
 MICRO_HELP, PRECISION_HELP = (
     f"For --memory.  [default: CONFIG's, or {otherwise}]" for otherwise in (1, "bf16")
 )
@@ -43,7 +42,6 @@ SCHEDULES_HELP = "Draw CONFIG's pipeline under each schedule."
 memory_options = options(
     click.option("--memory", is_flag=True, help=MEMORY_HELP),
     click.option("--parameters", metavar="COUNT", help=PARAMETERS_HELP),
-    click.option("--hf-config", metavar="PATH", help=HF_HELP),
     click.option("--sequence-length", type=COUNT, help="Tokens of a sample, without a CONFIG."),
     click.option("--micro-batch-size", type=COUNT, help=MICRO_HELP),
     click.option("--precision", type=PRECISION, help=PRECISION_HELP),
@@ -133,35 +131,22 @@ def _refusal(message: str, fix: str, value: object = None, key: str = "--memory"
     return ConfigError(Problem(key=key, value=value or NOT_GIVEN, message=message, fix=fix, code="model"))
 
 
-def _given(asked: dict[str, Any], *names: str) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in names if asked[name] is not None]
-
-
 def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
-    """The shape of a Hugging Face model or of given sizes, and a strategy to vary."""
+    """The shape of a model of given sizes, and a strategy to vary."""
     from determined_ds.config.strategy import Strategy
     from determined_ds.memory.model import shape_from_sizes
     from determined_ds.memory.units import parse_count
 
-    given = _given(asked, "parameters", "hf_config")
-    if len(given) == 2:
-        raise _refusal(f"the model is given twice: {', '.join(given)}", "keep one of them")
-    if not given or asked["schedules"]:
-        fix = "give a CONFIG, or --hf-config PATH or --parameters 6B without --schedules"
-        raise _refusal("no model is given", fix)
+    if asked["parameters"] is None or asked["schedules"]:
+        raise _refusal("no model is given", "give a CONFIG, or --parameters 6B without --schedules")
     if slots is not None and slots < 1:
         raise _refusal("must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}", slots, "--slots")
-    precision, length = asked["precision"] or "bf16", asked["sequence_length"]
-    if asked["hf_config"] is not None:
-        from determined_ds.train.shape import shape_of_huggingface
-
-        shape = shape_of_huggingface(Path(asked["hf_config"]), sequence_length=length, precision=precision)
-    else:
-        shape = shape_from_sizes(num_parameters=parse_count(asked["parameters"]), sequence_length=length)
+    count, length = parse_count(asked["parameters"]), asked["sequence_length"]
+    shape = shape_from_sizes(num_parameters=count, sequence_length=length)
     if slots is None:
         shape = replace(shape, assumptions=(*shape.assumptions, f"{DEFAULT_SLOTS} ranks (--slots)"))
     return shape, Strategy(
-        precision=precision,
+        precision=asked["precision"] or "bf16",
         replicas=slots or DEFAULT_SLOTS,
         micro_batch_size=asked["micro_batch_size"] or 1,
         activation_checkpointing=asked["activation_checkpointing"],
@@ -174,10 +159,13 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
     from determined_ds.experiment.decide import left_open
 
     experiment, resolved = report.experiment, report.resolved
-    if given := _given(asked, "parameters", "hf_config", "sequence_length"):
+    given = [
+        f"--{name.replace('_', '-')}" for name in ("parameters", "sequence_length") if asked[name] is not None
+    ]
+    if given:
         raise _refusal(f"the model is given twice: CONFIG and {', '.join(given)}", "keep one of them")
     if experiment is None or report.context_dir is None:
-        fix = "give an experiment's YAML, --hf-config PATH, or --parameters 6B"
+        fix = "give an experiment's YAML, or --parameters 6B"
         raise _refusal("is not an experiment of determined_ds, whose model could be built", fix, report.file)
     if resolved is None:
         raise ConfigError(left_open(experiment))

@@ -1,8 +1,7 @@
 """The shape of a model, built on torch's meta device: parameters are counted, activations measured, no memory taken.
 
 A forward and a backward pass on meta tensors compute nothing, but allocate and free as real ones do; the live bytes are
-counted. The layers of a pipeline are measured one after the other as well. The model is that of an experiment's trial
-or of a Hugging Face configuration.
+counted. The layers of a pipeline are measured one after the other as well.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from determined_ds.config.params import OWN_KEYS
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
 from determined_ds.documents.document import Document
-from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape, PartBytes
 from determined_ds.pipe.partition import MEASURED
@@ -37,7 +36,6 @@ NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"
     "partition_method",
 }
 UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
-LONGEST_ASSUMED = 2048
 _shapes: dict[str, ModelShape] = {}
 
 
@@ -171,80 +169,14 @@ def _count(parameters: Iterable[Any]) -> int:
     return sum(each.numel() for each in parameters)
 
 
-# ------------------------------------------------------------------------------------------- of Hugging Face
+# ------------------------------------------------------------------------------------------- activations
 
-
-def shape_of_huggingface(
-    source: Path, *, sequence_length: int | None = None, precision: str = "bf16"
-) -> ModelShape:
-    """The shape of the model that a Hugging Face configuration describes; nothing is loaded from the hub.
-
-    Args:
-        source: A ``config.json``, or the folder that holds one.
-        sequence_length: Tokens of a sample; the model's maximum, up to 2048, if None.
-        precision: What it is trained in: ``bf16``, ``fp16`` or ``fp32``.
-
-    Raises:
-        ConfigError: the file is missing or not a configuration, or transformers does not know the model.
-    """
-
-    def refusal(message: str, fix: str) -> ConfigError:
-        problem = Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
-        return ConfigError(problem)
-
-    file = source / "config.json" if source.is_dir() else source
-    if not file.is_file():
-        message = "has no config.json in it" if file != source else "no such file or folder"
-        raise refusal(message, "give a config.json, or the folder that save_pretrained wrote")
-    try:
-        import transformers
-    except ImportError:
-        raise refusal("needs the package transformers", "pip install 'determined-ds[models]'") from None
-    transformers.logging.set_verbosity_error()
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
-    except Exception as error:  # transformers checks a configuration with errors of huggingface_hub, too
-        by_hub = type(error).__module__.startswith("huggingface_hub") and error.__cause__
-        fix = "give a config.json of a model_type that the installed transformers has"
-        raise refusal(_first_sentence(by_hub or error), fix) from None
-    text, length, assumptions = config.get_text_config(), sequence_length, tuple[str, ...]()
-    if length is None:
-        length = min(getattr(text, "max_position_embeddings", None) or LONGEST_ASSUMED, LONGEST_ASSUMED)
-        assumptions = (f"samples of {length:,} tokens (--sequence-length)",)
-    named = [getattr(transformers, name, None) for name in config.architectures or ()]
-    is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModel
-    with warnings.catch_warnings(record=True):  # of initial values that a meta tensor does not take
-        try:
-            with torch.device("meta"):
-                model = next((each._from_config for each in named if each), auto.from_config)(config)
-        except Exception as error:
-            message = f"cannot be built: {_first_sentence(error)}"
-            raise refusal(message, "say its size with --parameters") from error
-        # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every
-        # model takes one.
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device="meta")
-        for arguments in ({"attention_mask": mask, "use_cache": False}, {}):
-
-            def loss(samples: int, arguments: dict[str, Any] = arguments) -> Any:
-                tokens = torch.zeros(samples, length, dtype=torch.long, device="meta")
-                return model(input_ids=tokens, labels=tokens, **arguments).loss
-
-            measured, more = _measured_activations(model, loss, precision)
-            if measured is not None:
-                break
-    assumptions += more
-    return _shape_of_built(model, text, sequence_length=length, activations=measured, assumptions=assumptions)
+Bytes = dict[str, int]  # by name
 
 
 def _first_sentence(error: BaseException) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line.split(". ")[0].rstrip(".")
-
-
-# ------------------------------------------------------------------------------------------- activations
-
-Bytes = dict[str, int]  # by name
 
 
 def _measure(

@@ -95,7 +95,6 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     ("arguments", "says"),
     [
         ((GPT2, "--sequence-length", "64"), "given twice: CONFIG and --sequence-length"),
-        (("--parameters", "6B", "--hf-config", "x"), "given twice: --parameters, --hf-config"),
         (("--parameters", "6B", "--schedules", "a.png"), "give a CONFIG"),
     ],
 )
