@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +26,13 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RA
 # Source: ``main`` in deepspeed 0.19.8's ``launcher/launch.py``.
 OF_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 OF_OPENMPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-OF_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES")
+OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+OF_SLURM_STEP = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_ID", "SLURM_JOB_ID")
 LOOPBACK = "127.0.0.1"
 PORTS = range(12_000, 32_000)  # below the ephemeral ones
-RESERVED_STEPS = 4_294_967_280  # of salloc's interactive step, a batch script ... Source: slurm/slurm.h
+LAST_STEP = (
+    4_294_967_279  # of srun's; those above are a batch script's, salloc's shell ... Source: slurm/slurm.h
+)
 IDS_OF_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")  # of a run
 
 
@@ -64,17 +66,14 @@ def placement_here() -> Placement | None:
     pid, _, launcher = os.environ.get(LAUNCHED_BY, "").partition(" ")
     if pid == str(os.getpid()):  # and of no process below it
         return replace(_stated(os.environ, TORCHRUN, OF_TORCHRUN), launcher=launcher)
-    return placement_of(os.environ, interactive=sys.stdin is not None and sys.stdin.isatty())
+    return placement_of(os.environ)
 
 
-def placement_of(
-    environment: Environment, *, interactive: bool = False, hostnames: Hostnames | None = None
-) -> Placement | None:
+def placement_of(environment: Environment, hostnames: Hostnames | None = None) -> Placement | None:
     """The place of this process, or None where no launcher started it.
 
     Args:
         environment: Of the process.
-        interactive: Whether its input is a terminal: a shell of ``srun --pty`` has all variables of a task.
         hostnames: Expands a list of SLURM's, e.g. ``node[1-3]``; ``scontrol show hostnames`` if None.
 
     Raises:
@@ -83,21 +82,19 @@ def placement_of(
     if PARENT in environment or environment.get("DET_TASK_TYPE") == "TRIAL":
         return None  # below a rank of our own launcher, or of Determined's
     hosts = hostnames or _scontrol_hostnames
-    # A batch script has SLURM_PROCID and SLURM_TASK_PID as well, but no step; a shell of salloc, a reserved one.
-    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
-    step = environment.get("SLURM_STEP_ID", str(RESERVED_STEPS) if "SLURM_TASK_PID" in environment else "0")
-    in_step = "SLURM_PROCID" in environment and tasks != "1"
-    in_step = in_step and not (step.isdigit() and int(step) >= RESERVED_STEPS)
+    # A batch script has SLURM_PROCID as well, but its step is none of srun's, like that of a shell of salloc.
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    in_step = tasks != "1" and int(environment.get("SLURM_STEP_ID", LAST_STEP + 1)) <= LAST_STEP
     if "TORCHELASTIC_RUN_ID" in environment:
         return _stated(environment, TORCHRUN, OF_TORCHRUN)
     if "RANK" in environment and "CROSS_SIZE" in environment:
         return _stated(environment, DEEPSPEED, OF_DEEPSPEED)
     if "OMPI_COMM_WORLD_RANK" in environment:
         return _openmpi(environment, hosts)
-    if in_step and not (interactive and "SLURM_PTY_PORT" in environment):
-        return _slurm({**environment, "SLURM_NTASKS": tasks or ""}, hosts)
-    if "RANK" in environment and environment.get("WORLD_SIZE") != "1":
-        return _plain(environment)
+    if in_step:
+        return _slurm(environment, hosts)
+    if "RANK" in environment and environment.get("WORLD_SIZE") != "1":  # set by a script
+        return _stated(environment, PLAIN, OF_TORCHRUN[:4], "torchrun")
     return None
 
 
@@ -105,13 +102,11 @@ def _stated(
     environment: Environment, launcher: str, names: tuple[str, ...], in_blocks: str = ""
 ) -> Placement:
     """The place that a launcher states; it leaves the machines out where its ranks lie there in blocks."""
-    rank, size, local_rank, local_size, *rest = _numbers(environment, launcher, names)
+    numbers = _numbers(environment, launcher, (*names, "MASTER_PORT"), ("MASTER_ADDR",))
+    rank, size, local_rank, local_size, *rest, port = numbers
     machine, machines = rest or (rank // local_size, size // local_size)
     if in_blocks and (size % local_size or rank % local_size != local_rank):
         raise _out_of_order(launcher, rank, local_rank, local_size, in_blocks)
-    [port] = _numbers(environment, launcher, ("MASTER_PORT",))
-    if not environment.get("MASTER_ADDR"):
-        raise _incomplete(launcher, ["MASTER_ADDR"], "set it to the address of the first machine")
     address = environment["MASTER_ADDR"]
     return Placement(rank, size, local_rank, local_size, machine, machines, launcher, address, port)
 
@@ -129,22 +124,18 @@ def _openmpi(environment: Environment, hosts: Hostnames) -> Placement:
 
 
 def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
-    machines = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
-    filled = {**environment, "SLURM_NNODES": machines}
-    rank, size, local_rank, num_machines = _numbers(filled, SLURM, OF_SLURM)
-    machine = 0 if num_machines == 1 else _numbers(filled, SLURM, ("SLURM_NODEID",))[0]
-    local_size = size // num_machines
-    if size % num_machines or rank != machine * local_size + local_rank:
+    rank, local_rank, machine = _numbers(environment, SLURM, OF_SLURM)
+    size, machines, step, job = _numbers(environment, SLURM, OF_SLURM_STEP)
+    local_size = size // machines
+    if size % machines or rank != machine * local_size + local_rank:
         use = "srun --ntasks-per-node N --distribution=block"
         raise _out_of_order(SLURM, rank, local_rank, local_size, use)
-    job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    number = 101 * int(job) + int(environment.get("SLURM_STEP_ID") or "0") if job else None
-    found, missing = _meeting_point(environment, None if num_machines == 1 else nodes, number, hosts)
+    found, missing = _meeting_point(environment, None if machines == 1 else nodes, 101 * job + step, hosts)
     if missing:
         raise _incomplete(SLURM, missing, "set them, or start the ranks in a SLURM job")
-    numbers = (rank, size, local_rank, local_size, machine, num_machines)
-    return _stated({**found, **dict(zip(OF_TORCHRUN, map(str, numbers), strict=True))}, SLURM, OF_TORCHRUN)
+    places = map(str, (rank, size, local_rank, local_size, machine, machines))
+    return _stated({**found, **dict(zip(OF_TORCHRUN, places, strict=True))}, SLURM, OF_TORCHRUN)
 
 
 def _meeting_point(
@@ -152,11 +143,8 @@ def _meeting_point(
 ) -> tuple[dict[str, str], list[str]]:
     """An environment with the address and the port where ranks meet, and which of them is not known.
 
-    Args:
-        environment: Whatever it states goes first.
-        nodes: A list of SLURM's machines, whose first has rank 0; None: this machine has all ranks.
-        job: A number that only the ranks of one run have in common.
-        hosts: Expands such a list.
+    What it states goes first. ``nodes`` are SLURM's machines, whose first has rank 0; None: this machine has all ranks.
+    ``job`` is a number that only the ranks of one run have in common.
     """
     address = LOOPBACK if nodes is None else nodes
     if set(address) & set("[,"):
@@ -167,27 +155,17 @@ def _meeting_point(
     return {**environment, **found}, [name for name, value in found.items() if not value]
 
 
-def _plain(environment: Environment) -> Placement:
-    """torch's variables, set by a script, or by an operator of Kubernetes, which starts one rank in each pod."""
-    local = {name: environment.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    local["LOCAL_WORLD_SIZE"] = local["LOCAL_WORLD_SIZE"] or environment.get("LOCAL_SIZE")
-    if local["LOCAL_RANK"] is None and "KUBERNETES_SERVICE_HOST" in environment:
-        local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    filled = {**environment, **{name: value for name, value in local.items() if value}}
-    # Those first: the others follow from them.
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if not environment.get(name)]:
-        raise _incomplete(PLAIN, missing, "set them, or start one process without RANK")
-    return _stated(filled, PLAIN, OF_TORCHRUN[:4], "torchrun")
-
-
 # ------------------------------------------------------------------------------------------- reading
 
 
-def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) -> list[int]:
-    """The values of variables that have to be numbers."""
-    if missing := [name for name in names if not environment.get(name)]:
+def _numbers(
+    environment: Environment, launcher: str, names: tuple[str, ...], others: tuple[str, ...] = ()
+) -> list[int]:
+    """The values of variables that have to be numbers; others have to be there too."""
+    if missing := [name for name in (*names, *others) if not environment.get(name)]:
         fix = "start the ranks by torchrun, srun, mpirun or deepspeed, which set all of them"
+        if launcher == PLAIN:
+            fix = "set all of them, or start one process without RANK"
         raise _incomplete(launcher, missing, fix)
     for name in names:
         if not environment[name].isdigit():
@@ -197,8 +175,7 @@ def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) ->
 
 
 def _incomplete(launcher: str, missing: list[str], fix: str) -> ConfigError:
-    who = "RANK" if launcher == PLAIN else launcher
-    message = f"{who} makes this process a rank, but does not say which: {', '.join(missing)} missing"
+    message = f"{launcher} makes this process a rank, but does not say which: {', '.join(missing)} missing"
     return ConfigError(Problem(key="the environment", message=message, fix=fix, code="launcher"))
 
 
