@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from determined_ds.config.params import AUTO
-from determined_ds.rundir.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, LAST
+from determined_ds.rundir.handed_on import LAST
 
 BASIC, RESUMING, EVALUATING, MACHINES = "Basic", "Resuming", "Evaluating", "Machines"
 
@@ -70,13 +70,6 @@ class RunOptions:
     accelerator: str | None = _option(
         MACHINES, "Default: CUDA if available.", type=click.Choice(["cpu", "cuda"])
     )
-    hang_timeout: float | None = _option(
-        MACHINES,
-        f"End a run in which no step completes for this long; 0: no limit. Default: {HANG_TIMEOUT}, or "
-        f"{HANG_TIMEOUT_MINUTES:g}.",
-        metavar="MINUTES",
-        type=click.FloatRange(min=0),
-    )
     report_to_master: bool = _option(
         MACHINES,
         "Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
@@ -90,11 +83,6 @@ class RunOptions:
     parts: int = _option("", default=0, metavar="STEPS", type=AT_LEAST_0)
     engine: str = _option("", default="deepspeed", type=click.Choice(["deepspeed", "ddp"]))
     parent: int | None = _option("", metavar="PID", type=int)
-
-    @property
-    def stated_slots(self) -> int | None:
-        """The number of ``--slots``; None where it is ``auto`` or absent."""
-        return None if isinstance(self.slots, str) else self.slots
 
     @property
     def is_measured(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -30,7 +31,7 @@ from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
 from determined_ds.launch.run import LocalRun
 from determined_ds.report.numbers import count
-from determined_ds.rundir.handed_on import BEST, LAST
+from determined_ds.rundir.handed_on import LAST, hang_timeout_s
 from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_dir, slug
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
@@ -67,6 +68,7 @@ def prepare_run(
             found.warn(fewer)
         resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
+        found.of(lambda: hang_timeout_s({**os.environ, **variables}))
     if resolved is not None:
         found.warn(resolved.warnings)
         if experiment.trial:
@@ -99,7 +101,7 @@ def prepare_run(
 
 def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> Experiment:
     """The experiment, overrides included; under a launcher its ranks are the slots."""
-    stated = options.stated_slots
+    stated = None if isinstance(options.slots, str) else options.slots
     slots = stated if placed is None else None
     document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
     if placed is not None:
@@ -148,8 +150,7 @@ def _start(
         return Start(weights=weights), run_dir
     # A scheduler's script is the same at each launch of its job, the first one included.
     stated = options.run_dir is not None
-    repeats = placed is not None and stated and options.resume in (BEST, LAST)
-    is_first = repeats and RunDir(run_dir).is_empty()
+    is_first = placed is not None and stated and options.resume == LAST and RunDir(run_dir).is_empty()
     start = start_in(
         run_dir,
         experiment,
@@ -157,7 +158,6 @@ def _start(
         resume=None if is_first else options.resume,
         stated=stated,
         forks=not (options.is_measured or experiment.measures),
-        repeated=placed is not None,
     )
     return replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start, run_dir
 

@@ -30,9 +30,7 @@ from determined_ds.rundir.run_dir import RunDir, check_run_dir, run_dir_problem,
 SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
 SOURCE_TRIAL: KeyPath = ("searcher", "source_trial_id")
 SLOTS: KeyPath = ("resources", "slots_per_trial")
-FORM_OF_SOURCE = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
 UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
-MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +51,7 @@ class Start:
         """The lines of the header about it."""
 
         def listed(title: str, entries: list[str]) -> list[str]:
-            shown, more = entries[:MOST_SHOWN], len(entries) - MOST_SHOWN
-            shown += [f"and {more} more"] if more > 0 else []
-            return [f"  {'' if number else title:<10} {line}" for number, line in enumerate(shown)]
+            return [f"  {'' if number else title:<10} {line}" for number, line in enumerate(entries)]
 
         lines = []
         if resumed := self.checkpoint:
@@ -103,7 +99,6 @@ def start_in(
     resume: str | None,
     stated: bool,
     forks: bool,
-    repeated: bool = False,
 ) -> Start:
     """Where a run starts.
 
@@ -114,7 +109,6 @@ def start_in(
         resume: The checkpoint to resume from, as ``--resume`` names it; None: start anew.
         stated: Whether the user named the run directory.
         forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
-        repeated: Whether a scheduler may give the same command again, to continue the run that the first one began.
 
     Raises:
         ConfigError: it cannot start there; every reason.
@@ -122,7 +116,7 @@ def start_in(
     check_run_dir(run_dir)
     there, start = RunDir(run_dir), Start()
     if resume is not None:
-        start = _resumed(there, resume, stated=stated, repeated=repeated)
+        start = _resumed(there, resume, stated=stated)
     elif kept := checkpoints_in(there.checkpoints):
         message = f"holds a run already, trained to batch {kept[0].steps_completed}"
         fix = "add --resume to continue it, or give another --run-dir to start anew"
@@ -133,15 +127,12 @@ def start_in(
     return _compared(start, experiment, resolved)
 
 
-def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
+def _resumed(there: RunDir, given: str, *, stated: bool) -> Start:
     """The start of a run that resumes: from the checkpoint that is named, of this run or of another."""
     kept = checkpoints_in(there.checkpoints)
-    if not stated:  # the newest run of the same experiment is a good guess
-        siblings = there.path.parent.glob("*")
-        runs = sorted((path for path in siblings if checkpoints_in(RunDir(path).checkpoints)), reverse=True)
-        fix = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to resume"
+    if not stated:
+        fix = "add the --run-dir of the run to resume"
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
-    begun: tuple[str, ...] = ()
     if given != LAST:
         checkpoint, newer = find_good(given, there, key="--resume")
         if checkpoint.path.parent == there.checkpoints.resolve():
@@ -149,11 +140,9 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
             return Start(checkpoint=checkpoint, superseded=tuple(kept[:later]))
         if not kept:
             return Start(checkpoint=checkpoint, elsewhere=True, damages=newer)
-        if not repeated:
-            message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
-            fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
-            raise ConfigError(run_dir_problem(there.path, message, fix))
-        begun = (f"the run that continues {given} resumes from its own newest checkpoint",)
+        message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
+        fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
     good, damages = newest_good(kept)
     if good is None and not damages and there.experiment.is_file():
         return Start(damages=("no checkpoint found; starting from step 0",))
@@ -161,7 +150,7 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
         message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
         fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
         raise ConfigError(run_dir_problem(there.path, message, fix))
-    return Start(checkpoint=good, damages=(*damages, *begun))
+    return Start(checkpoint=good, damages=tuple(damages))
 
 
 def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
@@ -177,17 +166,11 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
     document, source = experiment.document, experiment.document.get(SOURCE)
     if document.get(SOURCE_TRIAL) is not None:
         message = "names a trial on a cluster; none of it is on this machine"
-        fix = f"remove it; in its place {dotted(SOURCE)}: {FORM_OF_SOURCE}"
+        fix = f"remove it; {dotted(SOURCE)}: write the path of a run directory or of a checkpoint in one"
         raise ConfigError(document.problem(SOURCE_TRIAL, message, fix, "fork"))
     if source is None:
         return None, ()
-    try:
-        checkpoint, damages = find_good(str(source), RunDir(run_dir), key=dotted(SOURCE))
-    except ConfigError as error:
-        message = f"must be a checkpoint that can be loaded: {error.problems[0].message}"
-        fix = f"{FORM_OF_SOURCE}, or start without it"
-        raise ConfigError(document.problem(SOURCE, message, fix, "fork")) from None
-    return checkpoint, damages
+    return find_good(str(source), RunDir(run_dir), key=dotted(SOURCE))
 
 
 # ------------------------------------------------------------------------------------------- what has changed
