@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,21 +25,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from determined_ds.checkpoints.files import checkpoints_in
-from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator, detect_without_torch, kind_of_device
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem, TrainingError, lines_of_error
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.experiment import variables_for
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.placement import OPENMPI, SLURM, TORCHRUN, Placement
+from determined_ds.launch.placement import SLURM, TORCHRUN, Placement
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks import environment_of_ranks
 from determined_ds.launch.resume import completed
 from determined_ds.launch.run import LocalRun
 from determined_ds.rundir.handed_on import (
-    HANG_TIMEOUT,
     LAST,
     LAST_ACTS,
     LAUNCHED_BY,
@@ -51,11 +48,10 @@ from determined_ds.rundir.handed_on import (
 )
 from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.records import CRASH
-from determined_ds.rundir.run_dir import RunDir, RunLock, short
+from determined_ds.rundir.run_dir import RunDir, RunLock, run_dir_problem, short
 from determined_ds.rundir.signals import STOP, die_with_parent, stop_on_signal, survived_by_parent
 
-# NFS caches attributes up to 60 s (acregmax, acdirmax); a name that was never looked up is seen at once.
-SEEN_WITHIN_S, NEW_WITHIN_S = 75.0, 5.0
+SEEN_WITHIN_S = 75.0  # NFS caches attributes up to 60 s (acregmax, acdirmax)
 # Minutes that ranks may start later than others: images are loaded, torch is read from a busy disk.
 JOIN_TIMEOUT, JOIN_TIMEOUT_MINUTES = "DETERMINED_DS_JOIN_TIMEOUT", 10.0
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -101,10 +97,10 @@ def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
     """The environment of this rank. Problems of the configuration are reported once the ranks have met."""
     take_threads(placed)
     own = {**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
-    if options.hang_timeout is not None:
-        own[HANG_TIMEOUT] = f"{options.hang_timeout:g}"
     try:
-        accelerator, document, variables = _read(options)
+        accelerator = detect_without_torch(options.accelerator) or detect_accelerator(options.accelerator)
+        document = read_document(options.config, options.context_dir, overrides=options.overrides)
+        variables = variables_for(document, kind_of_device(accelerator))
     except ConfigError:
         return {**os.environ, **own}
     folder = options.context_dir.resolve()
@@ -112,31 +108,19 @@ def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
     return {**environment, **secrets_of(document.data), **own}
 
 
-def _read(options: RunOptions) -> tuple[Accelerator, Document, Mapping[str, str | None]]:
-    """This machine's accelerator, the experiment as it is here, and its environment variables."""
-    accelerator = detect_without_torch(options.accelerator) or detect_accelerator(options.accelerator)
-    document = read_document(options.config, options.context_dir, overrides=options.overrides)
-    return accelerator, document, variables_for(document, kind_of_device(accelerator))
-
-
 def take_threads(placed: Placement) -> None:
-    """Set this process's ``OMP_NUM_THREADS`` to the cores that the launcher has bound it to, unless the user has.
+    """Set this process's ``OMP_NUM_THREADS`` to the cores that SLURM grants it, unless the user has.
 
     torchrun sets it to 1 itself where its own environment has none (``config_from_args`` in torch 2.13's
     ``torch/distributed/run.py``); ranks that share a machine's cores are left to :func:`environment_of_ranks`.
     """
-    name, cores = "OMP_NUM_THREADS", ""
+    name = "OMP_NUM_THREADS"
     if placed.launcher == TORCHRUN:
         with contextlib.suppress(OSError):
             started_with = Path(f"/proc/{os.getppid()}/environ").read_bytes()
             if f"\0{name}=".encode() not in b"\0" + started_with:
                 os.environ.pop(name, None)
-    elif placed.launcher == SLURM:
-        cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    elif placed.launcher == OPENMPI and hasattr(os, "sched_getaffinity"):
-        bound = len(os.sched_getaffinity(0))
-        cores = str(bound) if bound < len(os.sched_getaffinity(os.getppid())) else ""
-    if cores:
+    elif placed.launcher == SLURM and (cores := os.environ.get("SLURM_CPUS_PER_TASK")):
         os.environ.setdefault(name, cores)
 
 
@@ -168,7 +152,7 @@ def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
     run_dir, resume = options.run_dir, options.resume
     if again and run_dir is None:
         message = f"{placed.launcher} restarts the ranks, and does not know which run to resume"
-        raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR", code="run-dir"))
+        raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR"))
     if again and (resume is None or checkpoints_in(RunDir(run_dir or Path()).checkpoints)):
         resume = LAST
     prepared = prepare_run(replace(options, resume=resume), placed=placed)
@@ -185,24 +169,19 @@ def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
     there.logs.mkdir(exist_ok=True)
     try:
         meeting.share("plan", {"run_dir": str(there.path), "digest": _digest(there), "words": words})
-        # What is wrong on other machines than the first, each once.
-        answers = list(zip(meeting.hosts, meeting.answers({"unseen": "", "problem": ""}), strict=True))
-        elsewhere = {f"{host}: {answer['problem']}": None for host, answer in answers if answer["problem"]}
-        problems = [Problem(key="", message=message) for message in elsewhere]
-        if unseen := [f"{host} {answer['unseen']}" for host, answer in answers if answer["unseen"]]:
+        unseen = dict.fromkeys(filter(None, meeting.answers("")))
+        meeting.share("verdict", ConfigError.exit_code if unseen else None)
+        meeting.leave()
+        if unseen:
             message = f"must be shared by all machines: {'; '.join(unseen)}"
             fix = "give a --run-dir on a file system that every machine mounts at the same path (NFS, Lustre)"
-            code, value = "run-dir-not-shared", short(there.path)
-            problems.append(Problem(key="--run-dir", value=value, message=message, fix=fix, code=code))
-        if problems:
-            print(*lines_of_error(ConfigError(problems)), sep="\n", file=sys.stderr, flush=True)
-        meeting.share("verdict", ConfigError.exit_code if problems else None)
-        meeting.leave()
+            problem = run_dir_problem(there.path, message, fix, "run-dir-not-shared")
+            print(*lines_of_error(ConfigError(problem)), sep="\n", file=sys.stderr, flush=True)
         os.chdir(options.context_dir)
         if os.environ.get("DET_MASTER") and not (options.test or options.is_measured):
             os.environ[REPORT] = "1"
         LAST_ACTS.append(partial(_end, prepared))
-        ended = ConfigError.exit_code if problems else train(words)
+        ended = ConfigError.exit_code if unseen else train(words)
         _end(prepared, ended)
         return ended
     finally:
@@ -225,18 +204,17 @@ def _end(prepared: LocalRun, code: int) -> None:
 
 
 def _follow(placed: Placement, meeting: Meeting, options: RunOptions, train: Train) -> int:
-    """Any other rank: receive what rank 0 has decided, look whether it can do so, and train."""
+    """Any other rank: receive what rank 0 has decided, look whether it sees the run directory, and train."""
     try:
         plan = meeting.share("plan")
         if "exit" not in plan:
-            problem, unseen = "", ""
-            try:
-                _read(options)
-            except ConfigError as error:
-                problem = str(error)
-            if placed.machine and not placed.local_rank:
-                unseen = _unseen(RunDir(Path(plan["run_dir"])), plan["digest"])
-            meeting.answers({"unseen": unseen, "problem": problem})
+            there, unseen = RunDir(Path(plan["run_dir"])), ""
+            until_s = time.monotonic() + SEEN_WITHIN_S
+            while _digest(there) != plan["digest"] and not unseen:
+                if time.monotonic() > until_s:
+                    unseen = f"{socket.gethostname()} does not see what rank 0 wrote to {there.path}"
+                time.sleep(0.2)
+            meeting.answers(unseen)
             plan["exit"] = meeting.share("verdict")
         meeting.leave()
     except RuntimeError:  # torch's, of a store whose rank 0 has ended
@@ -266,17 +244,6 @@ def _digest(there: RunDir) -> str:
     return digest.hexdigest()
 
 
-def _unseen(there: RunDir, digest: str) -> str:
-    """What rank 0 has written and cannot be read on this machine, in words; "" where all of it can."""
-    began_s = time.monotonic()
-    while _digest(there) != digest:
-        within_s = SEEN_WITHIN_S if os.path.exists(there.launches) else NEW_WITHIN_S
-        if time.monotonic() - began_s > within_s:
-            return f"does not see what rank 0 wrote to {there.path}"
-        time.sleep(0.2)
-    return ""
-
-
 # ------------------------------------------------------------------------------------------- how they meet
 
 
@@ -296,7 +263,6 @@ class Meeting:
 
     Attributes:
         again: Whether the launcher has given the same command before, on any machine.
-        hosts: Of each rank, on rank 0.
 
     Raises:
         ConfigError: the time that ranks may take to come is not a number.
@@ -339,10 +305,6 @@ class Meeting:
             raise TrainingError(f"rank {placed.rank} on {host} {words}\n  fix: {fix}") from None
         if RESTART_COUNT in os.environ:  # the process group of each attempt has keys of its own by it
             os.environ[RESTART_COUNT] = str(attempt - 1)
-
-    @property
-    def hosts(self) -> list[str]:
-        return [self._ranks[rank]["host"] for rank in sorted(self._ranks)]
 
     def _gather(self, limit_s: float) -> int:
         """Rank 0: wait for the others. Returns the number of the attempt, from 1."""
@@ -392,23 +354,23 @@ class Meeting:
         """Every rank's answer, by rank, on rank 0; the others get none.
 
         Raises:
-            TrainingError: a rank has not answered, or was started again meanwhile, and waits for another attempt.
+            TrainingError: a rank has not answered in time.
         """
-        if self._placed.size == 1:
+        ranks = range(self._placed.size)
+        if len(ranks) == 1:
             return [answer]
         self._store.set(f"answer/{self._placed.rank}", json.dumps(answer))
         if self._placed.rank:
             return []
-        until_s = time.monotonic() + PATIENCE.total_seconds()
-        for rank, said in sorted(self._ranks.items()):
-            while not self._store.check([f"answer/{rank}"]):
-                is_same = rank == 0 or json.loads(self._all.get(f"rank/{rank}"))["token"] == said["token"]
-                if not is_same or time.monotonic() > until_s:
-                    how = "has not answered" if is_same else "was started again before the run began"
-                    message = f"rank {rank} on {said['host']} {how}; see its launcher's output there"
-                    raise TrainingError(message)
-                time.sleep(POLL_S)
-        return [json.loads(self._store.get(f"answer/{rank}")) for rank in range(self._placed.size)]
+        try:
+            self._store.wait([f"answer/{rank}" for rank in ranks], timedelta(seconds=2 * SEEN_WITHIN_S))
+        except RuntimeError:  # torch's
+            silent = [str(rank) for rank in ranks if not self._store.check([f"answer/{rank}"])]
+            message = (
+                f"no answer from {', '.join(silent)} of {len(ranks)} ranks; see its launcher's output there"
+            )
+            raise TrainingError(message) from None
+        return [json.loads(self._store.get(f"answer/{rank}")) for rank in ranks]
 
     def leave(self) -> None:
         """Nothing more is exchanged. Rank 0 leaves last, since the store may be its own."""

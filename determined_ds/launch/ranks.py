@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from determined_ds.rundir.handed_on import ERROR_FD, LAUNCHED_BY, PARENT, STORE, TERMINAL
-from determined_ds.rundir.records import CRASH, HANG, KILLED, status_of
+from determined_ds.rundir.records import CRASH, HANG, KILLED
 from determined_ds.rundir.run_dir import RunDir
-from determined_ds.rundir.signals import USUAL
+from determined_ds.rundir.signals import USUAL, Interrupts
 
 GRACE_S = 5.0  # that the other ranks have to end by themselves when one has failed
 POLL_S = 0.1
@@ -70,17 +70,9 @@ class Outcome:
         return EXIT_CONFIG if self.failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
 
     @property
-    def status(self) -> str:
-        """As ``result.json`` has it, like the two below."""
-        return status_of(self.exit_code, stopped=self.stopped)
-
-    @property
-    def cause(self) -> str | None:
-        return None if self.stopped or not self.failures else self.failures[0].cause
-
-    @property
-    def reason(self) -> str | None:
-        return None if self.cause is None else self.failures[0].reason
+    def first(self) -> Failure | None:
+        """The failure that says why; None where it was stopped, or succeeded."""
+        return None if self.stopped or not self.failures else self.failures[0]
 
 
 def environment_of_ranks(
@@ -103,109 +95,74 @@ def environment_of_ranks(
     return environment
 
 
-class Ranks:
-    """The ranks of a run. They run while it is entered; on exit they and their children have ended.
+def run_ranks(
+    command: Sequence[str],
+    interrupts: Interrupts,
+    *,
+    size: int,
+    environment: Mapping[str, str],
+    cwd: Path,
+    run_dir: RunDir,
+    keep_open: Sequence[int] = (),
+) -> list[Failure]:
+    """Start the ranks of a run and wait for them; where one fails, end the others unless they end themselves.
 
     Args:
         command: What each runs.
+        interrupts: Entered. The first has them finish their batch and write a checkpoint, the second ends them.
         size: Number of ranks.
         environment: Of all of them.
         cwd: Their working directory.
         run_dir: Of the run. Rank 0 writes to this terminal, the others to the logs there.
         keep_open: Descriptors that they inherit.
+
+    Returns:
+        The failures, the one that came first before the others. The ranks and their children have ended.
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        size: int,
-        environment: Mapping[str, str],
-        cwd: Path,
-        run_dir: RunDir,
-        keep_open: Sequence[int] = (),
-    ) -> None:
-        self._command, self._size, self._cwd = command, size, cwd
-        self._run_dir, self._keep_open = run_dir, keep_open
-        self._environment = {name: value for name, value in environment.items() if name not in NOT_OURS}
-        self._ranks: list[_Rank] = []
-        self._is_stopping = False
-
-    def __enter__(self) -> Ranks:
-        self._temporary = tempfile.TemporaryDirectory(prefix="det-ds-run-")
-        size, store = str(self._size), str(Path(self._temporary.name) / "store")
-        shared = {"LOCAL_WORLD_SIZE": size, "LOCAL_SIZE": size, "WORLD_SIZE": size}
+    ranks: list[_Rank] = []
+    is_stopping, deadline_s = False, float("inf")
+    with tempfile.TemporaryDirectory(prefix="det-ds-run-", ignore_cleanup_errors=True) as temporary:
+        shared = {name: value for name, value in environment.items() if name not in NOT_OURS}
+        shared |= dict.fromkeys(("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE"), str(size))
         shared |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
-        shared |= {STORE: store, PARENT: str(os.getpid()), VERIFIED: verified_here()}
+        shared |= {STORE: f"{temporary}/store", PARENT: str(os.getpid()), VERIFIED: verified_here()}
         try:
-            for number in range(self._size):
+            for number in range(size):
                 words, theirs = os.pipe()
                 os.set_blocking(words, False)
                 place = {"RANK": str(number), "LOCAL_RANK": str(number), ERROR_FD: str(theirs)}
                 try:
                     process = start_process(
-                        self._command,
-                        environment={**self._environment, **shared, **place},
-                        cwd=self._cwd,
-                        log=self._run_dir.log(number) if number else None,
-                        keep_open=(theirs, *self._keep_open),
+                        command,
+                        environment={**shared, **place},
+                        cwd=cwd,
+                        log=run_dir.log(number) if number else None,
+                        keep_open=(theirs, *keep_open),
                     )
-                except BaseException:
-                    os.close(words)
-                    raise
                 finally:
                     os.close(theirs)
-                self._ranks.append(_Rank(process, words))
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        for rank in self._ranks:
-            if rank.code is None:
-                rank.process.wait()
-                rank.poll()
-            os.close(rank.words)
-        with contextlib.suppress(OSError):
-            self._temporary.cleanup()
-
-    def wait(self, look: Callable[[], None]) -> list[Failure]:
-        """Wait for all of them; where one fails, end the others unless they end themselves.
-
-        Args:
-            look: Called several times a second.
-
-        Returns:
-            The failures, the one that came first before the others.
-        """
-        deadline = float("inf")
-        while None in (codes := [rank.poll() for rank in self._ranks]):
-            if any(codes):
-                deadline = min(deadline, time.monotonic() + GRACE_S)
-            if time.monotonic() >= deadline:
-                self.kill()
-            look()
-            time.sleep(POLL_S)
-        failures = [rank.failure(number) for number, rank in enumerate(self._ranks) if rank.code]
-        return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
-
-    def stop(self) -> None:
-        """Have all of them finish their batch and write a checkpoint; once."""
-        if not self._is_stopping:
-            self._is_stopping = True
-            for rank in self._ranks:
+                ranks.append(_Rank(process, words))
+            while None in (codes := [rank.poll() for rank in ranks]):
+                if interrupts.requested and not is_stopping:
+                    is_stopping = True
+                    for rank in ranks:
+                        rank.process.terminate()
+                if any(codes):
+                    deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+                if interrupts.at_once or time.monotonic() >= deadline_s:
+                    for rank in ranks:
+                        rank.kill()
+                time.sleep(POLL_S)
+        finally:
+            for rank in ranks:
+                rank.kill()
+            for rank in ranks:
                 if rank.code is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank.process.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End them at once."""
-        for rank in self._ranks:
-            if rank.code is None:
-                rank.ended_by_us = True
-                rank.kill_group()
+                    rank.process.wait()
+                    rank.poll()
+                os.close(rank.words)
+    failures = [rank.failure(number) for number, rank in enumerate(ranks) if rank.code]
+    return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
 
 
 @dataclass
@@ -226,10 +183,15 @@ class _Rank:
                 self.said += chunk
         if code is not None:
             self.code, self.ended_at = code, time.time()
-            self.kill_group()  # the children that it has left behind
+            self._kill_group()  # the children that it has left behind
         return self.code
 
-    def kill_group(self) -> None:
+    def kill(self) -> None:
+        if self.code is None:
+            self.ended_by_us = True
+            self._kill_group()
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -281,12 +243,12 @@ def show_outcome(outcome: Outcome, run_dir: RunDir) -> None:
 
     Nothing is printed for a run that is complete, or whose end the closing block describes.
     """
-    if outcome.cause is None:
+    first = outcome.first
+    if first is None:
         if outcome.signals and not checkpoints_in(run_dir.checkpoints):
             print("stopped before the first checkpoint; nothing to resume", file=sys.stderr)
         return
-    first = outcome.failures[0]
-    if outcome.cause == HANG:
+    if first.cause == HANG:
         print(f"\n{first.message.rstrip()}", file=sys.stderr)
     elif first.exit_code == EXIT_CONFIG:
         for problem in re.split(r"\n(?=\S)", first.message.rstrip()):

@@ -24,12 +24,11 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
-from determined_ds.launch.ranks import Failure, Outcome, Ranks, environment_of_ranks, show_outcome
+from determined_ds.launch.ranks import Failure, Outcome, environment_of_ranks, run_ranks, show_outcome
 from determined_ds.launch.resume import Start, completed
 from determined_ds.report.header import decided
 from determined_ds.report.numbers import count
 from determined_ds.report.terminal import closing_block
-from determined_ds.rundir.handed_on import HANG_TIMEOUT, hang_timeout_s
 from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.metrics_file import jsonable, kept_until
 from determined_ds.rundir.records import (
@@ -43,6 +42,7 @@ from determined_ds.rundir.records import (
     read_result,
     read_run,
     relink,
+    status_of,
     write_result,
 )
 from determined_ds.rundir.run_dir import RunDir, RunLock, short, unwritable
@@ -69,7 +69,7 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------ for people
 
-    def header(self) -> list[str]:
+    def _header(self) -> list[str]:
         """What will run, in a few lines."""
         experiment, placed = self.experiment, self.placed
         lines = decided(
@@ -109,7 +109,7 @@ class LocalRun:
         if self.options.parent is not None:
             known = self.resolved.warnings if self.resolved is not None else ()
         warnings = [*self.start.damages, *before_ranks(self), *known]
-        print(*self.header(), sep="\n", flush=True)
+        print(*self._header(), sep="\n", flush=True)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
 
@@ -245,7 +245,9 @@ class LocalRun:
                     origin = "step 0"
                     if (resumed := start.checkpoint) is not None:
                         origin = f"checkpoint {resumed.uuid} at batch {resumed.steps_completed}"
-                    line = f"restart {used} of {allowed} from {origin}; it crashed: {outcome.reason}"
+                    line = (
+                        f"restart {used} of {allowed} from {origin}; it crashed: {outcome.failures[0].reason}"
+                    )
                     restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
                     print(f"{restarted}\n", file=sys.stderr)
                     run = replace(run, start=start, restarted=restarted)
@@ -260,39 +262,21 @@ class LocalRun:
         self.write()
         there, slots = RunDir(self.run_dir), self.experiment.slots
         there.logs.mkdir(exist_ok=True)
-        environment = environment_of_ranks(slots, self.accelerator, self.context_dir, self.variables)
-        stated = self.options.hang_timeout
-        hang_s = hang_timeout_s({**os.environ, **self.variables}) if stated is None else 60 * stated
-        ranks = Ranks(
-            [sys.executable, "-m", *self.rank_words],
-            size=slots,
-            environment={**environment, HANG_TIMEOUT: str(hang_s / 60)},
-            cwd=self.context_dir,
-            run_dir=there,
-            keep_open=[lock.fileno()],
-        )
-
-        def pass_on_signals() -> None:
-            if interrupts.at_once:
-                ranks.kill()
-            elif interrupts.requested:
-                ranks.stop()
-
-        with Interrupts("stopping after this batch, with a checkpoint") as interrupts, ranks:
-            failures = ranks.wait(pass_on_signals)
+        with Interrupts("stopping after this batch, with a checkpoint") as interrupts:
+            failures = run_ranks(
+                [sys.executable, "-m", *self.rank_words],
+                interrupts,
+                size=slots,
+                environment=environment_of_ranks(slots, self.accelerator, self.context_dir, self.variables),
+                cwd=self.context_dir,
+                run_dir=there,
+                keep_open=[lock.fileno()],
+            )
         if failures:
             remove_partial(there.checkpoints)
         outcome = Outcome(failures=tuple(failures), signals=tuple(interrupts.signals))
-        self.conclude(outcome)
+        self._write_result(outcome)
         return outcome
-
-    def conclude(self, outcome: Outcome) -> None:
-        """Write ``result.json``.
-
-        Not where the ranks have left the run as it was and no other command reads it.
-        """
-        if RunDir(self.run_dir).is_replaced or self.options.parent is not None:
-            self._write_result(outcome)
 
     def end(self, code: int, cause: str, reason: str, *, stopped: bool) -> None:
         """Write how it ended, as rank 0 says it whom no launcher of ours watches, and print what came of it."""
@@ -300,25 +284,27 @@ class LocalRun:
             remove_partial(RunDir(self.run_dir).checkpoints)
         failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
         signals = (signal.SIGTERM,) if stopped and not code else ()
-        self.conclude(Outcome(failures=(failure,) if code else (), signals=signals))
+        self._write_result(Outcome(failures=(failure,) if code else (), signals=signals))
         self.show_closing()
 
     def show_closing(self) -> None:
         """Print what came of the training, after everything else; nothing where the ranks left the run as it was."""
         options = self.options
         trained = not (options.test or options.is_measured or options.evaluate is not None)
-        lines = closing_block(read_run(self.run_dir)) if trained and RunDir(self.run_dir).is_replaced else []
-        if lines:
+        if trained and RunDir(self.run_dir).is_replaced and (lines := closing_block(read_run(self.run_dir))):
             print(*lines, sep="\n", flush=True)
 
     def _write_result(self, outcome: Outcome) -> None:
+        """Write ``result.json``; not where the ranks have left the run as it was and no other command reads it."""
         there = RunDir(self.run_dir)
+        if not there.is_replaced and self.options.parent is None:
+            return
         relink(there)
         write_result(
             there,
-            status=outcome.status,
-            cause=outcome.cause,
-            reason=outcome.reason,
+            status=status_of(outcome.exit_code, stopped=outcome.stopped),
+            cause=outcome.first and outcome.first.cause,
+            reason=outcome.first and outcome.first.reason,
             trial_seed=self.experiment.trial_seed,
             metric=self.experiment.metric,
             smaller_is_better=self.experiment.smaller_is_better,

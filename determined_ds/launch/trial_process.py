@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
-from determined_ds.rundir.handed_on import shortened
 from determined_ds.rundir.metrics_file import MetricsReader
 from determined_ds.rundir.records import CRASH, FAILED, KILLED, RunResult, read_result, status_of
 from determined_ds.rundir.run_dir import RunDir, make_private
@@ -49,7 +47,6 @@ class TrialProcess:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._metrics = MetricsReader(self._there.metrics, from_end="--resume" in self._arguments)
-        self._output_from = 0
 
     def start(self) -> None:
         """Start it. What was given to it is kept in the run directory, and so is what it prints."""
@@ -59,7 +56,6 @@ class TrialProcess:
         command = [sys.executable, "-m", "determined_ds.cli", "run", str(self._there.given)]
         command += [str(self._context_dir), "--run-dir", str(self.run_dir), "--parent", str(os.getpid())]
         with self._there.output.open("ab") as output:
-            self._output_from = output.tell()
             self._process = subprocess.Popen(
                 [*command, *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -81,18 +77,14 @@ class TrialProcess:
 
     def stop(self) -> None:
         """Have it finish its batch, write a checkpoint and end."""
-        self._signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
     def kill(self) -> None:
         """End all of its processes at once, and wait for it: its ranks end with it."""
-        self._signal(signal.SIGKILL)
         if self._process is not None:
+            self._process.kill()
             self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
 
     def result(self) -> RunResult:
         """How it ended: its ``result.json``; where it was killed before it could write that, the exit code."""
@@ -101,9 +93,6 @@ class TrialProcess:
         written = read_result(self._there)
         if written is not None:
             return written
-        said = self._there.output.read_bytes()[self._output_from :].decode(errors="replace")
-        last = said.rstrip().rpartition("\n")[2]
-        reason = f"it ended with exit code {code}{f': {last}' if last else ' and printed nothing'}"
         cause = KILLED if code == 128 + signal.SIGKILL else CRASH
-        status = status_of(code) if code else FAILED
-        return RunResult(status=status, cause=cause, reason=shortened(reason))
+        reason = f"it ended with exit code {code}; its output is in {self._there.output}"
+        return RunResult(status=status_of(code) if code else FAILED, cause=cause, reason=reason)

@@ -345,6 +345,14 @@ class Child:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
     def wait(self) -> int:
         while self.poll() is None:
             time.sleep(0.02)
