@@ -149,17 +149,17 @@ def _lead(
 
 def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
     """Decide the run; where the launcher has restarted the ranks, to resume what they have trained."""
-    run_dir, resume = options.run_dir, options.resume
+    run_dir = options.run_dir
     if again and run_dir is None:
         message = f"{placed.launcher} restarts the ranks, and does not know which run to resume"
         raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR"))
-    if again and (resume is None or checkpoints_in(RunDir(run_dir or Path()).checkpoints)):
-        resume = LAST
-    prepared = prepare_run(replace(options, resume=resume), placed=placed)
+    if again and (options.resume is None or checkpoints_in(RunDir(run_dir or Path()).checkpoints)):
+        options = replace(options, resume=LAST)
+    prepared = prepare_run(options, placed=placed)
     if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         message = "torchrun's --max-restarts would not know whether the checkpoint has been resumed from"
-        fix = f"leave --max-restarts out, or continue in a new run: --resume {short(run_dir or Path())}"
-        raise ConfigError(Problem(key="--resume", value=resume, message=message, fix=fix, code="run-dir"))
+        fix = "leave --max-restarts out, or continue from the path of the checkpoint in a new --run-dir"
+        raise ConfigError(Problem(key="--resume", value=options.resume, message=message, fix=fix))
     return prepared
 
 
@@ -262,7 +262,7 @@ class Meeting:
         placed: The place of this process.
 
     Attributes:
-        again: Whether the launcher has given the same command before, on any machine.
+        again: Whether the launcher has given the same command before, on any machine, as rank 0 knows.
 
     Raises:
         ConfigError: the time that ranks may take to come is not a number.
@@ -291,10 +291,15 @@ class Meeting:
                 multi_tenant=True,
             )
             self._all = dist.PrefixStore("det-ds", store)
-            attempt = self._gather(limit_s) if placed.rank == 0 else self._join(own)
+            if placed.rank == 0:
+                attempt = self._gather(limit_s)
+            else:
+                self._all.set(f"rank/{placed.rank}", json.dumps(own))
+                attempt = int(self._all.get(own["token"]))
+                self._all.set(f"{attempt}/here/{placed.rank}", "")
             store.set_timeout(PATIENCE)
             self._store = dist.PrefixStore(f"det-ds/{attempt}", store)
-            self.again = self.share("again", attempt > 1 or any(r["restarts"] for r in self._ranks.values()))
+            self.again = attempt > 1 or any(said["restarts"] for said in self._ranks.values())
         except RuntimeError as error:  # torch's
             reason = str(error).splitlines()[0].partition(". Exception raised")[0]
             words = f"cannot reach rank 0 (machine 0, {where}): {reason}"
@@ -321,22 +326,14 @@ class Meeting:
                         self._all.set(said["token"], str(attempt))
             if missing and time.monotonic() - began_s > limit_s:
                 here = sorted({said["host"] for rank, said in self._ranks.items() if rank not in missing})
-                named = "; ".join(
-                    f"machine {r // self._placed.local_size}: rank {r}" for r in sorted(missing)
-                )
+                per_machine = self._placed.local_size
+                named = "; ".join(f"machine {rank // per_machine}: rank {rank}" for rank in sorted(missing))
                 raise TrainingError(
                     f"{named} has not come within {in_words(limit_s)}; here: {', '.join(here)}\n"
                     "  fix: look at the launcher's output of that machine, and whether it reaches "
                     f"{self._placed.master_addr}:{self._placed.master_port}; {LATER}"
                 )
             time.sleep(POLL_S if missing else 0.0)
-        return attempt
-
-    def _join(self, own: dict[str, Any]) -> int:
-        """Any other rank: wait for rank 0. Returns the number of the attempt."""
-        self._all.set(f"rank/{self._placed.rank}", json.dumps(own))
-        attempt = int(self._all.get(own["token"]))
-        self._all.set(f"{attempt}/here/{self._placed.rank}", "")
         return attempt
 
     # --------------------------------------------------------------------------- once all have come

@@ -91,12 +91,8 @@ class LocalRun:
             lines.append("             restarts are the launcher's: max_restarts does not apply")
         if experiment.searched:  # the searched hyperparameters, with the values that were taken for them
             point = {"hyperparameters": experiment.hyperparameters.data}
-            taken = []
-            for key in experiment.searched:
-                value = get_path(point, tuple(key.split(".")))
-                words = f"{value:.4g}" if isinstance(value, float) else value
-                taken.append(f"{key.removeprefix('hyperparameters.')} {words}")
-            lines.append(f"  one point of a search: {', '.join(taken)}")
+            taken = [f"{key} {get_path(point, tuple(key.split('.')))}" for key in experiment.searched]
+            lines.append(f"  one point of a search: {', '.join(taken)}".replace(" hyperparameters.", " "))
         return [*lines, *self.start.header()]
 
     def show(self, before_ranks: Callable[[LocalRun], list[str]]) -> None:
