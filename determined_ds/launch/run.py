@@ -177,8 +177,6 @@ class LocalRun:
             write_whole(there.launches, self._launches(there if self.restarted else None))
             for path in (there.result, there.master, *(() if self.restarted else (there.loggers,))):
                 path.unlink(missing_ok=True)
-            if self.experiment.script is not None:
-                there.new_trial(RunDir(checkpoint.path.parent.parent) if checkpoint else None)
         except OSError as error:
             raise ConfigError(unwritable(self.run_dir, error)) from None
 

@@ -38,7 +38,7 @@ MAX_REASON = 300
 
 
 def stated_s(name: str, minutes: float, environment: Mapping[str, str | None] = os.environ) -> float:
-    """The minutes that an environment variable states, in seconds; so many where it is not set.
+    """The minutes that an environment variable states, in seconds.
 
     Raises:
         ConfigError: it is not a number of minutes.
@@ -57,27 +57,24 @@ def hang_timeout_s(environment: Mapping[str, str | None] = os.environ) -> float:
 
 
 def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> bool:
-    """Report why this rank ends. By a pipe: neither a full disk nor too many open files can be in its way.
+    """Report why this rank ends, by a pipe: neither a full disk nor too many open files can be in its way.
 
     Args:
         message: For people, of any number of lines.
         exit_code: What the launcher should end with.
         cause: A cause of :mod:`determined_ds.rundir.records`.
-        reason: The message in one sentence.
+        reason: The message; its first line is kept.
 
     Returns:
         False where no launcher of ours reads it.
     """
-    REPORTED.update(
-        message=message, exit_code=exit_code, time=time.time(), cause=cause, reason=shortened(reason)
-    )
+    how = {"message": message, "exit_code": exit_code, "cause": cause, "reason": shortened(reason)}
+    REPORTED.update(how, time=time.time())
     descriptor = os.environ.get(ERROR_FD)
-    if descriptor is None:
-        return False
-    rest = json.dumps(REPORTED).encode()
+    rest = b"" if descriptor is None else json.dumps(REPORTED).encode()
     while rest:
-        rest = rest[os.write(int(descriptor), rest) :]
-    return True
+        rest = rest[os.write(int(descriptor or 0), rest) :]
+    return descriptor is not None
 
 
 def shortened(reason: str) -> str:

@@ -43,14 +43,8 @@ def jsonable(value: Any) -> Any:
 
 
 def read_records(path: Path, group: str | None = None) -> list[Record]:
-    """The records of a file, without torn lines; none if there is no file.
-
-    Args:
-        path: The file.
-        group: ``training``, ``validation`` or another; None for all of them.
-    """
-    records = MetricsReader(path).new_records()
-    return [record for record in records if group in (None, record["group"])]
+    """The records of a file, of one group or all, without torn lines; none if there is no file."""
+    return [record for record in MetricsReader(path).new_records() if group in (None, record["group"])]
 
 
 class MetricsReader:
@@ -89,18 +83,8 @@ class MetricsReader:
 
 
 def kept_until(path: Path, steps: int) -> str | None:
-    """The lines up to a batch, without a torn one; the batches after it will be trained again.
-
-    Args:
-        path: The file.
-        steps: Batches that a checkpoint holds.
-
-    Returns:
-        None where that is all of the file, or there is none.
-    """
-    if not path.exists():
-        return None
-    text = path.read_text(errors="replace")
+    """The lines up to a batch, which a checkpoint holds: those after it will be trained again. None: all of them."""
+    text = path.read_text(errors="replace") if path.exists() else ""
     parsed = _parsed(text.splitlines(keepends=True))
     kept = "".join(f"{line.rstrip()}\n" for line, record in parsed if record["steps_completed"] <= steps)
     return None if kept == text else kept

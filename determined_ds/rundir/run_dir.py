@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
-import secrets
 import shutil
 import socket
 import time
@@ -23,6 +23,7 @@ SUPERSEDED = "superseded.json"  # in ``next``: the checkpoints that will be
 CHECKPOINTS = "checkpoints"
 PARTIAL_FILE = ".partial"  # suffix of a file that is being written
 STEP_GROUP = "measured"  # of the records in metrics.jsonl of a run that is measured, one a step
+LEFT_S = 10.0  # the processes of a run that was killed end with it; the system may take a moment
 WRITABLE = "give a --run-dir that can be written to"
 
 
@@ -48,14 +49,11 @@ class RunDir:
         self.launches = path / "launches.jsonl"  # each start of its ranks, with what was decided
         self.result = path / "result.json"  # how it ended
         self.checkpoints = path / CHECKPOINTS
-        self.superseded = (
-            path / "superseded"
-        )  # laid out as a run: checkpoints after one that was resumed from
+        self.superseded = path / "superseded"  # a run of the checkpoints after one that was resumed from
         self.exported = path / "exported"  # what `det-ds checkpoint export` makes of its checkpoints
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.master = path / "master.json"  # of a run that is reported to a master: the name it has there
-        self.trial = path / "trial.json"  # of a script: what a master would keep of its trial
         self.measured = path / "measured.json"  # of a run that is measured
         self.output = path / "output.log"  # of a run that another process started
         self.given = path / "given.yaml"  # what that process requested
@@ -72,21 +70,11 @@ class RunDir:
         """Whether no run has begun in it: it does not exist, or holds at most a lock."""
         return not self.path.exists() or (self.path.is_dir() and {*self.path.iterdir()} <= {self.lock})
 
-    def new_trial(self, continued: RunDir | None = None) -> None:
-        """Give the trial of a script an id, by which it is distinguished from that of any other run.
-
-        Args:
-            continued: The run that this one continues: its trial is the same, where it has one.
-        """
-        known = continued.trial_id() if continued is not None else 0
-        write_whole(self.trial, json.dumps({"trial_id": known or 1 + secrets.randbelow(2**31 - 1)}) + "\n")
-
     def trial_id(self) -> int:
-        """The id; 0 where there is none."""
-        try:
-            return int(json.loads(self.trial.read_bytes())["trial_id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+        """The id of a script's trial, by which it is distinguished from that of any other run: when it began."""
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            return int(1000 * json.loads(self.launches.read_text().splitlines()[0])["time"]) % 2**31
+        return 0
 
     # ------------------------------------------------------------------------------- a run that resumes
 
@@ -106,20 +94,16 @@ class RunDir:
         return not self.next.exists()
 
     def current(self, path: Path) -> Path:
-        """A file of the run as it will be: the one in ``next`` where there is one.
-
-        Args:
-            path: Of this run directory; itself for the folder that ranks write to.
-        """
+        """A file of the run as it will be, in ``next`` where it is there; of the run itself, the folder to write to."""
         replaced = self.next if path == self.path else self.next / path.name
         return replaced if replaced.exists() else path
 
-    def adopt_next(self) -> bool:
-        """Move the files of ``next`` to their places, and the checkpoints that it says to ``superseded``.
+    def supersede(self, uuids: Sequence[str]) -> None:
+        """Have :meth:`adopt_next` move checkpoints to ``superseded``, the newest first: it may be killed meanwhile."""
+        write_whole(self.next / SUPERSEDED, json.dumps(list(uuids)) + "\n")
 
-        Returns:
-            Whether there was anything to move.
-        """
+    def adopt_next(self) -> bool:
+        """Move what ``next`` has and lists to its place; returns whether there was anything to move."""
         if not self.next.is_dir():
             return False
         listed = self.next / SUPERSEDED
@@ -136,14 +120,6 @@ class RunDir:
         self.next.rmdir()
         return True
 
-    def supersede(self, uuids: Sequence[str]) -> None:
-        """Have :meth:`adopt_next` move checkpoints to ``superseded``.
-
-        Args:
-            uuids: The newest first, so that what is left of a run that is killed meanwhile is one without its end.
-        """
-        write_whole(self.next / SUPERSEDED, json.dumps(list(uuids)) + "\n")
-
 
 def short(path: Path) -> str:
     """A path as people would type it from here."""
@@ -158,11 +134,8 @@ def slug(name: str) -> str:
 def new_run_dir(folder: Path, now: datetime) -> Path:
     """A path named for the time that does not exist yet: two runs may start in the same second."""
     stem = now.strftime("%Y%m%d-%H%M%S")
-    path, number = folder / stem, 1
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}"
-    return path
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def make_private(folder: Path) -> None:
@@ -189,9 +162,6 @@ def run_dir_problem(run_dir: Path, message: str, fix: str, code: str = "run-dir"
     return Problem(key="--run-dir", value=short(run_dir), message=message, fix=fix, code=code)
 
 
-LEFT_S = 10.0  # the processes of a run that was killed end with it; the system may take a moment
-
-
 class RunLock:
     """Held while a process, or one that inherits its descriptor, writes to a run directory.
 
@@ -209,7 +179,7 @@ class RunLock:
         try:
             make_private(run_dir)
             self._descriptor = os.open(RunDir(run_dir).lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _lock(self._descriptor, run_dir)
+            _take(self._descriptor, run_dir)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except BaseException as error:
@@ -243,14 +213,12 @@ def check_run_dir(run_dir: Path) -> None:
     """
     there = existing(run_dir.resolve())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        message = (
-            f"no permission to write in {short(there)}" if there.is_dir() else f"{short(there)} is a file"
-        )
-        raise ConfigError(run_dir_problem(run_dir, message, WRITABLE))
+        why = f"no permission to write in {short(there)}" if there.is_dir() else f"{short(there)} is a file"
+        raise ConfigError(run_dir_problem(run_dir, why, WRITABLE))
     with contextlib.suppress(OSError):  # there is none, or it may not be opened: found when it is made
         descriptor = os.open(RunDir(run_dir).lock, os.O_RDWR | os.O_CLOEXEC)
         try:
-            _lock(descriptor, run_dir)
+            _take(descriptor, run_dir)
         finally:
             os.close(descriptor)
 
@@ -265,7 +233,7 @@ def is_held(run_dir: Path) -> bool:
     return False
 
 
-def _lock(descriptor: int, run_dir: Path) -> None:
+def _take(descriptor: int, run_dir: Path) -> None:
     """Take the lock; wait a moment where the process that wrote its id into the file has ended."""
     until = time.monotonic() + LEFT_S
     while True:
@@ -278,7 +246,8 @@ def _lock(descriptor: int, run_dir: Path) -> None:
             return  # a file system without locks
         pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
         is_here = host == socket.gethostname()
-        if (pid and not (is_here and not Path("/proc", pid).exists())) or time.monotonic() >= until:
+        has_ended = is_here and not Path("/proc", pid).exists()
+        if (pid and not has_ended) or time.monotonic() >= until:
             message = f"process {pid}{'' if is_here else f' on {host}'} is writing to it"
             fix = "wait until that has ended, or give another --run-dir"
             raise ConfigError(run_dir_problem(run_dir, message, fix, "run-dir-held"))

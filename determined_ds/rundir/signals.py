@@ -31,12 +31,10 @@ USUAL: dict[int, str] = {
 
 
 def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
-    """From now on SIGTERM requests a stop at the next batch. SIGINT is for our launcher, which passes it on.
+    """From now on SIGTERM requests a stop at the next batch, or ends this process where nothing listens for one.
 
-    Another launcher sends the ranks what it received: SIGINT, or what SLURM's ``--signal`` names, often SIGUSR1.
-
-    Args:
-        listens: Whether anything looks for the request; where nothing does, the signal ends this process.
+    SIGINT is for our launcher, which passes it on. Another launcher sends the ranks what it received: SIGINT, or what
+    SLURM's ``--signal`` names, often SIGUSR1.
     """
 
     def stop(number: int, _frame: Any) -> None:
@@ -51,14 +49,6 @@ def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
         signal.signal(signal.SIGUSR1, stop)
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def let_workers_end() -> None:
-    """From now on data-loader workers may end in any way: this rank ends too, and has reported why.
-
-    The launcher may end them while the loaders close, which torch would report as another error.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:
@@ -138,18 +128,15 @@ def _outliving(stream: TextIO) -> TextIO:
 
 
 class Heartbeat:
-    """The signs of progress of this process.
-
-    Attributes:
-        steps: Batches trained; 0 before this process has trained one.
-        beats: Signs of progress; only changes matter. 0 before this rank has joined the others.
-        patient: Above 0 where it may take any time.
-        rests: Whether training is over.
-    """
+    """The signs of progress of this process."""
 
     def __init__(self) -> None:
-        self.steps = self.beats = self.patient = 0
-        self.rests = False
+        self.steps = 0  # batches trained; 0 before this process has trained one
+        self.beats = (
+            0  # signs of progress, of which only changes matter; 0 before this rank has joined the others
+        )
+        self.patient = 0  # above 0 where it may take any time
+        self.rests = False  # training is over
 
     def begin(self) -> None:
         """The ranks have joined: from now on, one that shows no progress hangs."""
@@ -192,8 +179,7 @@ class Interrupts:
     """
 
     def __init__(self, message: str) -> None:
-        self._message = message
-        self._before: dict[int, Any] = {}
+        self._message, self._before = message, dict[int, Any]()
         self.signals: list[int] = []
 
     @property

@@ -27,7 +27,7 @@ from determined_ds.errors import (
     lines_of_error,
 )
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
-from determined_ds.rundir.limits import chain, exhausted, leave_reporting_to_main_thread
+from determined_ds.rundir.limits import chain, exhausted
 from determined_ds.rundir.records import (
     CONFIGURATION,
     CRASH,
@@ -42,7 +42,6 @@ from determined_ds.rundir.signals import (
     TRAINED,
     die_with_parent,
     end_with,
-    let_workers_end,
     outlive_readers,
     stop_on_signal,
 )
@@ -195,7 +194,6 @@ class RankProcess:
             die_with_parent()
         stop_on_signal(listens)
         outlive_readers()
-        leave_reporting_to_main_thread(self._run_dir.path)
 
     def run(self, work: Callable[[], None], *, exit_of: Callable[[SystemExit], str | None]) -> int:
         """Do the work of this rank, and report why it ends where it fails. Returns the exit code.
@@ -208,7 +206,8 @@ class RankProcess:
             try:
                 work()
             finally:
-                let_workers_end()
+                # Data-loader workers may end in any way now; torch would report that as another error.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         except KeyboardInterrupt:
             return 130
         except GeneratorExit:
