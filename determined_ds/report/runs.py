@@ -146,15 +146,11 @@ class RunView:
         for key in ("deepspeed_config", "overwrite_deepspeed_args") if ds_config else ():
             if isinstance(hyperparameters.get(key), Mapping):  # it is part of ds_config
                 del hyperparameters[key]
-        machine = dict(launch.machine) if launch else {}
-        memory = machine.pop("memory_bytes", None)
-        if isinstance(memory, (int, float)):
-            machine["memory"] = f"{memory / 2**30:.1f} GiB"
         sections = {
             "decided": {k: v for k in DECIDED if (v := getattr(launch, k, None)) not in (None, "", 0)},
             "hyperparameters": hyperparameters,
             "DeepSpeed": ds_config,
-            "environment": {**(launch.versions if launch else {}), **machine},
+            "environment": {**launch.versions, **launch.machine} if launch else {},
         }
         folder = str(self.run.path.resolve())  # a path in the run directory is the same in every run
         found: dict[str, dict[str, Setting]] = {}

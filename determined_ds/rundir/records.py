@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import platform
 import re
 import shlex
@@ -109,10 +108,10 @@ def launch_of(
     accelerator: Accelerator,
     **more: Any,
 ) -> Launch:
-    """Describe a launch that begins now.
+    """Describe a launch that begins now; secrets are masked here.
 
     Args:
-        hyperparameters: As of :class:`Launch`; masked here.
+        hyperparameters: As of :class:`Launch`.
         resolved: What was decided; None where the code decides it.
         accelerator: What the ranks compute on.
         more: Further fields of a :class:`Launch`.
@@ -125,7 +124,7 @@ def launch_of(
         accelerator=accelerator.name,
         hyperparameters=jsonable(masked({"hyperparameters": dict(hyperparameters)})["hyperparameters"]),
         versions=versions(),
-        machine=machine_facts(accelerator),
+        machine=machine_facts(),
         **(decided_fields(resolved) if resolved is not None else {}),
         **more,
     )
@@ -147,11 +146,7 @@ def decided_fields(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def versions(*, more: bool = True) -> dict[str, str]:
-    """Package -> version, of those installed that a run may depend on.
-
-    Args:
-        more: Also those that a header leaves out.
-    """
+    """Package -> version, of those installed that a run may depend on; ``more``: also those that no header names."""
     found = {"determined_ds": __version__}
     for name in (*PACKAGES, *(MORE_PACKAGES if more else ())):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -159,20 +154,13 @@ def versions(*, more: bool = True) -> dict[str, str]:
     return {**found, "Python": platform.python_version()}
 
 
-def machine_facts(accelerator: Accelerator) -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """Facts of this machine, as of :class:`Launch`."""
-    processor = ""
+    named = None
     with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        processor = named[1].strip() if named else ""
-    return {
-        "host": socket.gethostname(),
-        "processor": processor or platform.processor() or platform.machine(),
-        "cores": num_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.release()}",
-        "devices": accelerator.num_devices if accelerator.name != "cpu" else 0,
-    }
+        named = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = named[1] if named else platform.machine()
+    return {"host": socket.gethostname(), "processor": processor, "cores": num_cores()}
 
 
 def read_launches(path: Path) -> tuple[Launch, ...]:
@@ -239,19 +227,15 @@ def write_result(
     kept, records = checkpoints_in(run_dir.checkpoints), read_records(run_dir.metrics)
     best: dict[str, Any] | None = None
     for record in records:
-        value = record["metrics"].get(metric) if record["group"] == "validation" else None
-        if value is not None and is_better(
-            value, best and best["value"], smaller_is_better=smaller_is_better
-        ):
-            best = {"metric": metric, "value": value, "steps_completed": record["steps_completed"]}
-    if best is not None:
-        at = [each.uuid for each in kept if each.steps_completed == best["steps_completed"]]
-        best["checkpoint"] = at[0] if at else None
+        value, step = record["metrics"].get(metric), record["steps_completed"]
+        before, is_validation = best and best["value"], record["group"] == "validation"
+        if is_validation and value is not None and is_better(value, before, smaller_is_better=smaller_is_better):
+            at = next((each.uuid for each in kept if each.steps_completed == step), None)
+            best = {"metric": metric, "value": value, "steps_completed": step, "checkpoint": at}
+    steps = [each.steps_completed for each in kept] + [each["steps_completed"] for each in records]
     result = RunResult(
         status=status,
-        steps_completed=max(
-            [0, *(each.steps_completed for each in kept), *(each["steps_completed"] for each in records)]
-        ),
+        steps_completed=max(steps, default=0),
         best=best,
         checkpoint={"uuid": kept[0].uuid, "steps_completed": kept[0].steps_completed} if kept else None,
         resume=resume if kept and status != COMPLETED else None,
@@ -354,7 +338,7 @@ def read_run(path: Path) -> RecordedRun:
     )
 
 
-# ------------------------------------------------------------------------------------------- the links best and last
+# ------------------------------------------------------------------------------------------- best and last
 
 
 def best_checkpoint(run: RunDir) -> Checkpoint | None:
@@ -362,27 +346,25 @@ def best_checkpoint(run: RunDir) -> Checkpoint | None:
     searcher: Any = None
     with contextlib.suppress(ConfigError):
         searcher = read_yaml(run.experiment).data.get("searcher")
-    searcher = searcher if isinstance(searcher, dict) else {}
-    metric = str(searcher.get("metric") or "")
-    records = read_records(run.metrics, "validation") if metric else []
-    values = {record["steps_completed"]: as_number(record["metrics"].get(metric)) for record in records}
-    kept = checkpoints_in(run.checkpoints)
-    return best_of(kept, values, smaller_is_better=searcher.get("smaller_is_better") is not False)
+    if not isinstance(searcher, dict) or not searcher.get("metric"):
+        return None
+    validated = read_records(run.metrics, "validation")
+    values = {
+        each["steps_completed"]: as_number(each["metrics"].get(searcher["metric"])) for each in validated
+    }
+    is_smaller = searcher.get("smaller_is_better") is not False
+    return best_of(checkpoints_in(run.checkpoints), values, smaller_is_better=is_smaller)
 
 
 def relink(run: RunDir) -> None:
-    """Have the links of a run name what is best and newest now; each is replaced in one call of the system."""
-    kept = checkpoints_in(run.checkpoints)
-    try:
-        for name, found in ((BEST, best_checkpoint(run)), (LAST, kept[0] if kept else None)):
-            link, aside = run.path / name, run.path / f".{name}{PARTIAL_FILE}"
-            if link.exists() and not link.is_symlink():  # the user's own
-                continue
+    """Have the links ``best`` and ``last`` of a run lead to what is best and newest now, where links can be made."""
+    newest = next(iter(checkpoints_in(run.checkpoints)), None)
+    for name, found in ((BEST, best_checkpoint(run)), (LAST, newest)):
+        link, aside = run.path / name, run.path / f".{name}{PARTIAL_FILE}"
+        with contextlib.suppress(OSError):
             if found is None:
                 link.unlink(missing_ok=True)
-            elif not link.is_symlink() or os.readlink(link) != f"{CHECKPOINTS}/{found.uuid}":
+            else:
                 aside.unlink(missing_ok=True)
                 aside.symlink_to(f"{CHECKPOINTS}/{found.uuid}", target_is_directory=True)
-                aside.replace(link)
-    except OSError as error:
-        print(f"no links best and last in {short(run.path)}: {error.strerror or error}")
+                aside.replace(link)  # in one call of the system

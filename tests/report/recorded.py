@@ -34,7 +34,7 @@ def launch(**more: Any) -> dict[str, Any]:
             "zero_optimization": "zero1.json:6",
         },
         "versions": {"torch": "2.13.0"},
-        "machine": {"host": "here", "cores": 2, "memory_bytes": 2**34},
+        "machine": {"host": "here", "cores": 2},
         **more,
     }
 
