@@ -6,8 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from determined_ds.errors import EXIT_CONFIG
 from tests.cli.own_runs import LENGTH, LOSS, at, contents, edit, invoke, run, same_weights, steps, steps_of
 from tests.harness.command import det_ds
@@ -95,7 +93,6 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> 
     assert "holds a run already, and checkpoint" in told
     assert "give a new --run-dir, which continues from it" in told
     assert "needs the --run-dir" in refused(copied, "", "--resume", other)
-    assert "has none" in refused(copied, "new", "--resume", "best")
     assert contents(there) == before
     assert not (copied / "new").exists()
     (newest / "trial_state.json").write_text("{}")
@@ -142,11 +139,8 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained:
     assert same_weights(at(new, 6), at(trained / "run", 6))
 
 
-@pytest.mark.parametrize(("words", "resumes"), [("--resume CONFIG .", 6), ("CONFIG --resume best .", 2)])
-def test_alone_or_with_a_word_wherever_it_stands(copied: Path, words: str, resumes: int) -> None:
-    be_best(copied / "run", 2)
-    given = words.replace("CONFIG", "experiment.yaml").split()
-    more = ("--run-dir", copied / "run", "--set", f"{LENGTH}=7")
-    done = det_ds("run", *given, *more, cwd=copied / "own_model")
+def test_alone_it_takes_no_config_for_its_word(copied: Path) -> None:
+    where = ("--run-dir", copied / "run", "--set", f"{LENGTH}=7")
+    done = det_ds("run", "--resume", "experiment.yaml", ".", *where, cwd=copied / "own_model")
     assert done.returncode == 0, done.stderr
-    assert f"  resume     batch {resumes}, checkpoint " in done.stdout
+    assert "  resume     batch 6, checkpoint " in done.stdout

@@ -14,7 +14,6 @@ from tests.harness.command import TIMEOUT_S, det_ds
 
 TRIALS = """
 import math, os, torch
-from pathlib import Path
 from determined_ds import DataParallelTrial
 
 class Plain(DataParallelTrial):
@@ -33,18 +32,6 @@ class Scored(Plain):
     def evaluate_batch(self, dataloader_iter, batch_idx):
         next(dataloader_iter)
         return {"score": float(self.args.scores[str(self.context._current_batch_idx + 1)]), "other": 1.0}
-
-class Filling(Plain):
-    # The run's disk is full once two batches are trained.
-    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-        if batch_idx == 2:
-            with open(Path(os.environ["FILL"]) / "filler", "wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(512))
-                except OSError:
-                    pass
-        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 """
 
 

@@ -33,8 +33,6 @@ def test_the_first_finite_validation_is_the_best_to_the_end(trained: Path) -> No
     links = [os.readlink(run / name) for name in ("best", "last")]
     assert links == [f"checkpoints/{best.name}", f"checkpoints/{newest.name}"]
 
-
-def test_metrics_are_strict_json(trained: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
