@@ -75,7 +75,15 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
     ) as opened:
         context: Any = opened
         shown: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
-        sender = threading.Thread(target=_show, args=(shown,), name="shown-to-master", daemon=True)
+
+        def show() -> None:  # in a thread; a run does not fail for what is only shown
+            while (job := shown.get()) is not None:
+                try:
+                    job[0](job[1])
+                except NO_ANSWER as error:
+                    logger.warning("not reported to the master: %r: %s", job[1], error)
+
+        sender = threading.Thread(target=show, name="shown-to-master", daemon=True)
         if context._session is not None:
             settle = _make_patient(context)
             sender.start()
@@ -93,21 +101,8 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
             sender.join(PATIENCE_S)
 
 
-def _show(values: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None]) -> None:
-    """Show values to the master, in a thread; a run does not fail for what is only shown."""
-    while (job := values.get()) is not None:
-        show, value = job
-        try:
-            show(value)
-        except NO_ANSWER as error:
-            logger.warning("not reported to the master: %r: %s", value, error)
-
-
 def _make_patient(context: Any) -> Callable[..., bool]:
-    """Make reports survive lost answers and short outages of the master.
-
-    Args:
-        context: Determined's core context, opened.
+    """Make reports of an opened core context survive lost answers and short outages of the master.
 
     Returns:
         A function that waits, at most so many seconds, until the master has all reported metrics, and returns whether
@@ -189,11 +184,7 @@ def _until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception]
 class SearcherStops:
     """The chief's preemption context, which also stops where the searcher has stopped the trial.
 
-    Args:
-        context: The core context, whose validation reports it follows.
-        trial_id: Of the trial.
-        searcher: ``searcher.name``.
-        settle: Waits until the master has all metrics.
+    It follows the validation reports of ``context``; ``settle`` waits until the master has all metrics.
     """
 
     def __init__(self, context: Any, trial_id: int, searcher: str, settle: Callable[..., bool]) -> None:
@@ -234,10 +225,6 @@ class SearcherStops:
                 self._not_before_s = time.monotonic() + AGAIN_AFTER_S
                 if not self._has_warned:
                     self._has_warned = True
-                    logger.warning(
-                        "cannot read from the master whether the searcher has stopped this trial (%s: %s);"
-                        " training continues, and it is asked again",
-                        type(error).__name__,
-                        error,
-                    )
+                    message = "cannot read whether the searcher has stopped this trial; it is asked again: %r"
+                    logger.warning(message, error)
         return is_signalled or self._is_stopped

@@ -22,7 +22,7 @@ from determined_ds.cluster.log import NO_RESTART_HELPS, WARNING, error_lines, li
 from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.extensions import before_ranks
-from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.errors import ConfigError, EntrypointError
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.entrypoint import read_entrypoint
 from determined_ds.train.here import Here, hyperparameters_of
@@ -64,11 +64,7 @@ def main() -> int:
 
 
 def refused(environment: Mapping[str, str], slots: int) -> int | None:
-    """Decide what the ranks would decide, and report why they would refuse it.
-
-    Args:
-        environment: Of the task's container.
-        slots: Of this machine.
+    """Decide what the ranks on these slots would decide, and report why they would refuse it.
 
     Returns:
         The exit code to end the task with: 0 for a point that its searcher drops. None where ranks can start.
@@ -88,12 +84,6 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         hparams = json.loads(environment["DET_HPARAMS"])
         seed = stated_seed(hparams, int(environment["DET_TRIAL_SEED"]))
         trial = Here(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
-        if ranks_stated == 0 and "torch_distributed" in str(config["entrypoint"]):
-            # It fails with an assertion; DeepSpeed's launcher starts one rank.
-            message = "must be at least 1: determined.launch.torch_distributed starts a rank for each slot"
-            raise ConfigError(
-                Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
-            )
         _decide(trial, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
         drops = trial is not None and trial.drops_point(error)
@@ -110,10 +100,9 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
 
 def _decide(trial: Here, words: tuple[str, ...], *, ranks: int, machines: int) -> None:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--accelerator")
+    for option in ("--accelerator", "--measure", "--engine"):
+        parser.add_argument(option)
     parser.add_argument("--test", action="store_true")
-    parser.add_argument("--measure")
-    parser.add_argument("--engine", default="deepspeed")
     try:
         options, _ = parser.parse_known_args(words)
     except argparse.ArgumentError:
@@ -125,7 +114,7 @@ def _decide(trial: Here, words: tuple[str, ...], *, ranks: int, machines: int) -
     missing = no_length(trial.hyperparameters)
     if missing and not options.test and not options.measure:
         raise ConfigError(missing)
-    if options.engine == "deepspeed":
+    if options.engine in (None, "deepspeed"):
         for line in before_ranks(resolved, os.environ):
             print(*lines_of(WARNING, line), sep="\n", file=sys.stderr, flush=True)
 

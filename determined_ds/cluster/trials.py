@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from determined_ds.checkpoints.files import Checkpoint, as_number
-from determined_ds.cluster.client import master_client
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.rundir import records as r
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
 from determined_ds.rundir.records import RESTART, RESUME, START, Launch, RecordedRun, RunResult
+
+if TYPE_CHECKING:
+    from determined.experimental import Determined
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
@@ -28,10 +31,7 @@ def recorded_trials(
 ) -> list[tuple[int, RecordedRun]]:
     """Trials by their ids, and all those of experiments, each once.
 
-    Args:
-        trials: Ids of trials.
-        experiments: Ids of experiments.
-        master: Address of the master; None: that of ``DET_MASTER``.
+    ``master`` is its address; None: that of ``DET_MASTER``.
 
     Raises:
         ConfigError: no master answers, it refuses the user, or it has no such trial or experiment.
@@ -50,6 +50,22 @@ def recorded_trials(
         with _explained("--trial", number, master):
             runs.append((number, _recorded(client.get_trial(number))))
     return runs
+
+
+def master_client(master: str | None = None) -> Determined:
+    """Log in to a master, that of ``DET_MASTER`` if None, as ``det`` does but without asking for a password.
+
+    Raises:
+        PermissionError: nobody is logged in.
+        determined.common.api.errors.APIException: the master cannot be reached, or refuses the user.
+    """
+    from determined.experimental import Determined
+
+    def refuse(*_: object) -> str:
+        raise PermissionError("nobody is logged in")
+
+    with mock.patch.object(getpass, "getpass", refuse):
+        return Determined(master=master)
 
 
 @contextlib.contextmanager
@@ -114,9 +130,8 @@ def _recorded(trial: Any) -> RecordedRun:
         "PAUSED": f"it is paused; to resume it: det experiment activate {found.experimentId}",
         "ERROR": f"it ended with an error; to see its log: det trial logs {found.id}",
     }
-    result = None
+    batches, result = int(found.totalBatchesProcessed or 0), None
     if state in ENDED:
-        batches = int(found.totalBatchesProcessed or 0)
         result = RunResult(status=ENDED[state], reason=reasons.get(state), steps_completed=batches)
 
     return RecordedRun(
@@ -137,13 +152,14 @@ def _launches(
     trial: Any, found: Any, config: dict[str, Any], records: Sequence[Record]
 ) -> tuple[Launch, ...]:
     """A launch for each of its allocations. Which of them are restarts a master says only where all are, or none."""
+    from determined.common import util
     from determined.common.api import bindings
 
     tasks = [bindings.get_GetTask(trial._session, taskId=each).task for each in found.taskIds or ()]
     # As of 0.38.1 these times are of UTC, and do not say so.
     starts = [start for task in tasks for each in task.allocations if (start := each.startTime)]
-    times = [f"{start.removesuffix('Z')}Z" for start in starts]
-    first, *others = sorted(filter(None, map(_seconds, times))) or [_seconds(found.startTime) or 0.0]
+    times = [f"{start.removesuffix('Z')}Z" for start in starts or [found.startTime]]
+    first, *others = sorted(util.parse_protobuf_timestamp(time).timestamp() for time in times)
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
     entrypoint, batch = config.get("entrypoint") or "", hyperparameters.get("global_batch_size")
     launch = Launch(
@@ -163,12 +179,3 @@ def _launches(
         steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)
         launches.append(replace(launch, time=time, kind=again, steps_completed=steps))
     return tuple(launches)
-
-
-def _seconds(timestamp: str | None) -> float | None:
-    if not timestamp:
-        return None
-    from determined.common import util
-
-    at: datetime = util.parse_protobuf_timestamp(timestamp)
-    return at.timestamp()

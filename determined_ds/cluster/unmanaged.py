@@ -22,7 +22,7 @@ from determined.common import util
 from determined.experimental import core_v2
 from determined.experimental.core_v2 import _core_v2
 
-from determined_ds.cluster.client import master_client
+from determined_ds.cluster.trials import master_client
 from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import masked
 from determined_ds.rundir.run_dir import RunDir

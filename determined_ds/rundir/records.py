@@ -229,7 +229,11 @@ def write_result(
     for record in records:
         value, step = record["metrics"].get(metric), record["steps_completed"]
         before, is_validation = best and best["value"], record["group"] == "validation"
-        if is_validation and value is not None and is_better(value, before, smaller_is_better=smaller_is_better):
+        if (
+            is_validation
+            and value is not None
+            and is_better(value, before, smaller_is_better=smaller_is_better)
+        ):
             at = next((each.uuid for each in kept if each.steps_completed == step), None)
             best = {"metric": metric, "value": value, "steps_completed": step, "checkpoint": at}
     steps = [each.steps_completed for each in kept] + [each["steps_completed"] for each in records]
