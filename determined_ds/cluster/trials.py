@@ -88,8 +88,8 @@ def _explained(key: str, value: object, master: str | None) -> Iterator[None]:
 
 
 def _problem(key: str, value: object, message: str, fix: str) -> ConfigError:
-    value = NOT_GIVEN if value is None else value
-    return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="master"))
+    given = NOT_GIVEN if value is None else value
+    return ConfigError(Problem(key=key, value=given, message=message, fix=fix, code="master"))
 
 
 def _recorded(trial: Any) -> RecordedRun:
@@ -106,8 +106,7 @@ def _recorded(trial: Any) -> RecordedRun:
         {
             "group": group,
             "steps_completed": report.steps_completed,
-            "metrics": {
-                # What JSON lacks is a word, here as in metrics.jsonl.
+            "metrics": {  # what JSON lacks is a word, here as in metrics.jsonl
                 name: float(value) if isinstance(value, str) and value in NOT_FINITE else value
                 for name, value in (report.metrics or {}).items()
             },

@@ -254,12 +254,7 @@ class Meeting:
     afterwards; a single rank needs none. torchrun's store outlives the ranks, and so do the keys of an attempt that
     failed; its ``TORCHELASTIC_RESTART_COUNT`` grows only on the machine whose rank failed. So rank 0 counts the
     attempts in the store and hands the number to the ranks that it finds there, under a token that only a process
-    that lives knows.
-
-    Source: ``_invoke_run`` in torch 2.13's ``elastic/agent/server/api.py``; ``dynamic_rendezvous.py`` keeps the store.
-
-    Args:
-        placed: The place of this process.
+    that lives knows. Source: ``_invoke_run`` in torch 2.13's ``elastic/agent/server/api.py``.
 
     Attributes:
         again: Whether the launcher has given the same command before, on any machine, as rank 0 knows.

@@ -148,15 +148,16 @@ def _start(
             run_dir = run_dir / "evaluated" / weights.uuid
         check_run_dir(run_dir)
         return Start(weights=weights), run_dir
+    if options.resume is not None and options.run_dir is None:
+        fix = "add the --run-dir of the run to resume"
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     # A scheduler's script is the same at each launch of its job, the first one included.
-    stated = options.run_dir is not None
-    is_first = placed is not None and stated and options.resume == LAST and RunDir(run_dir).is_empty()
+    is_first = placed is not None and options.resume == LAST and RunDir(run_dir).is_empty()
     start = start_in(
         run_dir,
         experiment,
         resolved,
         resume=None if is_first else options.resume,
-        stated=stated,
         forks=not (options.is_measured or experiment.measures),
     )
     return replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start, run_dir

@@ -254,8 +254,7 @@ def show_outcome(outcome: Outcome, run_dir: RunDir) -> None:
         for problem in re.split(r"\n(?=\S)", first.message.rstrip()):
             print(f"error: {problem}", file=sys.stderr)
     else:
-        others = ""
-        if any(log.stat().st_size for log in run_dir.logs.glob("rank*.log")):
-            others = f" (the output of the other ranks is in {run_dir.logs})"
+        has_logs = any(log.stat().st_size for log in run_dir.logs.glob("rank*.log"))
+        others = f" (the output of the other ranks is in {run_dir.logs})" if has_logs else ""
         words = first.message.rstrip() or first.reason
         print(f"\nrank {first.rank} failed first{others}:\n\n{words}", file=sys.stderr)

@@ -97,7 +97,6 @@ def start_in(
     resolved: ResolvedConfig | None,
     *,
     resume: str | None,
-    stated: bool,
     forks: bool,
 ) -> Start:
     """Where a run starts.
@@ -107,7 +106,6 @@ def start_in(
         experiment: What will run.
         resolved: What was decided; None where that failed.
         resume: The checkpoint to resume from, as ``--resume`` names it; None: start anew.
-        stated: Whether the user named the run directory.
         forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
 
     Raises:
@@ -116,7 +114,7 @@ def start_in(
     check_run_dir(run_dir)
     there, start = RunDir(run_dir), Start()
     if resume is not None:
-        start = _resumed(there, resume, stated=stated)
+        start = _resumed(there, resume)
     elif kept := checkpoints_in(there.checkpoints):
         message = f"holds a run already, trained to batch {kept[0].steps_completed}"
         fix = "add --resume to continue it, or give another --run-dir to start anew"
@@ -127,12 +125,9 @@ def start_in(
     return _compared(start, experiment, resolved)
 
 
-def _resumed(there: RunDir, given: str, *, stated: bool) -> Start:
+def _resumed(there: RunDir, given: str) -> Start:
     """The start of a run that resumes: from the checkpoint that is named, of this run or of another."""
     kept = checkpoints_in(there.checkpoints)
-    if not stated:
-        fix = "add the --run-dir of the run to resume"
-        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     if given != LAST:
         checkpoint, newer = find_good(given, there, key="--resume")
         if checkpoint.path.parent == there.checkpoints.resolve():
@@ -156,9 +151,7 @@ def _resumed(there: RunDir, given: str, *, stated: bool) -> Start:
 def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The checkpoint that ``searcher.source_checkpoint_uuid`` names, and what is wrong with newer ones.
 
-    Args:
-        experiment: What will run.
-        run_dir: Where; its neighbours are searched for a uuid.
+    The neighbours of the run directory are searched for a uuid.
 
     Raises:
         ConfigError: there is no such checkpoint, or it is damaged.

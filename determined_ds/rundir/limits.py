@@ -1,4 +1,4 @@
-"""What a process may use, and whether a disk is full that a run writes to. Loads no torch."""
+"""What a process may use of its machine, and whether that has run out. Loads no torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.memory.units import format_bytes
-from determined_ds.rundir.run_dir import existing
 
 SHARED_MEMORY = Path("/dev/shm")
-FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)  # also what torch raises
-IN_MEMORY = re.compile(rf"{SHARED_MEMORY}|</torch_")  # which torch says itself
+FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 MOST_FILES = 2**16
 # What a container may use of the cores that it sees, in microseconds of a period: cgroups of version 2 and 1.
 CPU_QUOTAS = (
@@ -44,16 +42,9 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def exhausted(error: BaseException, run_dir: Path) -> str | None:
-    """Say that a disk is full, how much room it has, and what to do; None where it was something else."""
-    for each in chain(error):
-        if FULL.search(str(each)) and not IN_MEMORY.search(str(each)):
-            path = Path(str(getattr(each, "filename", None) or run_dir))
-            return (
-                f"error: no space left on the disk of {path}: {room_in(existing(path))}\n"
-                "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then add --resume"
-            )
-    return None
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a disk or shared memory is full, whichever library says so: another start would fail in the same way."""
+    return any(FULL.search(str(each)) for each in chain(error))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -48,12 +48,7 @@ def read_records(path: Path, group: str | None = None) -> list[Record]:
 
 
 class MetricsReader:
-    """Reads a file that a run is still writing.
-
-    Args:
-        path: The file; it need not exist yet.
-        from_end: Leave out the records that are in it now.
-    """
+    """Reads a file that a run is still writing, or will; ``from_end``: not the records that are in it now."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path

@@ -177,7 +177,6 @@ CONFIGURATION = "configuration"  # it cannot run
 ERROR = "error"  # diagnosed: a checkpoint that cannot be written, a loss that is not finite
 CRASH = "crash"  # an exception that nothing expected
 OUT_OF_MEMORY = "out of memory"
-EXHAUSTED = "exhausted"  # a disk is full
 KILLED = "killed"  # by a signal; Linux sends SIGKILL when memory runs out
 HANG = "hang"
 LOST_MACHINE = "lost machine"  # or a rank, or the network between them

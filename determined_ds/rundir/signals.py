@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from determined_ds.rundir.handed_on import LAUNCHED_BY
 
@@ -113,18 +113,15 @@ class _Outliving(io.FileIO):
 
 def outlive_readers() -> None:
     """From now on, output to stdout and stderr is dropped once their reader is gone."""
-    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
-
-
-def _outliving(stream: TextIO) -> TextIO:
-    try:
-        descriptor = stream.fileno()
-    except (OSError, AttributeError, ValueError):  # replaced by a test
-        return stream
-    stream.flush()
-    raw = _Outliving(descriptor, "w", closefd=False)
-    by_line = bool(getattr(stream, "line_buffering", True) or getattr(stream, "write_through", False))
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=by_line)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # replaced by a test
+            raw = _Outliving(stream.fileno(), "w", closefd=False)
+            stream.flush()
+            by_line = getattr(stream, "line_buffering", True) or getattr(stream, "write_through", False)
+            buffered = io.BufferedWriter(raw)
+            text = io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=bool(by_line))
+            setattr(sys, name, text)
 
 
 class Heartbeat:
@@ -172,11 +169,7 @@ HEART = Heartbeat()
 
 
 class Interrupts:
-    """Counts the signals while it is entered.
-
-    Args:
-        message: What the first one begins; printed as it arrives.
-    """
+    """Counts the signals while it is entered; what the first one begins is printed as it arrives."""
 
     def __init__(self, message: str) -> None:
         self._message, self._before = message, dict[int, Any]()

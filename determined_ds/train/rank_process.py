@@ -27,12 +27,11 @@ from determined_ds.errors import (
     lines_of_error,
 )
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
-from determined_ds.rundir.limits import chain, exhausted
+from determined_ds.rundir.limits import chain, is_disk_full
 from determined_ds.rundir.records import (
     CONFIGURATION,
     CRASH,
     ERROR,
-    EXHAUSTED,
     LOST_MACHINE,
     OUT_OF_MEMORY,
 )
@@ -96,7 +95,7 @@ def exit_code_of(error: BaseException) -> int:
     of_others = came_of_other_ranks(error)
     if isinstance(error, DeterminedDSError):
         return EXIT_CRASHED if of_others else error.exit_code
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or is_disk_full(error):
         return EXIT_TRAINING_FAILED
     from_outside = any(
         (isinstance(each, OSError) and each.errno in ERRNOS)
@@ -218,9 +217,6 @@ class RankProcess:
                 raise
             return self._report(message, EXIT_TRAINING_FAILED, ERROR, message, error)
         except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
-            used_up = None if self._run_dir is None else exhausted(error, self._run_dir.path)
-            if used_up:  # first: it may look like an error of the trial
-                return self._report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up, error)
             message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
             if not isinstance(error, DeterminedDSError):
                 message = self._traceback(error)

