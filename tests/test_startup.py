@@ -69,7 +69,6 @@ def test_every_reason_has_a_line_and_the_last_line_is_for_the_master() -> None:
     [
         ({"fit": {}}, {}, "fit.max_length (hyperparameters): missing"),
         ({"deepspeed_config": "no/such.json"}, {}, "deepspeed_config = 'no/such.json'"),
-        ({}, {"resources": {"slots_per_trial": 0}}, "resources.slots_per_trial = 0: "),
         ({}, {"environment": {"environment_variables": ["A=<secret A, not stored>"]}}, "A"),
     ],
 )
