@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.ranks import ROOT, Ranks
 from tests.model_defs.training import train
-from tests.package import records
+from tests.package import checkpoints, records
 
 STEPS = 4
 # Small parameters would stay whole, and these are all small.
@@ -108,3 +108,14 @@ def test_losses_and_metrics_are_those_without_zero(
     assert len(found["training loss"]) == STEPS
     # fp32 sums in another order differ by about 1e-6 of a loss.
     assert found == {name: pytest.approx(values, rel=1e-4) for name, values in plain(model).items()}
+
+
+def test_a_resumed_dcgan_is_the_whole_one(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Each engine under another stage, latents that are drawn, and a process that reads ahead."""
+    hparams, data = hyperparameters("dcgan", 0, 2, **engines(2, 1)), {"num_workers": 1}
+    two_ranks.run(train, tmp_path / "whole", "dcgan", hparams, data, STEPS, period=2)
+    two_ranks.run(train, tmp_path / "parts", "dcgan", hparams, data, 2)
+    (latest,) = checkpoints(tmp_path / "parts")
+    more = {"period": 2, "latest_checkpoint": latest.name}
+    two_ranks.run(train, tmp_path / "parts", "dcgan", hparams, data, STEPS, **more)
+    assert curves(tmp_path / "parts") == curves(tmp_path / "whole")

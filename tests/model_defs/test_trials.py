@@ -1,4 +1,4 @@
-"""Trials on their own: what they report of a validation set, how they resume and are cut, what they save."""
+"""BERT: what it reports of a validation set, and exports. GPT-2: a pipeline, however it is cut."""
 
 from __future__ import annotations
 
@@ -72,45 +72,6 @@ def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, 
     classify = transformers.pipeline("text-classification", str(saved))
     rows = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
     assert [int(found["label"]) for found in classify([row["text"] for row in rows])] == predicted.tolist()
-
-
-# --- DCGAN ---
-
-DCGAN = {
-    "global_batch_size": 64,
-    "deepspeed_config": "experiments/deepspeed/zero1.json",
-    "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
-    "generator_zero_stage": 2,
-    "discriminator_learning_rate": 0.002,
-    "learning_rate": 0.001,
-    "warmup_num_steps": 2,
-    "image_size": 8,
-    "latent_size": 8,
-    "generator_features": 8,
-    "discriminator_features": 8,
-}
-
-
-def steps_of_engines(trial: Any) -> dict[str, int]:
-    return {name: engine.global_steps for name, engine in trial.engines.items()}
-
-
-def test_a_resumed_dcgan_is_the_whole_one(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Each engine under another stage, latents that are drawn, and a process that reads ahead."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    two_ranks.run(train, whole, "dcgan", DCGAN, {"num_workers": 1}, 4, period=2)
-    two_ranks.run(train, parts, "dcgan", DCGAN, {"num_workers": 1}, 2)
-    (latest,) = checkpoints(parts)
-    assert {"model0", "model1"} <= {path.name for path in latest.iterdir()}
-    more = {"period": 2, "latest_checkpoint": latest.name, "then": steps_of_engines}
-    steps = two_ranks.run(train, parts, "dcgan", DCGAN, {"num_workers": 1}, 4, **more)
-    assert steps == [{"generator": 4, "discriminator": 4}] * 2
-    for group, names in (
-        ("training", ("d_loss", "g_loss", "loss")),
-        ("validation", ("validation_d_loss", "validation_g_loss", "validation_frechet_distance")),
-    ):
-        assert reported(parts, *names, group=group) == reported(whole, *names, group=group)
-    assert len(reported(parts, "d_loss")) == 4
 
 
 # --- GPT-2 as a pipeline ---
