@@ -505,7 +505,6 @@ def start_task(environment: Mapping[str, str]) -> tuple[int, dict[str, str], lis
     """What the start-up hook decides in a container with these variables: exit code, exports, lines of the log."""
     import contextlib
     import io
-    import os
     import shlex
 
     from determined_ds.cluster import startup
@@ -583,14 +582,6 @@ def show_signs_all_the_time() -> None:
     from determined_ds.train.group import watch
 
     watch.INTERVAL_S = 0.01
-
-
-def damage_seen_by_ranks(checkpoint: Path) -> str | None:
-    """What ranks find wrong with a checkpoint that are started by this process, in which :func:`damage` has read it."""
-    from determined_ds.checkpoints.files import VERIFIED, verified_here
-
-    with mock.patch.dict(os.environ, {VERIFIED: verified_here()}):
-        return damage_of(checkpoint)
 
 
 def uploaded_to(storage: Mapping[str, Any]) -> Any:

@@ -77,11 +77,6 @@ def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: 
 # -------------------------------------------------------------------------------- by the commands at a run's end
 
 
-def commands(output: str) -> dict[str, str]:
-    """The last lines of a run: label -> text."""
-    return dict(re.findall(r"^  (longer|export) +(.*)$", output, flags=re.MULTILINE))
-
-
 SCHEDULE = """
     def build_scheduler(self, optimizer):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)
@@ -98,9 +93,10 @@ def test_a_copied_run_is_trained_longer_by_its_own_command_under_a_new_schedule(
     original, copy = own_model.parent / "run", own_model.parent / "copy"
     shutil.copytree(original, copy, symlinks=True)
     before = contents(original)
-    said = commands(CliRunner().invoke(main, ["watch", str(copy)]).stdout)
-    assert f"--run-dir {copy} --resume" in said["longer"]
-    done = det_ds(*shlex.split(said["longer"])[1:], cwd=own_model.parent)
+    said = CliRunner().invoke(main, ["watch", str(copy)]).stdout
+    longer = said.partition("  longer ")[2].splitlines()[0]
+    assert f"--run-dir {copy} --resume" in longer
+    done = det_ds(*shlex.split(longer)[1:], cwd=own_model.parent)
     assert done.returncode == 0, done.stderr
     assert "schedule    OneCycleLR goes on by its new settings: lr " in done.stdout
     assert (steps(copy), contents(original)) == ([1, 2, 3, 4], before)

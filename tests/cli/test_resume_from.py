@@ -50,24 +50,6 @@ def test_from_an_earlier_one_the_run_is_trained_again_from_there(trained: Path, 
     assert (result["steps_completed"], result["checkpoint"]["uuid"]) == (7, after[7])
 
 
-def test_another_runs_is_continued_in_a_new_run_directory(trained: Path, tmp_path: Path) -> None:
-    """With its optimizer and its place in the data; the other run stays as it is."""
-    before, there = contents(trained / "run"), tmp_path / "continued"
-    origin = at(trained / "run", 2)
-    done = run(trained / "own_model", there, "--resume", origin)
-    assert done.returncode == 0, done.stderr
-    said = f"  resume     batch 2, checkpoint {origin.name} in {trained / 'run'}/checkpoints\n"
-    assert said in done.stdout
-    assert "warm start" not in done.stdout
-    assert steps(there) == [3, 4, 5, 6]
-    assert [steps_of(each) for each in checkpoints(there)] == [6, 4]
-    assert same_weights(at(there, 6), at(trained / "run", 6))
-    assert contents(trained / "run") == before
-    again = run(trained / "own_model", there, "--resume", sets=[f"{LENGTH}=7"])
-    assert again.returncode == 0, again.stderr
-    assert steps(there) == [3, 4, 5, 6, 7]
-
-
 def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
     there = copied / "run"
     damaged, good = at(there, 6), at(there, 4)
@@ -113,7 +95,8 @@ def test_weights_alone_are_no_training_to_resume(copied: Path) -> None:
 
 
 def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained: Path, copied: Path) -> None:
-    """Killed before the named one is loaded, failed after a checkpoint of its own: as if it had never crashed."""
+    """In a new run directory, and the other run stays as it is. It is killed before the named one is loaded and fails
+    after a checkpoint of its own: with optimizer and place in the data, as if it had never crashed."""
     crashes = f"""
         import os, pathlib, signal
         first, second = (pathlib.Path({str(copied)!r}) / name for name in ("first", "second"))
@@ -127,7 +110,7 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained:
                 raise ArithmeticError("once only")
 """
     edit(copied / "own_model/trial.py", LOSS, crashes + LOSS)
-    named, new = at(copied / "run", 2), copied / "new"
+    named, new, before = at(copied / "run", 2), copied / "new", contents(copied / "run")
     done = run(copied / "own_model", new, "--resume", named, sets=["max_restarts=2"])
     assert done.returncode == 0, done.stderr
     first, second = (line for line in done.stderr.splitlines() if "restart " in line)
@@ -135,7 +118,8 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained:
     assert "killed by SIGKILL" in first
     assert f"restart 2 of 2 from checkpoint {at(new, 4).name} at batch 4" in second
     assert second.endswith("it crashed: ArithmeticError: once only")
-    assert steps(new) == [3, 4, 5, 6]
+    assert f"  resume     batch 2, checkpoint {named.name} in {copied / 'run'}/checkpoints\n" in done.stdout
+    assert (steps(new), contents(copied / "run")) == ([3, 4, 5, 6], before)
     assert same_weights(at(new, 6), at(trained / "run", 6))
 
 

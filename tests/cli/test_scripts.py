@@ -122,19 +122,6 @@ def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code:
     assert said in (result_of(own_script / "run")["reason"] or "")
 
 
-def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None:
-    sets = ["--set", "hyperparameters.global_batch_size=8", "--slots", "1"]
-    sets += ["--set", "hyperparameters.deepspeed_config={type: const, val: {optimizer: {type: Adam}}}"]
-    done = det_ds(*words(own_script, "by_trainer.py", *sets, "--test", run_dir="test"))
-    assert done.returncode == 0, done.stderr
-    assert "test passed" in done.stdout
-    assert "8 = micro-batch 8" in done.stdout
-    for more in ([], ["--resume"]):
-        done = det_ds(*words(own_script, "by_trainer.py", *sets, *more))
-        assert done.returncode == 0, done.stderr
-    assert "resumed at batch 4 of 4" in done.stdout
-
-
 def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(own_script: Path) -> None:
     keys = {
         "searcher.max_length": "{batches: 4}",
@@ -167,7 +154,6 @@ def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_sa
             "train.py:2: determined.pytorch.deepspeed.init",
             "from determined_ds import deepspeed as det_ds",
         ),
-        ("", ("--slots", "4096"), "slots_per_trial = 4096", "use --slots"),
     ],
 )
 def test_what_cannot_run_is_refused(

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.package import checkpoints, damage, damage_seen_by_ranks
-
-
-@pytest.fixture
-def checkpoint(copied: Path) -> Path:
-    """The newest checkpoint of a run of two ranks."""
-    return checkpoints(copied / "run")[0]
-
+from tests.package import checkpoints, damage
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "torn": lambda content: content[: len(content) // 2],
@@ -23,7 +14,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_every_damage_to_every_file_is_found_and_named(checkpoint: Path) -> None:
+def test_every_damage_to_every_file_is_found_and_named(copied: Path) -> None:
+    checkpoint = checkpoints(copied / "run")[0]
     assert damage(checkpoint) is None
     # The manifest has what metadata.json says, which a master writes in another order, and people add notes to.
     files = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != "metadata.json"]
@@ -37,14 +29,3 @@ def test_every_damage_to_every_file_is_found_and_named(checkpoint: Path) -> None
         assert file.name in str(damage(checkpoint))
         file.write_bytes(content)
     assert damage(checkpoint) is None
-
-
-def test_what_the_launcher_has_read_its_ranks_do_not_read_again(checkpoint: Path) -> None:
-    """They look at names and sizes: a large checkpoint takes minutes to read."""
-    shard = checkpoint / "model0/rank1.safetensors"
-    content = shard.read_bytes()
-    assert damage(checkpoint) is None
-    shard.write_bytes(DAMAGES["flipped"](content))
-    assert damage_seen_by_ranks(checkpoint) is None
-    shard.write_bytes(DAMAGES["torn"](content))
-    assert "rank1.safetensors has " in str(damage_seen_by_ranks(checkpoint))
