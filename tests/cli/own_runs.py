@@ -55,6 +55,11 @@ def losses(run_dir: Path) -> dict[int, float]:
     return dict(found)
 
 
+def result(run_dir: Path) -> Any:
+    """What its ``result.json`` says."""
+    return json.loads((run_dir / "result.json").read_text())
+
+
 def steps_of(checkpoint: Path) -> int:
     """The batch at which a checkpoint was written."""
     return int(json.loads((checkpoint / "metadata.json").read_text())["steps_completed"])

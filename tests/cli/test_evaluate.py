@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import at, contents, edit, invoke, run
+from tests.cli.own_runs import at, contents, edit, invoke, result, run
 from tests.harness.command import det_ds
 from tests.package import records
 
@@ -25,8 +24,8 @@ def test_evaluated_on_one_rank_under_zero_3_is_what_two_ranks_validated(copied: 
     ((step, metrics),) = records(evaluated, "validation")
     now, then = metrics["validation_loss"], records(there, "validation")[-1][1]["validation_loss"]
     assert (step, now) == (6, pytest.approx(then, rel=1e-5))
-    result = json.loads((evaluated / "result.json").read_text())
-    assert (result["status"], result["steps_completed"], result["best"]["value"]) == ("completed", 6, now)
+    found = result(evaluated)
+    assert (found["status"], found["steps_completed"], found["best"]["value"]) == ("completed", 6, now)
     assert {name: content for name, content in contents(there).items() if "evaluated" not in name} == before
 
 

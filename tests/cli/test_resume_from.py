@@ -7,17 +7,29 @@ import shutil
 from pathlib import Path
 
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import LENGTH, LOSS, at, contents, edit, invoke, run, same_weights, steps, steps_of
+from tests.cli.own_runs import (
+    LENGTH,
+    LOSS,
+    at,
+    contents,
+    edit,
+    invoke,
+    result,
+    run,
+    same_weights,
+    steps,
+    steps_of,
+)
 from tests.harness.command import det_ds
 from tests.package import checkpoints, reseal
 
 
 def refused(folder: Path, run_dir: str, *words: str | Path) -> str:
     where = ["--run-dir", folder / run_dir] if run_dir else []
-    result = invoke("run", folder / "own_model", *where, *words)
-    assert result.exit_code == EXIT_CONFIG, result.output
-    assert "fix:" in result.stderr
-    return str(result.stderr)
+    done = invoke("run", folder / "own_model", *where, *words)
+    assert done.exit_code == EXIT_CONFIG, done.output
+    assert "fix:" in done.stderr
+    return str(done.stderr)
 
 
 def be_best(run_dir: Path, batch: int) -> None:
@@ -46,8 +58,8 @@ def test_from_an_earlier_one_the_run_is_trained_again_from_there(trained: Path, 
     assert after[6] != before[6]
     assert [each.name for each in checkpoints(there / "superseded")] == [before[6]]
     assert same_weights(at(there, 6), at(trained / "run", 6))
-    result = json.loads((there / "result.json").read_text())
-    assert (result["steps_completed"], result["checkpoint"]["uuid"]) == (7, after[7])
+    found = result(there)
+    assert (found["steps_completed"], found["checkpoint"]["uuid"]) == (7, after[7])
 
 
 def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:

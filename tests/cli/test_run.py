@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, run, steps
+from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, result, run, steps
 from tests.harness.command import det_ds, det_ds_program
 from tests.package import checkpoints
 
 SEED = 441365315  # what a master draws for the first trial of experiment_seed 0
-
-
-def result(run_dir: Path) -> Any:
-    return json.loads((run_dir / "result.json").read_text())
 
 
 # --------------------------------------------------------------------- a run, and going on with it

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
-from tests.cli.own_runs import OWN_SCRIPT, at, losses, steps, steps_of
+from tests.cli.own_runs import OWN_SCRIPT, at, losses, result, steps, steps_of
 from tests.harness.command import Started, det_ds
 from tests.package import checkpoints, damage
 
@@ -44,10 +44,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, done.stdout
 
 
-def result_of(run_dir: Path) -> Any:
-    return json.loads((run_dir / "result.json").read_text())
-
-
 def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tuple[Path, str]) -> None:
     folder, printed = trained
     info = json.loads(printed.split("INFO ")[1].splitlines()[0])
@@ -55,9 +51,9 @@ def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tupl
     assert info["id"] > 0
     assert "batch      decided by the script" in printed
     assert list(losses(folder / "run")) == list(range(1, STEPS + 1))
-    result = result_of(folder / "run")
-    assert (result["status"], result["steps_completed"]) == ("completed", STEPS)
-    assert result["best"]["checkpoint"] == result["checkpoint"]["uuid"]
+    found = result(folder / "run")
+    assert (found["status"], found["steps_completed"]) == ("completed", STEPS)
+    assert found["best"]["checkpoint"] == found["checkpoint"]["uuid"]
     for checkpoint in checkpoints(folder / "run"):
         assert (checkpoint / "manifest.json").is_file()
         assert damage(checkpoint) is None
@@ -94,10 +90,10 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     said, _ = started.communicate(120)
     assert started.wait(10) == 0
     assert "  resume      det-ds run" in said
-    result = result_of(own_script / "run")
-    assert result["status"] == "stopped"
-    assert result["checkpoint"]["steps_completed"] == result["steps_completed"] < STEPS
-    assert steps_of(checkpoints(own_script / "run")[0]) == result["steps_completed"]
+    found = result(own_script / "run")
+    assert found["status"] == "stopped"
+    assert found["checkpoint"]["steps_completed"] == found["steps_completed"] < STEPS
+    assert steps_of(checkpoints(own_script / "run")[0]) == found["steps_completed"]
     done = det_ds(*words(own_script, "", "--slots", "1", "--resume"))
     assert done.returncode == 0, done.stderr
     assert list(losses(own_script / "run")) == list(range(1, STEPS + 1))
@@ -119,7 +115,7 @@ def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code:
     done = det_ds(*words(own_script, arguments, "--slots", "1"))
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert said in (result_of(own_script / "run")["reason"] or "")
+    assert said in (result(own_script / "run")["reason"] or "")
 
 
 def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(own_script: Path) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.own_runs import LENGTH, OWN_MODEL, steps
+from tests.cli.own_runs import LENGTH, OWN_MODEL, result, steps
 from tests.harness.ranks import ROOT
 from tests.rundir.runs import until
 
@@ -70,9 +68,6 @@ class Slurm:
             text=True,
         )
 
-    def result(self) -> Any:
-        return json.loads((self.run_dir / "result.json").read_text())
-
 
 @pytest.mark.programs
 @pytest.mark.long("a job twice; a shorter one stays, and test_stopping has signals")
@@ -86,15 +81,15 @@ def test_a_job_that_is_signalled_checkpoints_is_requeued_and_goes_on_to_its_end(
     assert first.returncode == 0, said
     assert "nothing in the run directory to resume; starting from step 0" in said
     assert "launcher   srun: 2 ranks on 2 machines" in said
-    assert slurm.result()["status"] == "stopped"
-    trained = slurm.result()["steps_completed"]
+    assert result(slurm.run_dir)["status"] == "stopped"
+    trained = result(slurm.run_dir)["steps_completed"]
 
     again = slurm.start(max_length=trained + 3)
     said, _ = again.communicate(timeout=TIMEOUT_S)
     assert again.returncode == 0, said
     assert f"resume     batch {trained}, checkpoint" in said
     assert steps(slurm.run_dir) == list(range(1, trained + 4))
-    assert slurm.result()["status"] == "completed"
+    assert result(slurm.run_dir)["status"] == "completed"
     assert slurm.asked.read_text().splitlines() == [f"requeue {os.getpid()}"]
 
 

@@ -6,30 +6,21 @@ import json
 import os
 from pathlib import Path
 
+from tests.cli.own_runs import result, steps_of
 from tests.package import checkpoints, records
 from tests.rundir.runs import scored
-
-
-def steps_of(folder: Path) -> list[int]:
-    return [
-        json.loads((each / "metadata.json").read_text())["steps_completed"] for each in checkpoints(folder)
-    ]
 
 
 def test_the_first_finite_validation_is_the_best_to_the_end(trained: Path) -> None:
     """A checkpoint for batch 4, which is the best and is kept; none for what is not a number."""
     run = trained / "run"
-    assert steps_of(run) == [8, 4]
+    assert list(map(steps_of, checkpoints(run))) == [8, 4]
     newest, best = checkpoints(run)
-    result = json.loads((run / "result.json").read_text())
-    assert (result["status"], result["steps_completed"]) == ("completed", 8)
-    assert result["best"] == {
-        "metric": "score",
-        "value": 3.0,
-        "steps_completed": 4,
-        "checkpoint": best.name,
-    }
-    assert result["checkpoint"] == {"uuid": newest.name, "steps_completed": 8}
+    found = result(run)
+    assert (found["status"], found["steps_completed"]) == ("completed", 8)
+    at_4 = {"steps_completed": 4, "checkpoint": best.name}
+    assert found["best"] == {"metric": "score", "value": 3.0, **at_4}
+    assert found["checkpoint"] == {"uuid": newest.name, "steps_completed": 8}
     links = [os.readlink(run / name) for name in ("best", "last")]
     assert links == [f"checkpoints/{best.name}", f"checkpoints/{newest.name}"]
 
@@ -54,10 +45,10 @@ def test_a_resumed_run_knows_the_same_best(copied: Path) -> None:
     done = scored(copied, scores, "--resume", slots=2, **fit)
     assert done.returncode == 0, done.stderr
     assert "resumed at batch 8 of 12" in done.stdout
-    assert steps_of(run) == [12, 4]
+    assert list(map(steps_of, checkpoints(run))) == [12, 4]
     assert not newest.exists()
     assert [steps for steps, _ in records(run, "training")] == list(range(1, 13))
-    assert json.loads((run / "result.json").read_text())["best"]["value"] == 3.0
+    assert result(run)["best"]["value"] == 3.0
 
 
 def test_a_run_stops_at_what_is_not_finite_after_reporting_it(tmp_path: Path) -> None:
@@ -65,10 +56,10 @@ def test_a_run_stops_at_what_is_not_finite_after_reporting_it(tmp_path: Path) ->
     done = scored(tmp_path, {2: "3", 4: "nan", 6: "1"}, checkpoint_policy="best")
     assert done.returncode == 1
     (kept,) = checkpoints(tmp_path / "run")
-    assert steps_of(tmp_path / "run") == [2]
+    assert list(map(steps_of, checkpoints(tmp_path / "run"))) == [2]
     said = f"score was not finite in the validation at batch 4: the last good checkpoint is {kept.name}"
     assert said in done.stderr
     assert records(tmp_path / "run", "validation")[-1][1]["score"] == "NaN"
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert (result["status"], result["steps_completed"]) == ("failed", 4)
-    assert said in result["reason"]
+    found = result(tmp_path / "run")
+    assert (found["status"], found["steps_completed"]) == ("failed", 4)
+    assert said in found["reason"]
