@@ -46,7 +46,9 @@ class TrialProcess:
         self._arguments = [*(["--accelerator", accelerator] if accelerator else []), *arguments]
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._metrics = MetricsReader(self._there.metrics, from_end="--resume" in self._arguments)
+        self._metrics = MetricsReader(self._there.metrics)
+        if "--resume" in self._arguments:
+            self._metrics.new_records()  # those of an earlier launch
 
     def start(self) -> None:
         """Start it. What was given to it is kept in the run directory, and so is what it prints."""

@@ -34,7 +34,6 @@ BEST, LAST = "best", "last"
 LAST_ACTS: list[Callable[[int], object]] = []
 # What this process has reported; rank 0 of another launcher writes result.json itself.
 REPORTED: dict[str, Any] = {}
-MAX_REASON = 300
 
 
 def stated_s(name: str, minutes: float, environment: Mapping[str, str | None] = os.environ) -> float:
@@ -80,7 +79,7 @@ def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> 
 def shortened(reason: str) -> str:
     """The first line of a message, without ``error:``, at most 300 characters."""
     line = next(iter(reason.strip().splitlines()), "").removeprefix("error: ")
-    return line if len(line) <= MAX_REASON else line[: MAX_REASON - 3] + "..."
+    return line if len(line) <= 300 else f"{line[:297]}..."
 
 
 def copy_to_terminal(message: str) -> None:
@@ -93,8 +92,3 @@ def copy_to_terminal(message: str) -> None:
 def in_words(seconds: float) -> str:
     """A time as people say it."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-
-
-def since(steps: int) -> str:
-    """Since when ranks hang that have trained so many batches."""
-    return f"since batch {steps}" if steps else "before the first batch"

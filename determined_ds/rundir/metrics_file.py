@@ -48,15 +48,13 @@ def read_records(path: Path, group: str | None = None) -> list[Record]:
 
 
 class MetricsReader:
-    """Reads a file that a run is still writing, or will; ``from_end``: not the records that are in it now."""
+    """Reads a file that a run is still writing, or will."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.began_anew = False  # what the last call returned is all of a file that replaced the one before
         self._read_to = 0
         self._inode: int | None = None  # a run that resumes replaces the file
-        if from_end and path.is_file():
-            self._read_to, self._inode = path.stat().st_size, path.stat().st_ino
 
     def new_records(self) -> list[Record]:
         """The records that were written since the last call; all of them where the run went back to a checkpoint."""

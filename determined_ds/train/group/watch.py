@@ -37,7 +37,6 @@ from determined_ds.rundir.handed_on import (
     hang_timeout_s,
     in_words,
     report_failure,
-    since,
 )
 from determined_ds.rundir.records import HANG, LOST_MACHINE
 from determined_ds.rundir.signals import HEART
@@ -262,7 +261,8 @@ class Watch:
             fix = "check the machine and its network, then resume from the last checkpoint"
         else:
             who = f"{self._named(verdict.behind)} hangs" if len(verdict.behind) == 1 else "the ranks hang"
-            reason = f"{who}: nothing has moved {for_so_long}, {since(verdict.steps)}"
+            since = f"since batch {verdict.steps}" if verdict.steps else "before the first batch"
+            reason = f"{who}: nothing has moved {for_so_long}, {since}"
             fix = f"if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
         shown = sorted(stacks, key=lambda rank: (rank not in verdict.behind, rank))[:MOST_STACKS]
         standing = [f"rank {rank} stands here, innermost call first:\n{stacks[rank]}" for rank in shown]
