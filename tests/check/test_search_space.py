@@ -73,16 +73,3 @@ def test_a_search_that_does_not_fit_itself_is_reported_at_its_key(
     every = report_of(tmp_path, trial=TRIAL, hyperparameters=searched, searcher=whole)["findings"]
     assert [f"{each.code} {each.key.removeprefix('searcher.')}" for each in every] == [code] * bool(code)
     assert all(said in f"{each.message} {each.fix}" for each in every)
-
-
-def test_bounds_of_a_log_hyperparameter_are_exponents(tmp_path: Path) -> None:
-    """No rate is above 1; what else is drawn between 100 and 10000 may be meant so."""
-    bounds = {"weight_decay": (2, 4), "learning_rate": (-4, 2), "lr": (-4, -2), "width": (2, 4)}
-    axes = {
-        name: {"type": "log", "minval": low, "maxval": high, "base": 10}
-        for name, (low, high) in bounds.items()
-    }
-    every = report_of(tmp_path, hyperparameters=axes, searcher=RANDOM)["findings"]
-    odd = {each.key: each.message for each in every if each.code == "log-bounds"}
-    assert [*odd] == ["hyperparameters.learning_rate", "hyperparameters.weight_decay"]
-    assert "from 0.0001 to 100 are drawn" in odd["hyperparameters.learning_rate"]

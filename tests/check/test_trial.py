@@ -121,11 +121,6 @@ VARIABLES = "environment.environment_variables"
         ([OLD_FORM, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
         # Another command is left to Determined.
         (["entrypoint=python3 -m determined.launch.x", BATCH], ["warning entrypoint entrypoint"]),
-        # Of a section that is none, only that is said.
-        *(
-            ([f"{key}=3"], [f"error wrong-type {key}"])
-            for key in ("hyperparameters", "hyperparameters.fit", "searcher", "entrypoint")
-        ),
         # Variables that a launch sets, and devices that are none.
         ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
     ],

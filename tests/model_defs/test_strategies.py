@@ -90,7 +90,7 @@ def plain(
         if model not in known:
             run_dir = tmp_path_factory.mktemp("plain")
             ranks = two_ranks if model in DRAWING else one_rank
-            ranks.run(train, run_dir, model, hyperparameters(model, 0), MODELS[model][1], STEPS)
+            ranks.run(train, run_dir, hyperparameters(model, 0), MODELS[model][1], STEPS, model=model)
             known[model] = curves(run_dir)
         return known[model]
 
@@ -103,7 +103,7 @@ def test_losses_and_metrics_are_those_without_zero(
 ) -> None:
     model, stage, accumulation, more = WAYS[way]
     hparams = hyperparameters(model, stage, accumulation, **more)
-    two_ranks.run(train, tmp_path, model, hparams, MODELS[model][1], STEPS)
+    two_ranks.run(train, tmp_path, hparams, MODELS[model][1], STEPS, model=model)
     found = curves(tmp_path)
     assert len(found["training loss"]) == STEPS
     # fp32 sums in another order differ by about 1e-6 of a loss.
@@ -113,9 +113,8 @@ def test_losses_and_metrics_are_those_without_zero(
 def test_a_resumed_dcgan_is_the_whole_one(two_ranks: Ranks, tmp_path: Path) -> None:
     """Each engine under another stage, latents that are drawn, and a process that reads ahead."""
     hparams, data = hyperparameters("dcgan", 0, 2, **engines(2, 1)), {"num_workers": 1}
-    two_ranks.run(train, tmp_path / "whole", "dcgan", hparams, data, STEPS, period=2)
-    two_ranks.run(train, tmp_path / "parts", "dcgan", hparams, data, 2)
+    two_ranks.run(train, tmp_path / "whole", hparams, data, STEPS, model="dcgan", period=2)
+    two_ranks.run(train, tmp_path / "parts", hparams, data, 2, model="dcgan")
     (latest,) = checkpoints(tmp_path / "parts")
-    more = {"period": 2, "latest_checkpoint": latest.name}
-    two_ranks.run(train, tmp_path / "parts", "dcgan", hparams, data, STEPS, **more)
+    two_ranks.run(train, tmp_path / "parts", hparams, data, STEPS, latest.name, model="dcgan", period=2)
     assert curves(tmp_path / "parts") == curves(tmp_path / "whole")

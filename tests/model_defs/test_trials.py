@@ -56,7 +56,7 @@ def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, 
         "zero_stage": 3,
     }
     run_dir, saved = tmp_path / "run", tmp_path / "saved"
-    pairs, same = two_ranks.run(train, run_dir, "bert", hparams, data, 40, then=predictions)
+    pairs, same = two_ranks.run(train, run_dir, hparams, data, 40, model="bert", then=predictions)
     assert pairs == same
     assert len(pairs) == 33
     true, predicted = np.array(pairs).T
@@ -101,9 +101,8 @@ def test_a_pipeline_trains_the_same_however_it_is_cut(
     }
     layers = {}
     for name, more in cuts.items():
-        layers[name] = two_ranks.run(
-            train, tmp_path / name, "gpt2 in a pipeline", {**common, **more}, data, 2, then=layers_of
-        )
+        how = {"model": "gpt2 in a pipeline", "then": layers_of}
+        layers[name] = two_ranks.run(train, tmp_path / name, {**common, **more}, data, 2, **how)
     assert [stage.count("Block") for stage in layers["blocks"]] == [2, 2]
     assert [len(stage) for stage in layers["uniform"]] == [4, 4]
     assert len(reported(tmp_path / "blocks")) == 2

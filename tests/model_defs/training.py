@@ -22,13 +22,13 @@ TRIALS = {
 
 def train(
     run_dir: Path,
-    model: str,
     hparams: dict[str, Any],
     data: dict[str, Any],
-    batches: int,
-    *,
-    period: int | None = None,
+    batches: int = 8,
     latest_checkpoint: str | None = None,
+    *,
+    model: str = "causal_lm",
+    period: int | None = None,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Train in this rank, with a report at each batch, and a validation and a checkpoint at the end.

@@ -18,7 +18,7 @@ from determined_ds import load_model_from_checkpoint_path
 from determined_ds.errors import DeterminedDSError
 from tests.harness.ranks import ROOT, Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.model_defs.training import reported
+from tests.model_defs.training import reported, train
 
 LORA = {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
@@ -96,7 +96,7 @@ def whole(
     def of(kind: str) -> list[float]:
         if kind not in known:
             run_dir = tmp_path_factory.mktemp("whole")
-            ranks[1].run(tiny.train, run_dir, started(kind, 0, 1, base), data)
+            ranks[1].run(train, run_dir, started(kind, 0, 1, base), data)
             known[kind] = tiny.curve(run_dir)
         return known[kind]
 
@@ -123,7 +123,7 @@ def test_losses_and_norms_are_those_of_one_rank(
     base: Path,
     tmp_path: Path,
 ) -> None:
-    ranks[size].run(tiny.train, tmp_path, started(kind, stage, size, base, **more), data)
+    ranks[size].run(train, tmp_path, started(kind, stage, size, base, **more), data)
     found, expected = tiny.curve(tmp_path), whole(kind)
     assert (len(found), found[-1] < found[0]) == (17, True)
     # Relative. fp32 sums in another order differ by about 1e-6 of a loss.
@@ -146,11 +146,11 @@ CHANGES: list[tuple[str, tuple[int, int, dict[str, Any]], tuple[int, int, dict[s
 def test_a_checkpoint_is_of_no_layout(
     kind: str, first: Any, then: Any, ranks: dict[int, Ranks], data: dict[str, Any], tmp_path: Path
 ) -> None:
-    ranks[1].run(tiny.train, tmp_path / "whole", hyperparameters(kind, 0), data, 6)
+    ranks[1].run(train, tmp_path / "whole", hyperparameters(kind, 0), data, 6)
     latest = None
     for (size, stage, more), batches in ((first, 3), (then, 6)):
         hparams = hyperparameters(kind, stage, size, **more)
-        ranks[size].run(tiny.train, tmp_path / "run", hparams, data, batches, latest)
+        ranks[size].run(train, tmp_path / "run", hparams, data, batches, latest)
         latest = latest or tiny.checkpoint(tmp_path / "run").name
     assert reported(tmp_path / "run") == pytest.approx(reported(tmp_path / "whole"), rel=1e-5)
 
@@ -197,7 +197,7 @@ def test_sharing_changes_no_losses_in_16_bits_or_offloaded(
     for degree in (2, None):
         hparams = tiny.hyperparameters(stage, model_config=balanced, expert_parallel_size=degree)
         hparams["overwrite_deepspeed_args"].update(changes)
-        two_ranks.run(tiny.train, tmp_path / str(degree), hparams, data, 6)
+        two_ranks.run(train, tmp_path / str(degree), hparams, data, 6)
     assert tiny.curve(tmp_path / "2") == pytest.approx(tiny.curve(tmp_path / "None"), rel=1e-3)
     losses, of_tokens, balances = (
         reported(tmp_path / "2", name) for name in ("loss", "token_loss", "balance_loss")
@@ -218,9 +218,9 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
     if "muon" in setting:
         hparams["overwrite_deepspeed_args"].update(MUON)
     for run, num_batches in (("straight", 5), ("stopped", 3)):
-        two_ranks.run(tiny.train, tmp_path / run, hparams, data, num_batches)
+        two_ranks.run(train, tmp_path / run, hparams, data, num_batches)
     uuid = tiny.checkpoint(tmp_path / "stopped").name
-    two_ranks.run(tiny.train, tmp_path / "stopped", hparams, data, 5, uuid)
+    two_ranks.run(train, tmp_path / "stopped", hparams, data, 5, uuid)
     assert reported(tmp_path / "stopped") == reported(tmp_path / "straight")
 
 
@@ -231,7 +231,7 @@ def test_what_was_trained_loads_in_plain_huggingface(
     """Under the names that transformers has."""
     models: list[Any] = []
     for size, more in ((2, EXPERTS), (1, {})):
-        ranks[size].run(tiny.train, tmp_path / str(size), hyperparameters(kind, 1, **more), data, 3)
+        ranks[size].run(train, tmp_path / str(size), hyperparameters(kind, 1, **more), data, 3)
         checkpoint = tiny.checkpoint(tmp_path / str(size))
         models.append(load_model_from_checkpoint_path(checkpoint, context_dir=ROOT))
     models[0].save_pretrained(tmp_path / "saved")
@@ -263,7 +263,7 @@ def refused(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> str
         mock.patch.object(CausalLMTrial, "build_callbacks", return_value=callbacks),
         pytest.raises(DeterminedDSError) as caught,
     ):
-        tiny.train(run_dir, hparams, data, 1)
+        train(run_dir, hparams, data, 1)
     return str(caught.value)
 
 

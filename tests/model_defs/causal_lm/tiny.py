@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from tests.harness.ranks import ROOT
-from tests.model_defs import training
 from tests.model_defs.training import reported
 
 SEQUENCE_LENGTH = 32
@@ -59,17 +58,6 @@ def hyperparameters(zero_stage: int, **more: Any) -> dict[str, Any]:
         **model,
         **more,
     }
-
-
-def train(
-    run_dir: Path,
-    hparams: dict[str, Any],
-    data: dict[str, Any],
-    num_batches: int = 8,
-    latest_checkpoint: str | None = None,
-) -> None:
-    """Train in this rank, to a checkpoint at the end."""
-    training.train(run_dir, "causal_lm", hparams, data, num_batches, latest_checkpoint=latest_checkpoint)
 
 
 def curve(run_dir: Path) -> list[float]:
