@@ -32,6 +32,7 @@ def with_json(slots: int = 2, **overwrites: Any) -> dict[str, Any]:
     return config(slots, overwrite_deepspeed_args={"type": "const", "val": overwrites})
 
 
+OF_ANOTHER_KIND = with_json(optimizer={"type": "Adagrad"})
 ON_FOUR = with_json(4, zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu"}})
 NVME = {"device": "nvme", "nvme_path": "/tmp"}
 ON_NVME = with_json(4, zero_optimization={"stage": 3, "offload_optimizer": NVME})
@@ -67,6 +68,9 @@ CASES = {
     "nothing, however it is written": case(SAME),
     "what takes effect": case(config(learning_rate=0.001, width=7), effective=LEARNS),
     "variables, whose values are never told": case({**config(), **SECRET}, effective=(VARIABLES,)),
+    "a seed": case(config(trial_seed=5), problems=("hyperparameters.trial_seed",)),
+    "another module": case(config(entrypoint="other:One"), problems=("entrypoint",)),
+    "the optimizer": case(OF_ANOTHER_KIND, problems=("deepspeed.optimizer.type",), strategy=SOME),
     "the strategy": case(ON_FOUR, strategy=WIDER, effective=SOME),
     "another schedule": case(config(pipe_schedule="interleaved"), strategy=SCHEDULE),
     "another trial of the module": case(
