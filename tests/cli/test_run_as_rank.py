@@ -5,6 +5,7 @@ Two machines are two network namespaces with a cable between them.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.cli.own_runs import LOSS, OWN_MODEL, at, edit, losses, result, same_weights, steps
 from tests.harness.machines import Machine
@@ -215,3 +217,39 @@ def test_two_ranks_of_another_launcher_train_what_our_own_has_two_train(
     assert f"launcher   {launcher}: 2 ranks on 1 machine" in done.stdout
     assert losses(run_dir) == losses(trained / "run")
     assert same_weights(checkpoints(run_dir)[0], checkpoints(trained / "run")[0])
+
+
+AGENT_DIES = """
+        import os, pathlib, signal
+        if self.context._current_batch_idx == 3 and model.training and self.context.distributed.rank == 1:
+            status = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+            os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.long(
+    "torchrun waits for the machine that is gone; by --slots other ranks continue in the tests above"
+)
+def test_under_torchrun_the_machine_that_is_left_continues(
+    own_model: Path, trained: Path, tmp_path: Path
+) -> None:
+    """Two of its agents with a rank each, of which one is killed with its rank in the fourth batch."""
+    edit(own_model / "trial.py", LOSS, AGENT_DIES + LOSS)
+    words = ["torch.distributed.run", "--nnodes", "1:2", "--nproc_per_node", "1", "--max_restarts", "3"]
+    # Outlives either of them.
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{store.port}"]
+    words += ["--rdzv_conf", "last_call_timeout=5,is_host=0,keep_alive_interval=1"]
+    words += ["--local_addr", "127.0.0.1", "-m", "determined_ds.cli", "run"]
+    words += [str(own_model / "experiment.yaml"), str(own_model), "--accelerator", "cpu"]
+    command = [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run"), "--resume"]
+    agents = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    said = [agent.communicate(timeout=200)[0] for agent in agents]
+    assert sorted(agent.returncode for agent in agents) == [-9, 0], said
+    assert any("resources.slots_per_trial: 2 -> 1" in each for each in said)
+    assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-6)
+    assert json.loads((tmp_path / "run/result.json").read_text())["slots"] == 1
