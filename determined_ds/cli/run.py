@@ -78,9 +78,6 @@ def run(**given: Any) -> None:
     with _result_for_parent(options):
         prepared = prepare_run(options)
         prepared.show(before_ranks)
-        if prepared.complete:
-            prepared.show_complete()
-            return
         code = prepared.launch()
     sys.exit(code)
 

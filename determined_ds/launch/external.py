@@ -34,7 +34,6 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import SLURM, TORCHRUN, Placement
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks import environment_of_ranks
-from determined_ds.launch.resume import completed
 from determined_ds.launch.run import LocalRun
 from determined_ds.rundir.handed_on import (
     LAST,
@@ -131,20 +130,16 @@ def _lead(
     placed: Placement, meeting: Meeting, options: RunOptions, before_ranks: BeforeRanks, train: Train
 ) -> int:
     """Rank 0: decide, inform the others, train, and write how it ended."""
-    code = 0
     try:
         prepared = _decide(placed, options, again=meeting.again)
         prepared.show(before_ranks)
-        if not prepared.complete:
-            with RunLock(prepared.run_dir):
-                return _lead_through(meeting, prepared, train)
-        prepared.show_complete()
+        with RunLock(prepared.run_dir):
+            return _lead_through(meeting, prepared, train)
     except ConfigError as error:
         print(*lines_of_error(error), sep="\n", file=sys.stderr, flush=True)
-        code = error.exit_code
-    meeting.share("plan", {"exit": code})
-    meeting.leave()
-    return code
+        meeting.share("plan", {"exit": error.exit_code})
+        meeting.leave()
+        return error.exit_code
 
 
 def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
@@ -190,9 +185,7 @@ def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
 
 def _end(prepared: LocalRun, code: int) -> None:
     """Write how it ended, and print how to resume."""
-    kept = checkpoints_in(RunDir(prepared.run_dir).checkpoints)
-    is_complete = kept and prepared.resolved is not None and completed(kept[0], prepared.resolved)
-    stopped = bool(not code and STOP.is_set() and not is_complete)
+    stopped = not code and STOP.is_set()
     cause, reason = str(REPORTED.get("cause", CRASH)), str(REPORTED.get("reason", ""))
     if stopped:
         there = short(prepared.run_dir)

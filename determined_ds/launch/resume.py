@@ -227,17 +227,3 @@ def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
 def _trial_seed_of(checkpoint: Checkpoint) -> int | None:
     """The seed of the trial that wrote a checkpoint; None if unknown."""
     return read_object(checkpoint.path / "load_data.json").get(TRIAL_SEED)
-
-
-def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
-    """Words for a run that has nothing left to train; "" where something is, a last validation included."""
-    state, length = read_object(checkpoint.path / "trial_state.json"), resolved.fit.max_length
-    if length is None or not isinstance(length.value, int):
-        return ""
-    trained = state.get("epochs_trained" if length.unit == "epochs" else "batches_trained")
-    if not isinstance(trained, int) or trained < length.value:
-        return ""
-    if trained > length.value:
-        return f"{trained} {length.unit} are trained, max_length is {length.value}"
-    validated = state.get("last_validation") == state.get("batches_trained")
-    return f"{trained} of {length.value} {length.unit}" if validated else ""

@@ -25,21 +25,19 @@ from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Failure, Outcome, environment_of_ranks, run_ranks, show_outcome
-from determined_ds.launch.resume import Start, completed
+from determined_ds.launch.resume import Start
 from determined_ds.report.header import decided
 from determined_ds.report.numbers import count
 from determined_ds.report.terminal import closing_block
 from determined_ds.rundir.limits import allow_open_files
 from determined_ds.rundir.metrics_file import jsonable, kept_until
 from determined_ds.rundir.records import (
-    COMPLETED,
     FORK,
     RESTART,
     RESUME,
     START,
     launch_of,
     read_launches,
-    read_result,
     read_run,
     relink,
     status_of,
@@ -108,21 +106,6 @@ class LocalRun:
         print(*self._header(), sep="\n", flush=True)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
-
-    @property
-    def complete(self) -> str:
-        """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
-        checkpoint, options = self.start.checkpoint, self.options
-        if options.test or options.is_measured or self.resolved is None or checkpoint is None:
-            return ""
-        return completed(checkpoint, self.resolved)
-
-    def show_complete(self) -> None:
-        """Say that nothing is left to train, and see that ``result.json`` does."""
-        print(f"  complete   this run is complete: {self.complete}", flush=True)
-        before = read_result(RunDir(self.run_dir))
-        if before is None or before.status != COMPLETED:
-            self._write_result(Outcome())
 
     @property
     def resume_command(self) -> str:

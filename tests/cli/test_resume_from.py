@@ -135,8 +135,9 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained:
     assert same_weights(at(new, 6), at(trained / "run", 6))
 
 
-def test_alone_it_takes_no_config_for_its_word(copied: Path) -> None:
-    where = ("--run-dir", copied / "run", "--set", f"{LENGTH}=7")
-    done = det_ds("run", "--resume", "experiment.yaml", ".", *where, cwd=copied / "own_model")
+def test_alone_it_takes_no_config_for_its_word_and_a_complete_run_stays_complete(copied: Path) -> None:
+    words = ("--resume", "experiment.yaml", ".", "--run-dir", copied / "run")
+    done = det_ds("run", *words, cwd=copied / "own_model")
     assert done.returncode == 0, done.stderr
     assert "  resume     batch 6, checkpoint " in done.stdout
+    assert (steps(copied / "run"), result(copied / "run")["status"]) == ([1, 2, 3, 4, 5, 6], "completed")

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, invoke, result, run, steps
+from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, result, run, steps
 from tests.harness.command import det_ds, det_ds_program
 from tests.package import checkpoints
 
@@ -45,16 +45,6 @@ def test_a_run_shows_plain_lines_and_resumes_from_its_newest_checkpoint_with_eve
     found = result(run_dir)
     assert (found["status"], found["trial_seed"], found["slots"]) == ("completed", SEED, 2)
     assert (found["resume"], found["cause"], found["reason"]) == (None, None, None)
-
-
-def test_a_run_that_is_complete_says_so_and_is_left_alone(copied: Path) -> None:
-    there = copied / "run"
-    before = sorted((path, path.stat().st_mtime_ns) for path in there.rglob("*"))
-    words = ("--run-dir", there, "--resume", "--set", f"{LENGTH}=5")
-    done = invoke("run", copied / "own_model", *words)
-    assert done.exit_code == 0
-    assert "this run is complete: 6 batches are trained, max_length is 5" in done.stdout
-    assert sorted((path, path.stat().st_mtime_ns) for path in there.rglob("*")) == before
 
 
 # --------------------------------------------------------------------- a rank that fails
