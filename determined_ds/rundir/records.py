@@ -227,12 +227,9 @@ def write_result(
     best: dict[str, Any] | None = None
     for record in records:
         value, step = record["metrics"].get(metric), record["steps_completed"]
-        before, is_validation = best and best["value"], record["group"] == "validation"
-        if (
-            is_validation
-            and value is not None
-            and is_better(value, before, smaller_is_better=smaller_is_better)
-        ):
+        if record["group"] != "validation" or value is None:
+            continue
+        if is_better(value, best and best["value"], smaller_is_better=smaller_is_better):
             at = next((each.uuid for each in kept if each.steps_completed == step), None)
             best = {"metric": metric, "value": value, "steps_completed": step, "checkpoint": at}
     steps = [each.steps_completed for each in kept] + [each["steps_completed"] for each in records]
@@ -310,9 +307,8 @@ class RecordedRun:
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run."""
     there = RunDir(path)
-    return there.experiment.is_file() and any(
-        each.exists() for each in (there.metrics, there.result, there.lock)
-    )
+    marks = (there.metrics, there.result, there.lock)
+    return there.experiment.is_file() and any(each.exists() for each in marks)
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -351,10 +347,8 @@ def best_checkpoint(run: RunDir) -> Checkpoint | None:
         searcher = read_yaml(run.experiment).data.get("searcher")
     if not isinstance(searcher, dict) or not searcher.get("metric"):
         return None
-    validated = read_records(run.metrics, "validation")
-    values = {
-        each["steps_completed"]: as_number(each["metrics"].get(searcher["metric"])) for each in validated
-    }
+    metric, validated = searcher["metric"], read_records(run.metrics, "validation")
+    values = {each["steps_completed"]: as_number(each["metrics"].get(metric)) for each in validated}
     is_smaller = searcher.get("smaller_is_better") is not False
     return best_of(checkpoints_in(run.checkpoints), values, smaller_is_better=is_smaller)
 
