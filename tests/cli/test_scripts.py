@@ -104,11 +104,7 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     [
         ("train.py --exit 3", EXIT_TRAINING_FAILED, "train.py ended with exit code 3"),
         ("train.py --exit 0", 0, ""),
-        (
-            "train.py --impossible",
-            EXIT_CONFIG,
-            "the script cannot run with this point: the width must be even",
-        ),
+        ("train.py --impossible", EXIT_CONFIG, "cannot run with this point: the width must be even"),
     ],
 )
 def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code: int, said: str) -> None:
@@ -137,27 +133,16 @@ def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_sa
     assert given["train_batch_size"] == 8  # its engine's
 
 
-# --------------------------------------------------------------------- what is refused before ranks start
+def test_what_cannot_run_is_refused_before_ranks_start(own_script: Path) -> None:
+    def refused(*arguments: str) -> str:
+        done = CliRunner().invoke(main, [*words(own_script, "", *arguments), "--accelerator", "cpu"])
+        assert done.exit_code == EXIT_CONFIG
+        return done.stderr
 
-
-@pytest.mark.parametrize(
-    ("line", "arguments", "said", "fix"),
-    [
-        ("", ("--test",), "trains without determined_ds.session()", "determined_ds.session"),
-        (
-            "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
-            (),
-            "train.py:2: determined.pytorch.deepspeed.init",
-            "from determined_ds import deepspeed as det_ds",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused(
-    own_script: Path, line: str, arguments: tuple[str, ...], said: str, fix: str
-) -> None:
+    assert "trains without determined_ds.session()" in refused("--test")
     script = own_script / "train.py"
-    script.write_text(line + script.read_text())
-    done = CliRunner().invoke(main, [*words(own_script, "", *arguments), "--accelerator", "cpu"])
-    assert done.exit_code == EXIT_CONFIG
-    assert said in done.stderr
-    assert fix in done.stderr
+    lines = "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n"
+    script.write_text(lines + script.read_text())
+    said = refused()
+    assert "train.py:2: determined.pytorch.deepspeed.init" in said
+    assert "from determined_ds import deepspeed as det_ds" in said
