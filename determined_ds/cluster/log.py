@@ -30,8 +30,6 @@ LOG_POLICIES = (
     },
     {"name": "CUDA OOM", "pattern": "^determined_ds: out of memory", "action": "cancel_retries"},
 )
-# The shipper cuts a line at 8191 bytes, and the rest of it has no level.
-MAX_LINE_BYTES = 8000
 
 
 def on_cluster() -> bool:
@@ -70,7 +68,4 @@ def _line(level: str, what: Problem | str) -> str:
         text += f"fix: {line.removeprefix('fix: ')}" if is_fix else line
     for said in (level, level.lower()):  # by those who print messages without a level as well
         text = text.removeprefix(said)
-    line = level + text
-    if len(line.encode()) <= MAX_LINE_BYTES:
-        return line
-    return line.encode()[: MAX_LINE_BYTES - 3].decode(errors="ignore") + "..."
+    return level + text
