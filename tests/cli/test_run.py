@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from determined_ds import load_experiment
 from determined_ds.cli.main import main
 from tests.cli.own_runs import LENGTH, LOSS, OWN_MODEL, edit, result, run, steps
 from tests.harness.command import det_ds, det_ds_program
@@ -97,3 +99,28 @@ def test_the_help_has_a_line_for_each_command_and_fits_a_screen_with_options_in_
     groups = [line[:-1] for line in lines_of_run if line.endswith(":") and not line.startswith(" ")]
     assert groups == ["Basic", "Resuming", "Evaluating", "Machines"]
     assert not any("--parent" in line or "--measure" in line for line in lines_of_run)
+
+
+def test_an_experiment_is_written_as_it_would_be_read(own_model: Path, tmp_path: Path) -> None:
+    """Strings that look like numbers, mappings that look like a search, one point of a real search."""
+    overrides = {
+        "name": '"1e3"',
+        "description": '"2026-01-01"',
+        "data.path": "größe.txt",
+        "hyperparameters.tag": '"1e-3"',
+        "hyperparameters.tiny": "1e-30",
+        "hyperparameters.model": "{type: const, val: {type: mlp, sizes: [4, 1]}}",
+        "hyperparameters.rate": "{type: log, minval: -4, maxval: -2, base: 10}",
+        LENGTH: "2",
+    }
+    done = run(own_model, tmp_path / "run", sets=[f"{key}={value}" for key, value in overrides.items()])
+    assert done.returncode == 0, done.stderr
+    again = load_experiment(tmp_path / "run" / "experiment.yaml")
+    assert again.name == "1e3"
+    assert again.config["description"] == "2026-01-01"
+    assert again.config["data"] == {"path": "größe.txt"}
+    hyperparameters = again.hyperparameters.data
+    assert (hyperparameters["tag"], hyperparameters["tiny"]) == ("1e-3", 1e-30)
+    assert hyperparameters["model"] == {"type": "mlp", "sizes": [4, 1]}
+    assert hyperparameters["rate"] == pytest.approx(1e-3)
+    assert again.searched == ()

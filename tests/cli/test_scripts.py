@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -146,3 +147,26 @@ def test_what_cannot_run_is_refused_before_ranks_start(own_script: Path) -> None
     said = refused()
     assert "train.py:2: determined.pytorch.deepspeed.init" in said
     assert "from determined_ds import deepspeed as det_ds" in said
+
+
+def test_without_a_context_the_first_signal_ends_it(own_script: Path) -> None:
+    started = Started(*words(own_script, "train.py --quietly", "--slots", "1"), merged=True)
+    while "sleeping" not in (line := started.stdout.readline()):
+        assert line
+    started.send_signal(signal.SIGTERM)
+    said, _ = started.communicate(60)
+    assert started.wait(10) == 0
+    assert "stopped before the first checkpoint" in said
+
+
+def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(own_script: Path) -> None:
+    rates = "hyperparameters.learning_rate={type: categorical, vals: [0.1, 0.01]}"
+    searcher = "searcher={name: grid, metric: validation_loss, max_length: {epochs: 3}}"
+    there = [own_script / "experiment.yaml", own_script, "--run-dir", own_script / "search"]
+    done = det_ds("search", *there, "--slots", "1", "--set", rates, "--set", searcher)
+    assert done.returncode == 0, done.stderr
+    assert "2 trials: 2 completed" in done.stdout
+    assert "decides" not in done.stderr
+    trials = [yaml.safe_load(path.read_text()) for path in own_script.glob("search/trials/*/experiment.yaml")]
+    assert {trial["hyperparameters"]["learning_rate"] for trial in trials} == {0.1, 0.01}
+    assert all(trial["searcher"]["max_length"] == {"epochs": 3} for trial in trials)
