@@ -32,7 +32,7 @@ from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
-from determined_ds.train.loop.display import make_progress
+from determined_ds.train.loop.reporting import make_progress
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Trainer, completed, of_hyperparameters
 from determined_ds.train.opening import open_context

@@ -20,7 +20,7 @@ from determined_ds.checkpoints.settings import records_of
 from determined_ds.errors import CheckpointError, DataError, Problem
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import drawn_for, with_batch_sampler
-from determined_ds.train.data.shares import Share
+from determined_ds.train.data.samples import Share
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.validation import evaluating
 from determined_ds.trial.base import ReconciledTrial

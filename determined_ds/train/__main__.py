@@ -102,7 +102,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             if options.run_dir is not None and is_chief:
                 write_row(row, RunDir(options.run_dir).measured)
         elif options.evaluate is not None:
-            from determined_ds.train.loop.display import make_progress
+            from determined_ds.train.loop.reporting import make_progress
             from determined_ds.train.loop.validation import evaluate
 
             evaluate(trial, context, options.evaluate, make_progress(is_chief))

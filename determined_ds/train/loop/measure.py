@@ -19,7 +19,7 @@ from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
-from determined_ds.train.loop.display import Progress
+from determined_ds.train.loop.reporting import Progress
 from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial

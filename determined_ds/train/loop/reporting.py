@@ -1,22 +1,39 @@
-"""What is reported of a run: to the master or the run directory, to TensorBoard, and to the terminal."""
+"""What is reported of a run: to the master or the run directory, to TensorBoard, and to the chief's terminal.
+
+There it is a panel, and plain lines where the output is no terminal; other ranks show nothing. The panel is drawn by
+the thread that trains, between two batches and at most some times a second: no thread could hold a lock of the terminal
+while a data loader forks its workers, and none takes time from a step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import os
+import sys
 import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.pipe.timeline import counted_bubble
-from determined_ds.rundir.signals import HEART
-from determined_ds.train.loop.display import Progress
+from determined_ds.report.live import DrawnPanel, RunState, report_line
+from determined_ds.rundir.handed_on import PARENT
+from determined_ds.rundir.metrics_file import read_records
+from determined_ds.rundir.signals import HEART, STOP
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.trial.instruction_times import pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
+DRAWN_EVERY_S = 0.25
+# Of the launcher's words about a first Ctrl-C, which it writes once it has sent the signal: an empty line, and they.
+ANNOUNCED_LINES, ANNOUNCED_WITHIN_S = 2, 0.1
+STOPPING = "stopping    after this batch, with a checkpoint; again ends at once"
 
 
 class Reporter:
@@ -123,3 +140,128 @@ def engine_metrics(engine: Any) -> dict[str, Any]:
     if engine.fp16_enabled() or engine.skipped_steps:
         metrics["skipped_steps"] = int(engine.skipped_steps)
     return metrics
+
+
+# ------------------------------------------------------------------------------------ on the terminal
+
+
+def make_progress(is_chief: bool, records: Path | None = None) -> Progress:
+    """The display of this rank: a panel on the chief's terminal, if it has one.
+
+    Args:
+        is_chief: Whether this is rank 0; the others show nothing.
+        records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
+    """
+    panel = None
+    if is_chief and sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown"):
+        panel = DrawnPanel()
+    return Progress(shows=is_chief, panel=panel, records=records)
+
+
+class Progress:
+    """The display of a rank: with a panel, notes and validations are lines above it; without, each report is a line."""
+
+    def __init__(self, *, shows: bool = True, panel: Any = None, records: Path | None = None) -> None:
+        self._shows, self._panel, self._records = shows, panel, records
+        self._state = RunState()
+        self._width = 1  # of a number of batches
+        self._next_s = math.inf  # the panel is not drawn before the start
+        self._is_stopping = False
+        self._handlers = contextlib.ExitStack()
+
+    def start(
+        self, *, total: int | None, done: int, metric: str = "", smaller_is_better: bool = True
+    ) -> None:
+        """Training goes from batch ``done`` to ``total``, None where that is not known; a validation's ``metric``."""
+        self._width = len(str(total or done))
+        state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
+        self._state = state
+        if done:
+            self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
+        if self._panel is None:
+            return
+        if done and self._records is not None:
+            for record in read_records(self._records):
+                state.take(record["group"], record["steps_completed"], record["metrics"])
+            state.checkpoint = done
+        self._panel.state = state
+        self._is_stopping = STOP.is_set()  # then that was announced on a terminal without a panel
+        self._panel.start()
+        self._handlers.enter_context(_logged_above())
+        self._next_s = 0.0
+
+    def step(self, batches_trained: int) -> None:
+        """A batch was trained."""
+        if self._panel is not None and (now := time.monotonic()) >= self._next_s:
+            self._state.at(batches_trained, now)
+            self._draw()
+
+    def status(self, status: str) -> None:
+        """What is done now: ``training``, ``validating`` or ``checkpointing``."""
+        self._state.status = status
+        self._draw()
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics were reported."""
+        self._state.take(group, batches_trained, metrics)
+        self._draw(if_due=True)
+        if self._panel is None or group != "training":
+            self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
+
+    def checkpoints(self, newest: int | None, writing: int | None) -> None:
+        """The batch of the newest checkpoint that is complete, and of one that is written while training continues."""
+        state = self._state
+        if newest is not None and newest != state.checkpoint:
+            state.checkpoint, state.checkpoint_time = newest, time.time()
+        state.writing = writing
+        self._draw(if_due=True)
+
+    def note(self, text: str) -> None:
+        """Show a line that is worth keeping."""
+        if self._panel is not None:
+            self._take_announcement()
+            self._panel.note(text)
+        elif self._shows:
+            print(text, flush=True)
+
+    def stop(self) -> None:
+        """Training is over, successful or not."""
+        if self._panel is not None:
+            self._take_announcement()
+            self._handlers.close()
+            self._panel.stop()
+            self._next_s = math.inf
+
+    def _draw(self, *, if_due: bool = False) -> None:
+        if self._panel is None or not self._panel.is_shown or (if_due and time.monotonic() < self._next_s):
+            return
+        self._take_announcement()
+        self._panel.refresh()
+        self._next_s = time.monotonic() + DRAWN_EVERY_S
+
+    def _take_announcement(self) -> None:
+        """Move what the launcher has written below the panel, as a stop was requested, above it."""
+        if self._is_stopping or not STOP.is_set() or not self._panel.is_shown:
+            return
+        self._is_stopping = True
+        if PARENT in os.environ:
+            time.sleep(ANNOUNCED_WITHIN_S)
+            self._panel.clear_below(ANNOUNCED_LINES)
+            self._panel.note(STOPPING)
+
+
+@contextlib.contextmanager
+def _logged_above() -> Iterator[None]:
+    """Have handlers of logs that write to this terminal write above the panel."""
+    streams = (sys.stdout, sys.stderr)
+    proxies = {each.rich_proxied_file: each for each in streams if hasattr(each, "rich_proxied_file")}
+    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    handlers = {
+        each for logger in loggers for each in logger.handlers if getattr(each, "stream", None) in proxies
+    }
+    before = {each: each.setStream(proxies[each.stream]) for each in handlers}  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for handler, stream in before.items():
+            handler.setStream(stream)  # type: ignore[attr-defined]

@@ -37,9 +37,8 @@ from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
 from determined_ds.train.here import cluster_info, script_run
-from determined_ds.train.loop.display import Progress, make_progress
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
-from determined_ds.train.loop.reporting import Reporter
+from determined_ds.train.loop.reporting import Progress, Reporter, make_progress
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial import returned

@@ -23,12 +23,11 @@ from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import CheckpointError, TrainingError, TrialError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
-from determined_ds.train.data.shares import Calls, Share
+from determined_ds.train.data.samples import Calls, Share
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import as_chief
-from determined_ds.train.loop.display import Progress
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
-from determined_ds.train.loop.reporting import Reporter
+from determined_ds.train.loop.reporting import Progress, Reporter
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, wrong
 
