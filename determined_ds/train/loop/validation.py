@@ -270,16 +270,8 @@ class DeclaredMetrics:
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
                 values = [kept[name] for _, _, kept in batches if name in kept]
-                try:
-                    whole = tree_map(lambda *parts: torch.cat(parts), *values) if values else None
-                except (RuntimeError, ValueError) as error:
-                    source = method_of(self._trial, "evaluate", "evaluate_batch")
-                    raise TrainingError(
-                        f"{source}: the values of {name!r} cannot be joined over batches: {error}\n"
-                        "  fix: return the same tensors for each batch, without padding: scores[mask], labels[mask]"
-                    ) from error
                 if values:
-                    found[name] = _applied(how, whole)
+                    found[name] = _applied(how, tree_map(lambda *parts: torch.cat(parts), *values))
             return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
 
         return dict(as_chief(distributed, computed))

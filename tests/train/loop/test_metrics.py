@@ -83,17 +83,13 @@ def validate(run_dir: Path, case: str) -> str:
     def several_numbers(rows: torch.Tensor) -> dict[str, Any]:
         return {name: SEVERAL[at][int(rows[0]) // 2] for name, (at, _) in several.items()}
 
-    reducers, wide = {name: kind for name, (_, kind) in several.items()}, lambda rows: 1 + int(rows[0])
+    reducers = {name: kind for name, (_, kind) in several.items()}
     kinds: dict[str, Any] = {
         "declared": (good, {"metrics": declared}),
         "several": (several_numbers, {"reducer": reducers, "count": 4}),
         "unknown word": (good, {"metrics": {"mine": "median"}}),
         "misspelled": (lambda rows: {"mean": rows.mean()}, {"metrics": {"mena": "mean"}}),
         "not rows": (lambda rows: {"all": rows.mean()}, {"metrics": {"all": joined}}),
-        "other widths": (
-            lambda rows: {"all": (torch.ones(len(rows), wide(rows)), rows)},
-            {"metrics": {"all": joined}},
-        ),
         "two reducers": (good, {"metrics": {"hits": "sum"}, "reducer": Reducer.SUM}),
     }
     evaluate, how = kinds[case]
@@ -135,7 +131,6 @@ def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Rank
         ("unknown word", "Mine.validation_metrics"),
         ("misspelled", "'mena', which is not reported"),
         ("not rows", "a row for each"),
-        ("other widths", "cannot be joined over batches"),
         ("two reducers", "without evaluation_reducer"),
     ],
 )
