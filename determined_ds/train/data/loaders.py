@@ -42,14 +42,11 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
             return loader
         is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
         if not is_own or loader.batch_sampler is None or is_stream(loader.dataset):
-            kind = (
-                "determined_ds.StreamLoader"
-                if is_stream(getattr(loader, "dataset", loader))
-                else "DataLoader"
-            )
-            fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             if hasattr(trial, "training_loader"):
                 fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
+            else:
+                kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
+                fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             message = f"returned {named}, which is not a data loader"
             if hasattr(loader, "__iter__"):
                 message = f"returned {named}, which decides by itself what a replica sees: every replica would read "

@@ -135,9 +135,6 @@ def _indexed(
         batch, sampler, what = _split(batches.batch_size, batch, manual), batches.sampler, "samples"
         size = batch.micro_batch_size
     problem = {"key": METHOD, "value": type(sampler).__name__, "code": "loader-sampler"}
-    if not hasattr(sampler, "__len__"):
-        message = "the sampler has no len(): how many samples an epoch has is not known"
-        raise ConfigError(Problem(message=message, fix="give it a __len__", **problem))
     per_step = batch.accumulation * batch.replicas
     per_epoch = _whole_batches(len(sampler), what, per_step * size) or 0
 
