@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,6 @@ from tests.train.data.datasets import (
     Split,
     taken,
 )
-
-
-def read() -> Iterator[int]:
-    """A generator function."""
-    yield from range(20)
 
 
 def opened(dataset: Any, split: Split, *, workers: int = 0, sharded: bool = False, **more: Any) -> Any:
@@ -115,14 +109,11 @@ def test_a_state_that_nobody_can_save_or_take_is_refused() -> None:
         opened(Count(20), (1, 1, 4), start=1, position=data.state_dict())
 
 
-def test_a_dataset_that_can_be_iterated_once_only_is_refused() -> None:
+def test_a_dataset_that_can_be_iterated_once_only_and_an_iterator_are_refused() -> None:
     numbers = iter(range(20))
     data = opened(type("Once", (Count,), {"__iter__": lambda self: numbers})(20), (1, 1, 4))
     assert len(taken(data, (1, 1, 4), 5)) == 5
     with pytest.raises(DataError, match=r"yielded 0 samples in pass 2"):
         next(data.batches)
-
-
-def test_an_iterator_is_refused() -> None:
     with pytest.raises(ConfigError, match="give the function that makes it"):
-        StreamLoader(read(), 4)
+        StreamLoader(iter(range(20)), 4)

@@ -12,10 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from determined.pytorch import Batch
 
-from determined_ds import Trainer
-from determined_ds.errors import ConfigError
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints, damage, records
 from tests.train.small import BATCHES_PER_EPOCH, fit, hyperparameters, linear_trial, saved_steps
@@ -196,19 +193,6 @@ def test_a_checkpoint_is_due_at_the_first_batch_after_its_time_by_the_clock_of_t
     how = {"max_length": ("batches", 20), "checkpoint_period": timedelta(hours=1)}
     two_ranks.run(train_on_a_clock, str(tmp_path), "monotonic", seconds, **how)
     assert saved_steps(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key", "said"),
-    [
-        ({"checkpoint_period": timedelta()}, "fit.checkpoint_period.seconds", "must be more than 0"),
-        ({"max_length": Batch(0)}, "fit.max_length.batches", "must be 1 or more"),
-    ],
-)
-def test_fit_refuses_what_hyperparameters_may_not_be(arguments: dict[str, Any], key: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
-        Trainer(None, None).fit(**{"max_length": Batch(3), **arguments})
-    assert [problem.key for problem in refused.value.problems] == [key]
 
 
 @pytest.mark.parametrize(
