@@ -9,14 +9,12 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pyarrow import parquet
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -98,7 +96,10 @@ def test_rows_of_tables_and_text_files(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content.encode())
-    parquet.write_table(pyarrow.table({"text": ["one", "two"], "label": [1, 0]}), tmp_path / "x.parquet")
+    import pyarrow.parquet  # starts a thread: no module of tests may
+
+    table = pyarrow.table({"text": ["one", "two"], "label": [1, 0]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     found = {"a.py": "1", "b/a.rs": "2", "b/c.txt": "3"}
     found |= {"y.csv:1": 'one, "two"\nthree', "y.csv:2": "2020-01-01"}
     found |= {"x.parquet:1": "one", "x.parquet:2": "two"}
