@@ -387,13 +387,6 @@ def gather_rows(vector: torch.Tensor) -> torch.Tensor:
     return rows.cpu()
 
 
-def allgather_objects(stuff: Any) -> list[Any]:
-    """The objects of all ranks, by rank; a collective of the training backend."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, stuff)
-    return gathered
-
-
 def as_chief(distributed: Any, step: Callable[[], T]) -> T:
     """What a step returns on the chief, which alone takes it, or the error that it ends in; a collective."""
     result, error, shared = None, None, None

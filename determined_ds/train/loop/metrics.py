@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from determined import pytorch, util
 
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.train.group.process_group import allgather_objects, gather_rows, is_alone
+from determined_ds.train.group.process_group import gather_rows, is_alone
 from determined_ds.trial.author import described
 
 Reducer = pytorch.Reducer
@@ -143,7 +144,10 @@ class MetricSums:
         has_strangers = self._names is None
         while True:
             if has_strangers or self._names is None:  # the names that any rank has, in the same order on all
-                gathered = [list(self._values)] if is_alone() else allgather_objects(list(self._values))
+                gathered: list[Any] = [list(self._values)]
+                if not is_alone():
+                    gathered = [None] * dist.get_world_size()
+                    dist.all_gather_object(gathered, list(self._values))
                 self._names = sorted({name for some in gathered for name in some})
             names, none = self._names, torch.zeros((), dtype=DTYPE, device=self._device)
             head = [len(self._values.keys() - set(names)), *(self.weight(name) for name in names)]

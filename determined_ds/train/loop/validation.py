@@ -6,6 +6,7 @@ A training validates with its own weights; :func:`evaluate` uses those of a chec
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,19 +75,6 @@ class Validator:
         self._sizes = None if any(sizes is None for _, sizes in ranks) else [sizes for _, sizes in ranks]
         self._is_checked = False  # whether all ranks read the same stream
 
-    def calls(self) -> Iterator[tuple[Calls, int]]:
-        """A pass: before each call that evaluates, the iterator for it, and the micro-batches that it takes."""
-        context = self._context
-        at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
-        batches = Calls(self._share, self._sizes, context.distributed, at_most=at_most)
-        while count := batches.next_call():
-            if not self._is_checked:
-                self._is_checked = True
-                check_first_rows(batches.firsts, self._note)
-            batches.weights = []
-            yield batches, count
-            HEART.beat()
-
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
         """Validate; a collective. Returns the metrics, the same on every rank."""
@@ -94,7 +82,10 @@ class Validator:
         for model in context.models:
             model.eval()
         # The reducers keep what they hold of the training since the last report.
-        with self._reducers.kept(), evaluating(self._pipelines), averaged(callbacks):
+        with self._reducers.kept(), evaluating(self._pipelines), contextlib.ExitStack() as stack:
+            for callback in callbacks:
+                if isinstance(callback, Callback):  # what it has the engines compute with meanwhile
+                    stack.enter_context(callback.validating())
             context.reset_reducers()
             for callback in callbacks:
                 callback.on_validation_start()
@@ -137,15 +128,22 @@ class Validator:
         source = method_of(trial, *METHODS)
         sums = MetricSums(context.device, declared.begin(stated), source=source)
         outputs: list[Any] = []
-        for index, (batches, count) in enumerate(self.calls()):
-            if self._test_mode and index >= declared.test_batches:
+        at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
+        batches = Calls(self._share, self._sizes, context.distributed, at_most=at_most)
+        for index in range(declared.test_batches) if self._test_mode else itertools.count():
+            if not (count := batches.next_call()):
                 break
+            if not self._is_checked:
+                self._is_checked = True
+                check_first_rows(batches.firsts, self._note)
+            batches.weights = []
             metrics = self._evaluate(batches, count, index)
             weight = sum(batches.weights) if self.counts else 0
             metrics = declared.take(metrics, index, counts=weight > 0)
             sums.add(metrics, weight)
             if sum(batches.weights):
                 outputs.append(metrics)
+            HEART.beat()
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
         metrics = dict(sums.reduce()[0])
@@ -169,15 +167,6 @@ class Validator:
             raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
         reports = self._context._mpu.should_report_metrics
         return returned.metrics(self._trial, metrics, *METHODS) if reports else {}
-
-
-@contextlib.contextmanager
-def averaged(callbacks: list[Any]) -> Iterator[None]:
-    """What callbacks have the engines compute with while they evaluate."""
-    with contextlib.ExitStack() as stack:
-        for callback in (each for each in callbacks if isinstance(each, Callback)):
-            stack.enter_context(callback.validating())
-        yield
 
 
 @contextlib.contextmanager
@@ -270,28 +259,25 @@ class DeclaredMetrics:
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
                 values = [kept[name] for _, _, kept in batches if name in kept]
-                if values:
-                    found[name] = _applied(how, tree_map(lambda *parts: torch.cat(parts), *values))
+                if not values:
+                    continue
+                apply = how
+                if _is_updated(how):
+                    for metric in how.modules() if isinstance(how, torch.nn.Module) else (how,):
+                        if hasattr(metric, "sync_on_compute"):
+                            metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
+                    if hasattr(how, "reset"):
+                        how.reset()
+                    apply = how.update
+                whole = tree_map(lambda *parts: torch.cat(parts), *values)  # by name, in order, or one
+                if isinstance(whole, Mapping):
+                    result = apply(**whole)
+                else:
+                    result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
+                found[name] = how.compute() if _is_updated(how) else result
             return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
 
         return dict(as_chief(distributed, computed))
-
-
-def _applied(how: Any, whole: Any) -> Any:
-    """What a function or an updated object makes of all predictions, given by name, in order, or one."""
-    apply = how
-    if _is_updated(how):
-        for metric in how.modules() if isinstance(how, torch.nn.Module) else (how,):
-            if hasattr(metric, "sync_on_compute"):
-                metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
-        if hasattr(how, "reset"):
-            how.reset()
-        apply = how.update
-    if isinstance(whole, Mapping):
-        result = apply(**whole)
-    else:
-        result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
-    return how.compute() if _is_updated(how) else result
 
 
 def _is_updated(how: Any) -> bool:
@@ -309,11 +295,12 @@ def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]
 # ------------------------------------------------------------------------------------ with a checkpoint's weights
 
 
-@contextlib.contextmanager
-def _weights_of(
-    trial: Any, context: Any, checkpoint: str, progress: Progress
-) -> Iterator[tuple[list[Any], int]]:
-    """Load the weights, and the averages of ``EMA``, whichever ranks wrote them; a collective."""
+def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> None:
+    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
+
+    They are loaded with the averages of ``EMA``, whichever ranks wrote them.
+    """
+    validator = Validator(trial, context, note=progress.note)
     named = built_callbacks(trial, context)
     checkpoints, path = Checkpoints(trial, context, named, {}, note=progress.note), Path(checkpoint)
     with contextlib.ExitStack() as stack:
@@ -327,17 +314,10 @@ def _weights_of(
             except CheckpointNotFound as error:
                 message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
                 raise CheckpointError(message) from error
-        state = checkpoints.take(path)
+        batches = checkpoints.take(path).batches_trained
         context.reset_reducers()
         context.adopt()
-        yield list(named.values()), state.batches_trained
-
-
-def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> None:
-    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective."""
-    validator = Validator(trial, context, note=progress.note)
-    with _weights_of(trial, context, checkpoint, progress) as (callbacks, batches):
-        metrics = validator.run(callbacks)
+        metrics = validator.run(list(named.values()))
         reporter = Reporter(trial, context, progress)
         reporter.validation(batches, {"batches": batches, **metrics})
         reporter.upload()
