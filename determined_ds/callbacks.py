@@ -38,7 +38,7 @@ class Callback(pytorch.PyTorchCallback):
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """Entered around each validation and prediction, by all ranks; left also where they fail."""
+        """Entered around each validation, by all ranks; left also where they fail."""
         yield
 
 
@@ -135,7 +135,7 @@ class _OwnParts:
 
 
 class EMA(Callback):
-    """An exponential moving average of the weights, used for validation and prediction.
+    """An exponential moving average of the weights, used for validation.
 
     After each optimizer step ``average = decay * average + (1 - decay) * weights``, in fp32, of all parameters that
     require a gradient. Each replica averages its own part (4 bytes a parameter, divided by the replicas): under ZeRO 3
