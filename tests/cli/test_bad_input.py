@@ -70,7 +70,7 @@ MISTAKES = {
         ("accelerator = 'cuda'", "no CUDA", "--accelerator cpu"), (*RUN, "--accelerator", "cuda")
     ),
     "resume-of-what": Mistake(
-        ("--resume", "--run-dir", "add --run-dir runs/tiny/20260101-000000"),
+        ("--resume", "--run-dir"),
         (*RUN, "--resume"),
         complete_checkpoint("runs/tiny/20260101-000000"),
     ),
