@@ -162,3 +162,29 @@ def test_validated_is_the_average_and_trained_on_are_the_weights(
             for one, other in zip(before[key], [*now[key], *later[key]], strict=True):
                 for name in one:
                     np.testing.assert_allclose(other[name], one[name], **continued)
+
+
+def files_read(run_dir: Path, uuid: str) -> list[str]:
+    """In this rank: the parts of ranks that a resume loads; their checksums are read by other threads."""
+    import sys
+    import threading
+
+    opened: list[str] = []
+
+    def note(event: str, arguments: Any) -> None:
+        is_loading = event == "open" and threading.current_thread() is threading.main_thread()
+        if is_loading and uuid in str(arguments[0]) and str(arguments[0]).endswith(".pth"):
+            opened.append(Path(arguments[0]).name)
+
+    sys.addaudithook(note)
+    run(run_dir, "1", "fp32", 3, uuid)
+    return opened
+
+
+def test_ranks_that_take_over_read_one_part_each_and_not_that_of_every_rank(
+    two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
+) -> None:
+    """What each needs of the average is a slice of the engine's files, as of the weights."""
+    uuid = two_ranks.run(run, tmp_path, "1", "fp32", 2)[0]["uuid"]
+    for opened in four_ranks.run(files_read, tmp_path, uuid):
+        assert opened == ["det_state_dict_rank0.pth"]
