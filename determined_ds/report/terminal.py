@@ -5,6 +5,7 @@ what can be done with it. Loads no torch.
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import statistics
 import time
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.checkpoints.files import checkpoints_in
+from determined_ds.checkpoints.files import as_number, checkpoints_in
 from determined_ds.documents.document import get_path
 from determined_ds.report.header import wrap
 from determined_ds.report.live import STARTING, TRAINING, VALIDATION, DrawnPanel, RunState, report_line
@@ -113,8 +114,10 @@ def closing_block(run: RecordedRun) -> list[str]:
     status = "ended" if result is None else result.status
     if result is None and shown.status == RUNNING:  # its launcher still has it when it writes the result
         status = "training"
-    planned = f" of {shown.planned:,}" if shown.planned else ""
+    is_beyond = shown.planned is not None and shown.steps > shown.planned  # resumed with a shorter max_length
+    planned = f" of {shown.planned:,}" if shown.planned and not is_beyond else ""
     title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
+    title += f"; nothing left to train: max_length is {shown.planned:,}" if is_beyond else ""
     if result is not None and result.reason:
         title += f"; {result.cause}: {result.reason}" if result.cause else f"; {result.reason}"
     lines = wrap(title, subsequent_indent="  ")
@@ -156,10 +159,15 @@ def closing_block(run: RecordedRun) -> list[str]:
     if run.resume:
         command("resume", run.resume)
     elif newest and result is not None and result.status == COMPLETED and result.continued_by:
-        for unit in ("batches", "epochs"):  # to train as long again
+        epochs = (as_number(each["metrics"].get("epochs")) for each in run.of_group(VALIDATION))
+        trained = {
+            "batches": shown.steps,
+            "epochs": max((math.ceil(each or 0) for each in epochs), default=0),
+        }
+        for unit, num in trained.items():  # to train as long again
             length = get_path(run.config, ("hyperparameters", "fit", "max_length", unit))
             if isinstance(length, int):
-                longer = f"--set hyperparameters.fit.max_length.{unit}={2 * length}"
+                longer = f"--set hyperparameters.fit.max_length.{unit}={2 * max(length, num)}"
                 command("longer", f"{result.continued_by} {longer}")
     if newest and any(newest.path.glob("model0/*")):  # those of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"

@@ -176,7 +176,9 @@ class Progress:
         self._width = len(str(total or done))
         state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
         self._state = state
-        if done:
+        if done and total is not None and done >= total:
+            self.note(f"resumed at batch {done}; nothing left to train: max_length is {total}")
+        elif done:
             self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
         if self._panel is None:
             return
