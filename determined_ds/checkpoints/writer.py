@@ -50,6 +50,7 @@ from determined_ds.checkpoints.upload import all_but, upload
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.memory.units import MIB, format_bytes
 from determined_ds.report.numbers import count
+from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import rng_state
 from determined_ds.train.here import cluster_info
@@ -285,7 +286,10 @@ class Checkpoints:
             pending, failure = self._pending, None
             with HEART.patiently():  # a storage may be slow
                 if (error := pending.writing.exception()) is not None:
-                    failure = (f"{type(error).__name__}: {error}", exit_code_of(error))
+                    words = (
+                        exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
+                    )
+                    failure = (words.removeprefix("error: "), exit_code_of(error))
                 failures = self._distributed.allgather(failure)
             self._pending = None
             if any(failures):

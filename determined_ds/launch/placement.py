@@ -84,7 +84,8 @@ def placement_of(environment: Environment, hostnames: Hostnames | None = None) -
     hosts = hostnames or _scontrol_hostnames
     # A batch script has SLURM_PROCID as well, but its step is none of srun's, like that of a shell of salloc.
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
-    in_step = tasks != "1" and int(environment.get("SLURM_STEP_ID", LAST_STEP + 1)) <= LAST_STEP
+    step = environment.get("SLURM_STEP_ID", "")
+    in_step = tasks != "1" and step.isdigit() and int(step) <= LAST_STEP
     if "TORCHELASTIC_RUN_ID" in environment:
         return _stated(environment, TORCHRUN, OF_TORCHRUN)
     if "RANK" in environment and "CROSS_SIZE" in environment:

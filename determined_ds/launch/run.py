@@ -19,7 +19,7 @@ from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import get_path
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.launch.options import RunOptions
@@ -29,7 +29,7 @@ from determined_ds.launch.resume import Start
 from determined_ds.report.header import decided
 from determined_ds.report.numbers import count
 from determined_ds.report.terminal import closing_block
-from determined_ds.rundir.limits import allow_open_files
+from determined_ds.rundir.limits import allow_open_files, exhausted
 from determined_ds.rundir.metrics_file import jsonable, kept_until
 from determined_ds.rundir.records import (
     FORK,
@@ -204,6 +204,7 @@ class LocalRun:
 
         Raises:
             ConfigError: the run directory cannot be written to, or another process writes to it.
+            TrainingError: a disk is full, or no more files may be opened.
         """
         os.environ.update(secrets_of(self._config))  # the file that ranks read has none
         allow_open_files()
@@ -227,6 +228,10 @@ class LocalRun:
                     restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
                     print(f"{restarted}\n", file=sys.stderr)
                     run = replace(run, start=start, restarted=restarted)
+            except OSError as error:
+                if (message := exhausted(error, self.run_dir)) is None:
+                    raise
+                raise TrainingError(message.removeprefix("error: ")) from None
             finally:
                 RunDir(self.run_dir).remove_next()
 

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.memory.units import format_bytes
+from determined_ds.rundir.run_dir import existing
 
 SHARED_MEMORY = Path("/dev/shm")
 FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+FILES = re.compile(r"Too many open files")
+IN_MEMORY = re.compile(rf"{SHARED_MEMORY}|</torch_")  # which torch says itself
 MOST_FILES = 2**16
 # What a container may use of the cores that it sees, in microseconds of a period: cgroups of version 2 and 1.
 CPU_QUOTAS = (
@@ -42,9 +45,24 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or shared memory is full, whichever library says so: another start would fail in the same way."""
-    return any(FULL.search(str(each)) for each in chain(error))
+def exhausted(error: BaseException, run_dir: Path) -> str | None:
+    """Say that a disk, shared memory or the limit of open files is used up, and what to do; None: it is something else.
+
+    Another start would fail in the same way. Any library may say it, in an error that led to another.
+    """
+    for each in chain(error):
+        if FILES.search(str(each)):
+            return (
+                f"error: too many open files\n  fix: allow more, by ulimit -n {MOST_FILES}, then add --resume"
+            )
+        if FULL.search(str(each)):
+            named = getattr(each, "filename", None)
+            folder = SHARED_MEMORY if IN_MEMORY.search(str(each)) else existing(Path(str(named or run_dir)))
+            fix = "free some space, or keep fewer checkpoints by fit.save_total_limit"
+            if folder == SHARED_MEMORY:
+                fix = "give the container more (docker run --shm-size), or take fewer num_workers"
+            return f"error: no space left on the disk of {folder}: {room_in(folder)}\n  fix: {fix}; then add --resume"
+    return None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from determined_ds.errors import (
     lines_of_error,
 )
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
-from determined_ds.rundir.limits import chain, is_disk_full
+from determined_ds.rundir.limits import chain, exhausted
 from determined_ds.rundir.records import (
     CONFIGURATION,
     CRASH,
@@ -95,7 +96,7 @@ def exit_code_of(error: BaseException) -> int:
     of_others = came_of_other_ranks(error)
     if isinstance(error, DeterminedDSError):
         return EXIT_CRASHED if of_others else error.exit_code
-    if is_out_of_memory(error) or is_disk_full(error):
+    if is_out_of_memory(error) or exhausted(error, Path.cwd()):
         return EXIT_TRAINING_FAILED
     from_outside = any(
         (isinstance(each, OSError) and each.errno in ERRNOS)
@@ -114,7 +115,7 @@ def cause_of(error: BaseException) -> str:
         return OUT_OF_MEMORY
     if came_of_other_ranks(error):
         return LOST_MACHINE
-    return ERROR if isinstance(error, DeterminedDSError) else CRASH
+    return ERROR if isinstance(error, DeterminedDSError) or exhausted(error, Path.cwd()) else CRASH
 
 
 def reason_of(error: BaseException) -> str:
@@ -193,6 +194,11 @@ class RankProcess:
             die_with_parent()
         stop_on_signal(listens)
         outlive_readers()
+        show = threading.excepthook
+        # TensorBoard's thread meets a full disk too; the one that trains says it.
+        threading.excepthook = lambda error: (
+            None if error.exc_value and exhausted(error.exc_value, Path.cwd()) else show(error)
+        )
 
     def run(self, work: Callable[[], None], *, exit_of: Callable[[SystemExit], str | None]) -> int:
         """Do the work of this rank, and report why it ends where it fails. Returns the exit code.
@@ -217,10 +223,15 @@ class RankProcess:
                 raise
             return self._report(message, EXIT_TRAINING_FAILED, ERROR, message, error)
         except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
-            message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
+            message, reason = (
+                str(error) if isinstance(error, ConfigError) else f"error: {error}",
+                reason_of(error),
+            )
             if not isinstance(error, DeterminedDSError):
-                message = self._traceback(error)
-            return self._report(message, exit_code_of(error), cause_of(error), reason_of(error), error)
+                run_dir = Path.cwd() if self._run_dir is None else self._run_dir.path
+                used_up = exhausted(error, run_dir)
+                message, reason = used_up or self._traceback(error), used_up or reason
+            return self._report(message, exit_code_of(error), cause_of(error), reason, error)
         leave_watch()
         return 0
 

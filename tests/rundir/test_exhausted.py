@@ -23,10 +23,23 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(
     kept = checkpoints(run_dir)
     assert len(kept) >= 2
     assert done.returncode == 1, done.stderr
-    assert "No space left on device" in done.stderr
+    assert f"no space left on the disk of {run_dir.parent}" in done.stderr
+    assert "are free" in done.stderr
+    assert "fix: free some space" in done.stderr
+    assert "Traceback" not in done.stderr
     assert "restart" not in done.stderr
     assert [damage(checkpoint) for checkpoint in kept] == [None] * len(kept)
     assert list((run_dir / "checkpoints").glob(".*")) == []
+
+
+def test_metrics_that_do_not_fit_end_the_run(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    """Outside a checkpoint, in the thread that trains or in another one: one message, and no traceback."""
+    run_dir = small_disk(192 * 1024) / "run"
+    done = det_ds(*words(tmp_path, run_dir))
+    assert done.returncode == 1, done.stderr
+    assert "no space left on the disk of" in done.stderr
+    assert "fix: free some space" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_disk_that_is_full_before_the_start(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
