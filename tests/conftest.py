@@ -185,6 +185,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
         profile = config.getoption("--hypothesis-profile")
         forked.address([f"--hypothesis-profile={profile}"] * bool(profile) + config.args)
+        try:
+            forked.Forked("builtins:int", env=os.environ, files=[0, 1, 2]).wait()
+        except forked.ServerFailed as error:
+            raise pytest.UsageError(str(error)) from None
         python = f"{sys.executable} {ROOT / 'tests/harness/worker.py'}"
         config.option.tx = [
             f"popen//python={python}" if spec == "popen" else spec for spec in config.option.tx

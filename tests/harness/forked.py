@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,10 @@ MARK = "DETERMINED_DS_TESTS_MARK"
 NO_MARK = "0" * 32
 
 
+class ServerFailed(RuntimeError):
+    """The server of forks could not load what it forks."""
+
+
 class Forked:
     """A function (``module:name``) in a process of its own, ended with what it returns; used like a ``Popen``.
 
@@ -78,8 +83,10 @@ class Forked:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server.connect(f"\0{address()}")
         socket.send_fds(self._server, [pickle.dumps((function, args, dict(env), str(cwd)))], list(files))
-        self.pid = int(self._server.recv(MESSAGE_BYTES) or 0)
-        assert self.pid, "the server of forks has ended"
+        answer = self._server.recv(MESSAGE_BYTES).decode()
+        if not answer.isdigit():
+            raise ServerFailed(f"no process can be forked: {answer or 'the server was killed'}")
+        self.pid = int(answer)
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -164,22 +171,12 @@ def address(collected: Sequence[str] = ()) -> str:
 
 
 def serve(descriptor: int, collected: list[str]) -> None:
-    """Fork whatever a connection asks for, and answer with its process id and its exit code."""
-    gc.disable()
-    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
-    sys.modules["mlflow"] = None  # type: ignore[assignment]
-    importlib.import_module("tests.package").load_as_a_rank_does()
-    for name in LOADED:
-        importlib.import_module(name)
-    del sys.modules["mlflow"]
-    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
-    if collected:
-        pytest = importlib.import_module("pytest")
-        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
-        gc.disable()  # conftest.py has enabled it
-    gc.collect()
-    gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
+    """Fork whatever a connection asks for, and answer with its process id and its exit code, or why it cannot."""
+    failure = ""
+    try:
+        _load(collected)
+    except BaseException as error:
+        failure = str(error) if isinstance(error, ServerFailed) else traceback.format_exc()
     listener = socket.socket(fileno=descriptor)
     with selectors.DefaultSelector() as ready:
         ready.register(sys.stdin.fileno(), selectors.EVENT_READ, ("owner",))
@@ -192,6 +189,10 @@ def serve(descriptor: int, collected: list[str]) -> None:
                     case ("listener",):
                         connection, _ = listener.accept()
                         message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 16)
+                        if failure:
+                            connection.send(failure.encode()[-MESSAGE_BYTES // 4 :])
+                            connection.close()
+                            continue
                         if (pid := os.fork()) == 0:
                             ready.close()
                             listener.close()
@@ -215,6 +216,55 @@ def serve(descriptor: int, collected: list[str]) -> None:
                         with contextlib.suppress(OSError):
                             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                         connection.close()
+
+
+def _load(collected: Sequence[str]) -> None:
+    """Load what forks use, and what they collect; with a thread, a fork may hang."""
+    gc.disable()
+    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    importlib.import_module("tests.package").load_as_a_rank_does()
+    for name in LOADED:
+        importlib.import_module(name)
+        _refuse_threads(name)
+    del sys.modules["mlflow"]
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
+    if collected:
+        import pytest
+
+        class Watch:
+            """Notes the first module whose import starts a thread: what a hook raises would not come through."""
+
+            failure: ServerFailed | None = None
+
+            @pytest.hookimpl(wrapper=True)
+            def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
+                report = yield
+                try:
+                    _refuse_threads(collector.nodeid)
+                except ServerFailed as error:
+                    self.failure = self.failure or error
+                return report
+
+        watch = Watch()
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected], plugins=[watch])
+        if watch.failure is not None:
+            raise watch.failure
+        gc.disable()  # conftest.py has enabled it
+    gc.collect()
+    gc.freeze()
+    _refuse_threads("what the server of forks loads")
+
+
+def _refuse_threads(module: str) -> None:
+    tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
+    if tasks:
+        threads = {(task / "comm").read_text().strip() for task in tasks}
+        threads |= {each.name for each in threading.enumerate()} - {"MainThread"}
+        raise ServerFailed(
+            f"{module} starts a thread when it is imported ({', '.join(sorted(threads))}), and a process with threads"
+            " cannot be forked safely. Import what starts it in the function that needs it."
+        )
 
 
 def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
