@@ -19,10 +19,8 @@ Examples:
 \b
 Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG is invalid.
 """
-COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cyan"}
-A_PATH, SECONDS = click.Path(path_type=Path), click.FloatRange(min=1)
-MEASURE_HELP = "Measure instead: matrix products, and collectives by size."
-SLOTS_HELP = "Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
+COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
+A_PATH = click.Path(path_type=Path)
 
 
 @click.command(epilog=EPILOG)
@@ -30,9 +28,10 @@ SLOTS_HELP = "Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
 @click.argument("context_dir", type=A_PATH, default=".")
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA if available.")
 @click.option("--run-dir", type=A_PATH, default="runs", help="Of the run; default: runs.")
-@click.option("--measure", "measures", is_flag=True, help=MEASURE_HELP)
-@click.option("--slots", type=click.IntRange(min=1), help=SLOTS_HELP)
-@click.option("--seconds", type=SECONDS, default=20, show_default=True, help="Of --measure: at most.")
+@click.option(
+    "--measure", "measures", is_flag=True, help="Measure instead: matrix products, and collectives."
+)
+@click.option("--slots", type=click.IntRange(min=1), help="Of --measure: ranks.")
 def doctor(
     config: Path | None,
     context_dir: Path,
@@ -40,7 +39,6 @@ def doctor(
     run_dir: Path,
     measures: bool,
     slots: int | None,
-    seconds: float,
 ) -> None:
     """Check what this machine, or this task's container, can run, and say how to get what it lacks.
 
@@ -56,22 +54,30 @@ def doctor(
             message = "--measure needs determined_ds installed in the image: pip install determined-ds"
             raise click.UsageError(message) from error
         sys.stdout.flush()
-        sys.exit(measuring.measure(slots=slots, accelerator=accelerator, seconds=seconds))
+        sys.exit(measuring.measure(slots=slots, accelerator=accelerator))
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
-    from determined_ds.doctor.examine import examine
-    from determined_ds.report.numbers import terminal_width, wrapped
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column, Table
 
-    findings = examine(config, context_dir.absolute(), run_dir, accelerator)
-    counts = Counter(finding.state for finding in findings)
-    indent = " " * (max(len(finding.name) for finding in findings) + 11)
-    for finding in findings:
-        texts = [finding.found]
-        texts += [f"needed: {finding.needed}"] if finding.needed and finding.state != "ok" else []
-        texts += [f"fix: {finding.fix}"] if finding.fix else []
-        lines = [line for text in texts for line in wrapped(text, max(30, terminal_width() - len(indent)))]
-        head = f"{click.style(f'{finding.state:<8}', fg=COLOURS[finding.state])} {finding.name}"
-        click.echo(head.ljust(len(indent) + len(head) - len(finding.name) - 9) + f"\n{indent}".join(lines))
+    from determined_ds.doctor.examine import examine
+    from determined_ds.report.numbers import terminal_width
+
+    table, counts = (
+        Table.grid(Column(width=7), Column(no_wrap=True), "", padding=(0, 2, 0, 0)),
+        Counter[str](),
+    )
+    for finding in examine(config, context_dir.absolute(), run_dir, accelerator):
+        counts[finding.state] += 1
+        text = finding.found
+        if finding.state != "ok":
+            text += f"\nneeded: {finding.needed}" * bool(finding.needed) + f"\nfix: {finding.fix}" * bool(
+                finding.fix
+            )
+        state = f"[{COLOURS[finding.state]}]{finding.state}"
+        table.add_row(state, escape(finding.name), escape(text))
+    Console(width=terminal_width(), highlight=False).print(table)
     click.echo(", ".join(f"{counts[state]} {state}" for state in COLOURS if counts[state]))
     sys.exit(1 if counts["missing"] else 0)
 

@@ -5,14 +5,12 @@ The start-up hook and ``det-ds run`` call :func:`before_ranks`, so that ranks do
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -28,6 +26,12 @@ from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 
 NVCC, CXX, NINJA = "nvcc", "c++", "ninja"
+INSTALL = {
+    CXX: "apt install g++ (Debian and Ubuntu)",
+    NINJA: "activate the environment that has it, or pip install ninja",
+    NVCC: "install the CUDA toolkit that torch is built for and set CUDA_HOME,"
+    " or use an image with it (docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
+}
 QUIET_S = 3600.0  # a build writes more often
 
 
@@ -42,28 +46,20 @@ class Op(NamedTuple):
 
 def ops_of(c: ResolvedConfig) -> list[Op]:
     """The extensions that a configuration has DeepSpeed build, and that were not installed with it."""
-    on_host: tuple[str, ...] = (CXX, NINJA)
-    on_device = (NVCC, *on_host)
-    on_cuda, kind, offload = c.accelerator.name == "cuda", optimizer(c), c.strategy.offload_optimizer
-    adam = kind in ("adam", "adamw")
-    own_adam = adam and not c.ds.get(("optimizer", "params", "torch_adam"))
+    on_host, on_device = (CXX, NINJA), (NVCC, CXX, NINJA)
+    on_cuda, offload, kind = c.accelerator.name == "cuda", c.strategy.offload_optimizer, optimizer(c)
+    kind = "adam" if kind == "adamw" else kind
+    own_adam = kind == "adam" and not c.ds.get(("optimizer", "params", "torch_adam"))
     found = []
     # Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer; ops/op_builder/
-    by_nvcc = compiles_optimizer(c.strategy, c) and (adam or kind in ("lamb", "lion"))
+    by_nvcc = compiles_optimizer(c.strategy, c) and kind in ("adam", "lamb", "lion")
     if by_nvcc or (own_adam and not on_cuda and offload is None):
-        instead = "set optimizer.params.torch_adam to true, which takes torch's own AdamW"
-        tools = on_device if by_nvcc else on_host
-        found.append(
-            Op(
-                f"fused_{'adam' if adam else kind}",
-                ("optimizer", "type"),
-                tools,
-                instead if adam else "use AdamW with torch_adam: true",
-            )
-        )
+        is_adam, tools = kind == "adam", on_device if by_nvcc else on_host
+        instead = f"{'set' if is_adam else 'use AdamW with'} optimizer.params.torch_adam to true"
+        found.append(Op(f"fused_{kind}", ("optimizer", "type"), tools, instead))
     if offload is not None and (own_adam or kind in ("lion", "adagrad")):  # takes no CUDA headers
         instead = "remove zero_optimization.offload_optimizer"
-        found.append(Op(f"cpu_{'adam' if adam else kind}", (ZERO, "offload_optimizer"), on_host, instead))
+        found.append(Op(f"cpu_{kind}", (ZERO, "offload_optimizer"), on_host, instead))
     # Source: CUDAQuantizer in runtime/zero/partition_parameters.py; ops/op_builder/quantizer.py
     quantized = [key for key in QUANTIZED if on_cuda and c.ds.get((ZERO, key))]
     found += [Op("quantizer", (ZERO, key), on_device, f"set {key} to false") for key in quantized]
@@ -81,7 +77,8 @@ def before_ranks(
 ) -> list[str]:
     """Check that what DeepSpeed compiles for GPUs can be compiled, and remove the locks of killed builds.
 
-    On CPUs a missing compiler fails at once, with DeepSpeed's own words.
+    torch locks the folder of an extension by a file while it builds. A build that is killed leaves the file, and the
+    next one waits for ever. On CPUs a missing compiler fails at once, with DeepSpeed's own words.
 
     Args:
         resolved: What will run.
@@ -89,68 +86,41 @@ def before_ranks(
         warnings: What an error carries as well.
 
     Returns:
-        A line for each lock that no process here holds, removed or not.
+        A line for each lock, removed or not.
 
     Raises:
         ConfigError: no nvcc serves torch; a problem for each key that needs one.
+
+    Source: ``FileBaton`` in torch 2.13's ``torch/utils/file_baton.py``; ``_get_build_directory`` in cpp_extension.py.
     """
-    ops = ops_of(resolved)
+    ops, problems, said = ops_of(resolved), [], []
     wanted = [op for op in ops if NVCC in op.tools]
     if wanted and kind_of_device(resolved.accelerator) == "cuda":  # ROCm has another compiler
         cuda = str(_constants_of("torch", "version.py").get("cuda") or "")  # without loading torch
         _, wrong = find_tool(NVCC, environment, cuda)
-        reason, fix = (
-            "DeepSpeed compiles {} for it by nvcc at its first use, and there is {}",
-            how_to_install(NVCC),
-        )
-        if wrong:
-            problems = [
-                resolved.ds.problem(op.key, reason.format(op.name, wrong), f"{op.instead}; or {fix}", "nvcc")
-                for op in wanted
-            ]
-            raise ConfigError(problems, warnings)
-    said = []
-    for lock, idle_s in locks_left(environment) if ops else ():
-        if idle_s >= QUIET_S:
-            with contextlib.suppress(OSError):
-                lock.unlink()
-                said.append(
-                    f"removed {lock}, the lock of a build that was killed: nothing was written for an hour"
-                )
-                continue
-        said.append(
-            f"{lock} locks the build of an extension, and no process here holds it: ranks that build it wait. "
-            f"fix: if no other machine or container builds it, rm {lock}"
-        )
-    return said
-
-
-def locks_left(environment: Mapping[str, str]) -> list[tuple[Path, float]]:
-    """Every lock of an extension that no process seen here holds, and the seconds since anything was written beside it.
-
-    torch locks the folder of an extension by a file that it keeps open while it builds. A build that is killed leaves
-    the file, and the next one waits until it is removed.
-
-    Source: ``FileBaton`` in torch 2.13's ``torch/utils/file_baton.py``; ``_get_build_directory`` in cpp_extension.py.
-    """
+        for op in wanted if wrong else ():
+            reason = f"DeepSpeed compiles {op.name} for it by nvcc at its first use, and there is {wrong}"
+            fix = f"{op.instead}; or {INSTALL[NVCC]}"
+            problems.append(resolved.ds.problem(op.key, reason, fix, "nvcc"))
+    if problems:
+        raise ConfigError(problems, warnings)
     cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
     root = Path(environment.get("TORCH_EXTENSIONS_DIR") or Path(cache) / "torch_extensions")
-    # In this order: a holder has opened its lock before the lock is found here.
-    locks = [path for pattern in ("*/lock", "*/*/lock") for path in root.glob(pattern)]
-    held: set[str] = set()
-    for folder in Path("/proc").glob("[0-9]*/fd") if locks else ():
-        with contextlib.suppress(OSError):  # of another user, or gone
-            held |= {os.readlink(entry) for entry in os.scandir(folder)}
-    left = []
-    for path in locks:
-        if str(path.resolve()) not in held:
-            with contextlib.suppress(OSError):  # just released
-                written = max(each.stat(follow_symlinks=False).st_mtime for each in os.scandir(path.parent))
-                left.append((path, time.time() - written))
-    return left
-
-
-# ------------------------------------------------------------------------------------- tools
+    for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")] if ops else ():
+        try:
+            written = max(each.stat(follow_symlinks=False).st_mtime for each in os.scandir(lock.parent))
+            if time.time() - written >= QUIET_S:
+                lock.unlink()
+                said.append(f"removed {lock}, the lock of a killed build: nothing was written for an hour")
+                continue
+        except OSError:  # of another user, or released meanwhile
+            if not lock.exists():
+                continue
+        said.append(
+            f"{lock} locks the build of an extension, and ranks that need it wait. "
+            f"fix: if no process builds it, here or in another container, rm {lock}"
+        )
+    return said
 
 
 def ask(
@@ -166,10 +136,9 @@ def ask(
     if program is None:
         return "", f"there is no {words[0]} on PATH"
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "cwd": cwd}
+    options |= {"input": stdin, "timeout": timeout_s, "env": dict(environment)}
     try:
-        done = subprocess.run(
-            [program, *words[1:]], input=stdin, timeout=timeout_s, env=dict(environment), **options
-        )
+        done = subprocess.run([program, *words[1:]], **options)
     except subprocess.TimeoutExpired:  # e.g. an nvidia-smi whose driver hangs
         return "", f"no answer within {timeout_s:.0f} s"
     except OSError as error:
@@ -197,7 +166,7 @@ def find_tool(tool: str, environment: Mapping[str, str], torch_cuda: str = "") -
     if tool != NVCC:
         name = (environment.get("CXX") or tool) if tool == CXX else tool
         said, wrong = ask([*shlex.split(name), "--version"], environment)
-        return (said.partition("\n")[0], "") if not wrong else ("", wrong)
+        return said.partition("\n")[0], wrong
     on_path = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     home = home or (str(Path(on_path).parent.parent) if on_path else "/usr/local/cuda")
@@ -207,26 +176,10 @@ def find_tool(tool: str, environment: Mapping[str, str], torch_cuda: str = "") -
     major, minor = release.groups()
     # DeepSpeed lets the minor versions of these differ (cuda_minor_mismatch_ok), and none of others.
     fits = [major, minor][: 1 if major in ("10", "11", "12") else 2]
-    if (
-        torch_cuda
-        and torch_cuda.split(".")[: len(fits)] != fits
-        and environment.get("DS_SKIP_CUDA_CHECK") != "1"
-    ):
+    is_other = torch_cuda and torch_cuda.split(".")[: len(fits)] != fits
+    if is_other and environment.get("DS_SKIP_CUDA_CHECK") != "1":
         return "", f"nvcc {major}.{minor} in {home}, and torch is built for CUDA {torch_cuda}"
     return f"{major}.{minor} in {home}", ""
-
-
-def how_to_install(tool: str) -> str:
-    """The fix of a missing tool."""
-    beside = Path(sys.executable).with_name("ninja")
-    if tool == NINJA and beside.exists():
-        return f"put {beside.parent} on PATH: activate the environment"
-    toolkit = "install the CUDA toolkit that torch is built for and set CUDA_HOME"
-    return {
-        CXX: "apt install g++ (Debian and Ubuntu)",
-        NINJA: "pip install ninja",
-        NVCC: f"{toolkit}, or use an image with it (docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
-    }[tool]
 
 
 def _constants_of(package: str, file: str) -> dict[str, Any]:

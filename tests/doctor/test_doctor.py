@@ -16,7 +16,6 @@ import pytest
 import yaml
 from determined.common import context
 
-from tests.doctor.programs import H100, program
 from tests.harness.command import DET_DS, ROOT, det_ds
 
 BROKEN = """\
@@ -68,16 +67,17 @@ def test_here_an_experiment_of_the_repository_can_run() -> None:
     done = det_ds("doctor", "experiments/gpt2/const.yaml", ".", env=WIDE)
     found = findings_of(done)
     assert (done.returncode, missing(found), done.stderr) == (0, set(), ""), done.stdout
-    assert {"python", "torch", "imports", "gpus", "slots", "c++", "nvcc", "network", "disk"} <= found.keys()
+    assert {"python", "torch", "gpus", "slots", "c++", "nvcc", "network", "disk"} <= found.keys()
     assert "storage" not in found  # it is left to the cluster
 
 
 def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
-    """A PATH without a compiler, a tiny /dev/shm, an old driver, another torch, no S3."""
+    """A PATH without a compiler, a tiny /dev/shm, GPUs that torch does not see, another torch, no S3."""
     bins, site, home = tmp_path / "bin", tmp_path / "site", tmp_path / "home"
-    program(bins / "nvidia-smi", H100)
+    bins.mkdir()
     for name in ("sh", "cat"):
         (bins / name).symlink_to(shutil.which(name) or name)
+    (bins / "nvidia-smi").symlink_to(bins / "cat")  # there is a driver
     info = site / "torch-2.3.0a0+40ec155e58.dist-info"  # found before what is really there
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.3.0a0+40ec155e58\n")
@@ -88,9 +88,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     config.write_text(BROKEN)
     words = [str(DET_DS), "doctor", str(config), str(ROOT)]
     mount = ["unshare", "--mount", "sh", "-c"]
-    small = shutil.which("unshare") is not None and not subprocess.call(
-        [*mount, f"{SMALL_SHARED_MEMORY}true"]
-    )
+    small = bool(shutil.which("unshare")) and not subprocess.call([*mount, f"{SMALL_SHARED_MEMORY}true"])
     if small:
         script = (
             f"PATH=/usr/sbin:/usr/bin:/sbin:/bin; {SMALL_SHARED_MEMORY}PATH={bins} exec {shlex.join(words)}"
@@ -114,7 +112,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     }
     assert missing(found) - {"disk", "shared memory"} == {*expected, "package for wandb.enabled"}, done.stdout
     assert not small or found["shared memory"][0] == "missing"
-    assert found["gpus"][1].startswith(f"2 x {H100}, and torch ")
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"][1]
 
 
@@ -174,7 +171,7 @@ def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
 
 
 def test_products_and_collectives_are_measured_between_two_ranks() -> None:
-    done = det_ds("doctor", "--measure", "--seconds", "1", env={"COLUMNS": "120"})
+    done = det_ds("doctor", "--measure", env={"COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 ranks on 1 machine, ")
     assert re.search(r"fp32 [\d,]+ GFLOP/s, bf16 [\d,]+ GFLOP/s", done.stdout)
