@@ -55,7 +55,7 @@ from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import rng_state
 from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
-from determined_ds.train.rank_process import exit_code_of
+from determined_ds.train.rank_process import ending_of
 from determined_ds.trial.author import method_of
 
 T = TypeVar("T")
@@ -289,7 +289,7 @@ class Checkpoints:
                     words = (
                         exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
                     )
-                    failure = (words.removeprefix("error: "), exit_code_of(error))
+                    failure = (words.removeprefix("error: "), ending_of(error).code)
                 failures = self._distributed.allgather(failure)
             self._pending = None
             if any(failures):

@@ -31,7 +31,7 @@ from determined_ds.rundir.run_dir import RunDir, RunLock, short
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.here import ScriptRun, begin
-from determined_ds.train.rank_process import cause_of, exit_code_of, reason_of, show_own_errors
+from determined_ds.train.rank_process import ending_of, show_own_errors
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
@@ -123,7 +123,8 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
             yield
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):
-                code, cause, reason = exit_code_of(error), cause_of(error), shortened(reason_of(error))
+                code, cause, reason, *_ = ending_of(error, run.run_dir)
+                reason = shortened(reason)
             raise
         finally:
             RunDir(run.run_dir).remove_next()

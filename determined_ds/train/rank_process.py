@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from determined_ds.cluster import log
 from determined_ds.errors import (
@@ -29,13 +29,7 @@ from determined_ds.errors import (
 )
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
 from determined_ds.rundir.limits import chain, exhausted
-from determined_ds.rundir.records import (
-    CONFIGURATION,
-    CRASH,
-    ERROR,
-    LOST_MACHINE,
-    OUT_OF_MEMORY,
-)
+from determined_ds.rundir.records import CONFIGURATION, CRASH, ERROR, LOST_MACHINE, OUT_OF_MEMORY
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import (
     STOP,
@@ -73,73 +67,59 @@ APART_S = 10.0
 # ------------------------------------------------------------------------------------------- why a rank ends
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the accelerator's memory was too small, as it will be at the same batch of another start."""
-    return any(MEMORY.search(str(each)) for each in chain(error))
+class Ending(NamedTuple):
+    """How a rank ends after an error."""
+
+    code: int  # EXIT_CRASHED where another start may get further
+    cause: str  # of determined_ds.rundir.records
+    reason: str  # one sentence; of an error that is not ours it begins with the type
+    used_up: str | None = None  # the message about a disk, or a limit, that is
+    of_others: bool = False  # another rank, or the connection to it, was lost
+    out_of_memory: bool = False  # the accelerator's, as at the same batch of another start
 
 
-def _is_a(error: BaseException, names: set[str]) -> bool:
-    return not names.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+def ending_of(error: BaseException, run_dir: Path | None = None) -> Ending:
+    """How a rank ends after an error.
 
+    Another start may get further after an unexpected error behind a trained batch, and after one from outside this
+    process. A diagnosed error is the same the next time, unless another rank's end caused it; so is an error before
+    the first trained batch.
 
-def came_of_other_ranks(error: BaseException) -> bool:
-    """Whether the cause of an error is that another rank, or the connection to it, was lost."""
-    return any(OF_OTHER_RANKS.search(str(each)) or _is_a(each, {"DistError"}) for each in chain(error))
-
-
-def exit_code_of(error: BaseException) -> int:
-    """The exit code of a rank after an error: ``EXIT_CRASHED`` where another start may get further.
-
-    That is so for an unexpected error after a trained batch, and for one from outside this process. A diagnosed error
-    is the same the next time, unless another rank's end caused it; so is an error before the first trained batch.
+    Args:
+        error: What was raised.
+        run_dir: Where the run writes.
     """
-    of_others = came_of_other_ranks(error)
-    if isinstance(error, DeterminedDSError):
-        return EXIT_CRASHED if of_others else error.exit_code
-    if is_out_of_memory(error) or exhausted(error, Path.cwd()):
-        return EXIT_TRAINING_FAILED
+    errors = list(chain(error))
+    said = [f"{type(each).__name__}: {each}" for each in errors]
+    kinds = [{kind.__name__ for kind in type(each).__mro__} for each in errors]
+    diagnosed = isinstance(error, DeterminedDSError)
+    used_up = None if diagnosed else exhausted(error, run_dir or Path.cwd())
+    of_others = any("DistError" in kind for kind in kinds) or any(map(OF_OTHER_RANKS.search, said))
+    out_of_memory = any(map(MEMORY.search, said))
     from_outside = any(
         (isinstance(each, OSError) and each.errno in ERRNOS)
-        or (_is_a(each, NOT_OURS) and ASSERTED not in str(each))
-        for each in chain(error)
+        or (kind & NOT_OURS and ASSERTED not in str(each))
+        for each, kind in zip(errors, kinds, strict=True)
     )
-    return EXIT_CRASHED if TRAINED.is_set() or of_others or from_outside else EXIT_TRAINING_FAILED
-
-
-def cause_of(error: BaseException) -> str:
-    """Why a rank ends, as ``result.json`` names it."""
-    if isinstance(error, ConfigError):
-        return CONFIGURATION
-    words = [f"{type(each).__name__}: {each}" for each in chain(error)]
-    if is_out_of_memory(error) or any(map(HOST_MEMORY.search, words)):
-        return OUT_OF_MEMORY
-    if came_of_other_ranks(error):
-        return LOST_MACHINE
-    return ERROR if isinstance(error, DeterminedDSError) or exhausted(error, Path.cwd()) else CRASH
-
-
-def reason_of(error: BaseException) -> str:
-    """An error in one sentence; one that is not ours begins with its type."""
-    text = str(error).strip().partition("\n")[0]
-    return (
-        text if isinstance(error, DeterminedDSError) else f"{type(error).__name__}: {text}".removesuffix(": ")
-    )
-
-
-def say_in_task_log(message: str, exit_code: int, error: BaseException) -> None:
-    """Write to the task's log why this rank ends, with a last line for the log policies where no restart helps."""
-    foreseen = isinstance(error, DeterminedDSError | SystemExit)
     if isinstance(error, DeterminedDSError):
-        lines = log.error_lines(error)
+        code = EXIT_CRASHED if of_others else error.exit_code
+    elif out_of_memory or used_up:
+        code = EXIT_TRAINING_FAILED
     else:
-        lines = log.lines_of(log.ERROR, message if foreseen else traceback.format_exception_only(error)[-1])
-    if exit_code != EXIT_CRASHED:
-        lines.append(log.OUT_OF_MEMORY if is_out_of_memory(error) else log.NO_RESTART_HELPS)
-    if not said_by_chief(error):
-        print(*([] if foreseen else [message.rstrip()]), *lines, sep="\n", file=sys.stderr, flush=True)
+        code = EXIT_CRASHED if TRAINED.is_set() or of_others or from_outside else EXIT_TRAINING_FAILED
+    cause = ERROR if diagnosed or used_up else CRASH
+    if isinstance(error, ConfigError):
+        cause = CONFIGURATION
+    elif out_of_memory or any(map(HOST_MEMORY.search, said)):
+        cause = OUT_OF_MEMORY
+    elif of_others:
+        cause = LOST_MACHINE
+    text = str(error).strip().partition("\n")[0]
+    reason = text if diagnosed else f"{type(error).__name__}: {text}".removesuffix(": ")
+    return Ending(code, cause, used_up or reason, used_up, of_others, out_of_memory)
 
 
-def said_by_chief(error: BaseException) -> bool:
+def _said_by_chief(error: BaseException) -> bool:
     """Whether rank 0 reports why this rank ends: in a moment its launcher ends the others, unless this one is alone."""
     if os.environ.get("RANK", "0") == "0":
         return False
@@ -183,7 +163,6 @@ class RankProcess:
     def __init__(self, run_dir: Path | None, listens: Callable[[], bool] = lambda: True) -> None:
         self.debug = False
         self._context_dir = Path.cwd().resolve()
-        self._rank = int(os.environ.get("RANK", "0"))
         self._run_dir = None if run_dir is None else RunDir(run_dir)
         if self._run_dir is None:
             return
@@ -221,17 +200,13 @@ class RankProcess:
             message = exit_of(error)
             if message is None:
                 raise
-            return self._report(message, EXIT_TRAINING_FAILED, ERROR, message, error)
+            return self._report(message, error, Ending(EXIT_TRAINING_FAILED, ERROR, message))
         except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
-            message, reason = (
-                str(error) if isinstance(error, ConfigError) else f"error: {error}",
-                reason_of(error),
-            )
+            ending = ending_of(error, None if self._run_dir is None else self._run_dir.path)
+            message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
             if not isinstance(error, DeterminedDSError):
-                run_dir = Path.cwd() if self._run_dir is None else self._run_dir.path
-                used_up = exhausted(error, run_dir)
-                message, reason = used_up or self._traceback(error), used_up or reason
-            return self._report(message, exit_code_of(error), cause_of(error), reason, error)
+                message = ending.used_up or self._traceback(error)
+            return self._report(message, error, ending)
         leave_watch()
         return 0
 
@@ -253,7 +228,9 @@ class RankProcess:
             frames = traceback.extract_stack() if os.getpid() == process else []  # not forked from it
             if any(self._is_authors(frame.filename) for frame in frames):
                 message = f"the trial called os._exit({status!r}): {NOT_ENDED}"
-                status = self._report(message, EXIT_TRAINING_FAILED, ERROR, message, SystemExit(status))
+                status = self._report(
+                    message, SystemExit(status), Ending(EXIT_TRAINING_FAILED, ERROR, message)
+                )
                 sys.stdout.flush()
                 sys.stderr.flush()
             real(status)
@@ -288,25 +265,37 @@ class RankProcess:
             return text
         with contextlib.suppress(OSError):
             if self._run_dir is not None:
-                keep = self._run_dir.traceback(self._rank)
+                keep = self._run_dir.traceback(int(os.environ.get("RANK", "0")))
                 keep.parent.mkdir(parents=True, exist_ok=True)
                 keep.write_text(text)
                 trimmed += f"\nfull traceback: {keep}\n"
         return trimmed
 
-    def _report(self, message: str, code: int, cause: str, reason: str, error: BaseException) -> int:
+    def _report(self, message: str, error: BaseException, ending: Ending) -> int:
         """Report why this rank ends: to our launcher, in the task's log on a cluster, or else on stderr."""
         sys.unraisablehook = lambda _: None  # errors of destructors say nothing new
-        if came_of_other_ranks(error):
+        code = ending.code
+        if ending.of_others:
             say_missing_ranks()
-        if report_failure(message, code, cause=cause, reason=reason):
+        if report_failure(message, code, cause=ending.cause, reason=ending.reason):
             return code
-        if log.on_cluster():
-            say_in_task_log(message, code, error)
-        else:
+        if not log.on_cluster():
             print(message, file=sys.stderr, flush=True)
-            if LAUNCHED_BY in os.environ and not said_by_chief(error):
+            if LAUNCHED_BY in os.environ and not _said_by_chief(error):
                 copy_to_terminal(message)
+            return code
+        if _said_by_chief(error):
+            return code
+        foreseen = isinstance(error, DeterminedDSError | SystemExit)
+        if isinstance(error, DeterminedDSError):
+            lines = log.error_lines(error)
+        else:
+            lines = log.lines_of(
+                log.ERROR, message if foreseen else traceback.format_exception_only(error)[-1]
+            )
+        if code != EXIT_CRASHED:  # a last line for the log policies
+            lines.append(log.OUT_OF_MEMORY if ending.out_of_memory else log.NO_RESTART_HELPS)
+        print(*([] if foreseen else [message.rstrip()]), *lines, sep="\n", file=sys.stderr, flush=True)
         return code
 
 

@@ -31,7 +31,7 @@ from determined_ds.errors import ChiefFailed, DeterminedDSError
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.group.watch import ENDS_WITHIN_S, watch_joined
-from determined_ds.train.rank_process import exit_code_of
+from determined_ds.train.rank_process import ending_of
 
 T = TypeVar("T")
 # How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
@@ -398,7 +398,7 @@ def as_chief(distributed: Any, step: Callable[[], T]) -> T:
             error = shared = caught
             if not isinstance(caught, DeterminedDSError):
                 shared = ChiefFailed(f"rank 0: {caught!r}")
-                shared.exit_code = exit_code_of(caught)
+                shared.exit_code = ending_of(caught).code
     result, shared = distributed.broadcast((result, shared))
     if shared is not None:
         raise error or shared
