@@ -605,7 +605,7 @@ class Session:
                 training.progress.note(f"left out    {left}: the script has ended in the middle of it")
             # The last whole step is reported and saved, unless a stream's position is after what was taken.
             due = self._due(training.schedule.due(done), agreed=True, ends=True)
-            saves = due.checkpoint and training.data.of is None
+            saves = due.checkpoint and training.data.place is None
             training.do(replace(due, report=training.reporter.take_back_batch() > 0, checkpoint=saves))
         else:
             self._end_step(agreed=True, ends=True)

@@ -21,9 +21,8 @@ class StreamLoader:
     Args:
         dataset: A ``torch.utils.data.IterableDataset``, any other object that can be iterated again and again, or a
             function without arguments that returns a new iterator. ``set_epoch(n)`` is called before pass ``n``
-            where it exists. With ``state_dict`` and ``load_state_dict`` (of the dataset, its iterator or both, as
-            torchdata's ``StatefulDataLoader`` takes them) a resumed run continues from its state; otherwise it reads
-            and skips.
+            where it exists. With ``state_dict`` and ``load_state_dict``, as torchdata's ``StatefulDataLoader`` takes
+            them, a resumed run continues from its state; otherwise it reads and skips.
         batch_size: Samples in a micro-batch.
         sharded: The dataset yields only the samples of this replica. Otherwise it must yield the same on all of
             them: what it draws from the generators of random, numpy and torch is the same on all.

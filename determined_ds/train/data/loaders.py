@@ -33,32 +33,26 @@ OPTIONS = (
 def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], None]) -> Any:
     """Call a trial's method, and make its result a loader that can be read here."""
     loader = getattr(trial, method)()
-    where, named, own = f"{type(trial).__name__}.{method}", described(loader), torch_data.DataLoader
+    where, own = f"{type(trial).__name__}.{method}", torch_data.DataLoader
     if isinstance(loader, StreamLoader):
         return loader
     if not isinstance(loader, pytorch.DataLoader):
+        named = described(loader)
         if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
             note(f"data        {where}: {named} is used as it is; the trial splits, shuffles and resumes it")
             return loader
         is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
         if not is_own or loader.batch_sampler is None or is_stream(loader.dataset):
+            message = f"returned {named}, which is no data loader that can be split and resumed here: every replica "
+            message += "would read the same samples"
+            fix = "return StreamLoader(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             if hasattr(trial, "training_loader"):
                 fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
-            else:
-                kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
-                fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
-            message = f"returned {named}, which is not a data loader"
-            if hasattr(loader, "__iter__"):
-                message = f"returned {named}, which decides by itself what a replica sees: every replica would read "
-                message += "the same samples, and it would not resume where it stopped"
-                fix += (
-                    f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
-                )
+            fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
             raise ConfigError(Problem(key=where, message=message, fix=fix, code="loader-kind"))
         options = {name: getattr(loader, name) for name in ("batch_sampler", *OPTIONS)}
         loader = pytorch.DataLoader(loader.dataset, **options)
-    # It is split over replicas here, and must not be before. Determined's samplers are for trials that shard, repeat
-    # and skip by themselves.
+    # Split over replicas here, and not before; Determined's samplers are for who shards, repeats and skips by itself.
     batches: Any = loader.batch_sampler
     for sampler in (batches, getattr(batches, "sampler", None)):
         is_theirs = type(sampler).__module__ == samplers.__name__
@@ -127,21 +121,23 @@ class Mover:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # From pinned memory the host does not wait for the copy; later work of the device comes after it anyway.
-        self._in_background = device.type == "cuda"
 
     def move(self, data: Any) -> Any:
         """A batch with all of its tensors and arrays on the device; everything else is unchanged."""
         if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":  # the kinds of types that torch has
             data = torch.from_numpy(data)
         if isinstance(data, torch.Tensor):
-            return data.to(self._device, non_blocking=self._in_background)
+            # From pinned memory the host does not wait for the copy; later work of a GPU comes after it anyway.
+            return data.to(self._device, non_blocking=self._device.type == "cuda")
+        if callable(
+            getattr(data, "to", None)
+        ):  # such as a packed sequence, whose batch sizes stay on the host
+            return data.to(self._device)
         if isinstance(data, dict):
             return {key: self.move(value) for key, value in data.items()}
-        # A packed sequence is a named tuple too, but its batch sizes stay on the host: it moves itself.
-        if isinstance(data, (list, tuple)) and not hasattr(data, "to"):
+        if isinstance(data, (list, tuple)):
             values = [self.move(value) for value in data]
             if isinstance(data, tuple):
                 return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
             return values
-        return data.to(self._device) if callable(getattr(data, "to", None)) else data
+        return data

@@ -11,9 +11,9 @@ stream no rank does: ranks read some batches ahead and exchange how many they ha
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from deepspeed.runtime.dataloader import RepeatingLoader
@@ -24,29 +24,41 @@ from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.train.data.loaders import described, drawn_for, has_state, with_batch_sampler
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
-from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, TrainingStream, read
+from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, samples_to_skip
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
 APART = "apart"  # in the position of data that has one on each replica
 # Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
 AHEAD = 4
+MANY_READERS = 8  # of a whole stream, from which on a warning says how many there are
 
 
 class TrainingData:
-    """A rank's endless micro-batches, and the position in them that a checkpoint holds."""
+    """A rank's endless micro-batches, and the position in them that a checkpoint holds.
+
+    Attributes:
+        batches: Them, once it is open.
+        batches_per_epoch: Global batches; None where that is not known.
+        first: What was read first, of a stream.
+        place: The position after what training has taken; None where the number of batches says all.
+        apart: Of data that gives each replica samples of its own and has a position in them: its name, and whether
+            the position depends on the size of micro-batches too.
+    """
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
         self.batches_per_epoch: int | None = None
-        self.first: FirstRow | None = None  # of a stream
-        self.of: Any = None  # what has a position of its own
+        self.first: FirstRow | None = None
+        self.place: Callable[[], dict[str, Any]] | None = None
+        self.apart: tuple[str, bool] | None = None
         self._found: dict[str, Any] = {}
+        self._pickled = b""  # of a stream, the position
 
     def state_dict(self) -> dict[str, Any]:
-        """The position; empty where the number of batches says all. On each replica its own: with what it is of."""
-        state = dict(self.of.state_dict()) if self.of is not None else {}
-        return {**state, APART: self.of.apart} if state and self.of.apart else state
+        """The position."""
+        place = {} if self.place is None else self.place()
+        return place if self.apart is None else {**place, APART: self.apart}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Have :meth:`open` continue from a position."""
@@ -60,7 +72,6 @@ class TrainingData:
         replica: int,
         seed: int,
         start_batch: int,
-        manual: bool = False,
         note: Callable[[str], None] = print,
     ) -> None:
         """Begin to read a rank's share.
@@ -71,47 +82,65 @@ class TrainingData:
             replica: This rank's, from 0.
             seed: Of the trial.
             start_batch: Global batches that were trained before.
-            manual: The author accumulates, and may take other micro-batches than were decided.
             note: Shows a line.
 
         Raises:
             ConfigError: the loader has other micro-batches; less than a global batch.
         """
         if isinstance(loader, pytorch.DataLoader):
-            self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch, manual)
+            self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch)
         elif isinstance(loader, StreamLoader):
-            batch = _split(loader.batch_size, batch, manual)
+            _check_size(loader.batch_size, batch)
             per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
+            place = self._found or {"samples": start_batch * per_batch}
+            if skip := samples_to_skip(loader, place):
+                skips = f"reading and skipping {skip:,} samples, to resume after batch {start_batch}"
+                note(f"data        {loader.name} has no state_dict: {skips}")
+            readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
+            if readers >= MANY_READERS:
+                note(
+                    f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
+                    "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
+                    "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
+                )
             stream = ReplicaStream(
-                loader=loader,
-                batch=batch,
-                replica=replica,
-                seed=seed,
-                start_batch=start_batch,
-                place=self._found or {"samples": start_batch * per_batch},
+                loader=loader, batch=batch, replica=replica, seed=seed, start_batch=start_batch, place=place
             )
-            self.of = self.batches = TrainingStream(stream, note)
-            self.first = self.of.first
+            self.apart = (loader.name, False) if loader.sharded else None
+            self._pickled = pickle.dumps(place)
+            self.place = lambda: dict(pickle.loads(self._pickled))
+            # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
+            self.first, made = read(stream.reader(seed + start_batch))
+            self.batches = self._taken(made)
         else:
-            self.of = self.batches = GivenBatches(loader, start_batch * batch.accumulation, self._found)
             try:
                 length = len(loader)
             except (TypeError, NotImplementedError):
                 length = None
             self.batches_per_epoch = _whole_batches(length, "micro-batches", batch.accumulation)
+            skip = start_batch * batch.accumulation
+            if has_state(loader):  # such as torchdata's StatefulDataLoader
+                self.apart = (described(loader), True)
+                self.place = lambda: {"loader": loader.state_dict()}
+                if "loader" in self._found:
+                    loader.load_state_dict(self._found["loader"])
+                    skip = 0
+            self.batches = _again_and_again(loader)
+            for _ in range(skip):
+                next(self.batches)
+
+    def _taken(self, stream: Iterator[Made]) -> Iterator[Any]:
+        for made in stream:
+            self._pickled = made.place or self._pickled
+            yield made.batch
 
 
-def _split(size: int | None, batch: Batch, manual: bool) -> Batch:
-    """The batch in micro-batches of the loader's size, if that is allowed."""
-    size = int(size or 0)
-    divides = size > 0 and batch.global_batch_size % (size * batch.replicas) == 0
-    if size != batch.micro_batch_size and not (manual and divides):
+def _check_size(size: Any, batch: Batch) -> None:
+    if size != batch.micro_batch_size:
         message = f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
         fix = "use self.training_loader(dataset), or batch_size=context.get_train_micro_batch_size_per_gpu()"
         raise ConfigError(Problem(key=METHOD, value=size, message=message, fix=fix, code="loader-batch-size"))
-    accumulation = batch.global_batch_size // (size * batch.replicas)
-    return replace(batch, micro_batch_size=size, accumulation=accumulation)
 
 
 def _whole_batches(have: int | None, what: str, need: int) -> int | None:
@@ -125,16 +154,15 @@ def _whole_batches(have: int | None, what: str, need: int) -> int | None:
 
 
 def _indexed(
-    loader: pytorch.DataLoader, batch: Batch, replica: int, seed: int, start_batch: int, manual: bool
+    loader: pytorch.DataLoader, batch: Batch, replica: int, seed: int, start_batch: int
 ) -> tuple[Iterator[Any], int]:
     """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
     sampler, size, what = batches, 1, "micro-batches"  # a batch sampler of its own yields whole micro-batches
     is_cut = type(batches) is torch_data.BatchSampler
     if is_cut:
-        batch, sampler, what = _split(batches.batch_size, batch, manual), batches.sampler, "samples"
-        size = batch.micro_batch_size
-    problem = {"key": METHOD, "value": type(sampler).__name__, "code": "loader-sampler"}
+        _check_size(batches.batch_size, batch)
+        sampler, size, what = batches.sampler, batch.micro_batch_size, "samples"
     per_step = batch.accumulation * batch.replicas
     per_epoch = _whole_batches(len(sampler), what, per_step * size) or 0
 
@@ -143,10 +171,6 @@ def _indexed(
         while True:
             with drawn_for(sampler, seed, epoch):
                 order = list(itertools.islice(sampler, per_epoch * per_step * size))
-            if len(order) < per_epoch * per_step * size:
-                message = f"the sampler yielded {len(order)}, and its len() is {len(sampler)}"
-                fix = "have __len__ return what it yields in an epoch"
-                raise DataError(Problem(message=message, fix=fix, **problem))
             for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
                 yield order[index * size : (index + 1) * size] if is_cut else order[index]
             epoch, first = epoch + 1, 0
@@ -172,44 +196,16 @@ class SeededDataset(torch_data.Dataset[Any]):
         return list(at_once(indices)) if at_once else [self._dataset[index] for index in indices]
 
 
-class GivenBatches:
-    """The micro-batches of a loader that is used as it is, again and again.
-
-    Args:
-        loader: It; one with a state, such as torchdata's ``StatefulDataLoader``, continues from it.
-        skip: Micro-batches that were taken before, to read and skip otherwise.
-        place: The position in a checkpoint.
-    """
-
-    def __init__(self, loader: Any, skip: int, place: Mapping[str, Any]) -> None:
-        self._loader, self._batches = loader, self._forever()
-        self.apart = (described(loader), True) if has_state(loader) else None
-        if self.apart and "loader" in place:
-            loader.load_state_dict(place["loader"])
-        else:
-            for _ in range(skip):
-                next(self._batches)
-
-    def _forever(self) -> Iterator[Any]:
-        empty = 0
-        while empty < 2:  # a loader that was resumed at the end of its data may be empty once
-            empty += 1
-            for batch in self._loader:
-                empty = 0
-                yield batch
-        message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
-        key = type(self._loader).__name__
-        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
-
-    def __iter__(self) -> GivenBatches:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's own state."""
-        return {"loader": self._loader.state_dict()} if self.apart else {}
+def _again_and_again(loader: Any) -> Iterator[Any]:
+    """The micro-batches of a loader that is used as it is."""
+    empty = 0
+    while empty < 2:  # a loader that was resumed at the end of its data may be empty once
+        empty += 1
+        for batch in loader:
+            empty = 0
+            yield batch
+    message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
+    raise DataError(Problem(key=type(loader).__name__, message=message, fix=fix, code="too-little-data"))
 
 
 # ------------------------------------------------------------------------------------ validation
@@ -286,19 +282,13 @@ class Calls:
         self._made = iter(()) if share is None else share.made()
         self._ahead: deque[Made] = deque()
         self._padding: Any = None
-        self._rows: deque[tuple[int, ...]] = deque()  # of the next known batches: samples on each rank
-        self._coming = self._exchanged() if sizes is None else iter([_rows_of(sizes)])
+        # Of the next batches: samples on each rank. All of them at once, where the sizes are known.
+        self._rows = deque(itertools.zip_longest(*sizes or (), fillvalue=0))
+        self._are_all = sizes is not None
 
     def next_call(self) -> int:
         """Micro-batches that the next call takes; 0 at the end. May be a collective."""
-        if not self._rows:
-            self._rows.extend(next(self._coming, ()))
-        alike = itertools.islice(self._rows, self._at_most)
-        return sum(1 for _ in itertools.takewhile(lambda row: row == self._rows[0], alike))
-
-    def _exchanged(self) -> Iterator[list[tuple[int, ...]]]:
-        """The rows that the ranks have read ahead, until none has any; each a collective."""
-        while True:
+        if not self._rows and not self._are_all:
             for made in itertools.islice(self._made, max(AHEAD, self._at_most)):
                 self._padding = made.batch if self._padding is None else self._padding
                 if made.samples:
@@ -306,9 +296,10 @@ class Calls:
             first = None if self._share is None else self._share.first
             ranks = self._distributed.allgather(([made.samples for made in self._ahead], first))
             self.firsts = [first for _, first in ranks]
-            if not (rows := _rows_of([sizes for sizes, _ in ranks])):
-                return
-            yield rows
+            self._rows.extend(itertools.zip_longest(*(own for own, _ in ranks), fillvalue=0))
+            self._are_all = not self._rows
+        alike = itertools.islice(self._rows, self._at_most)
+        return sum(1 for _ in itertools.takewhile(lambda row: row == self._rows[0], alike))
 
     @property
     def exhausted(self) -> bool:
@@ -337,7 +328,3 @@ class Calls:
         self.taken += count
         for _ in range(count):
             self._rows.popleft()
-
-
-def _rows_of(sizes: list[list[int]]) -> list[tuple[int, ...]]:
-    return list(itertools.zip_longest(*sizes, fillvalue=0))

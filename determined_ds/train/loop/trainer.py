@@ -594,7 +594,6 @@ class Trainer:
                 replica=mpu.data_parallel_rank,
                 seed=context.get_trial_seed(),
                 start_batch=self.state.batches_trained,
-                manual=context._manual_grad_accumulation,
                 note=note,
             )
         here = None if data.batches is None else (data.batches_per_epoch, data.first)

@@ -51,7 +51,7 @@ SKIPPING = torch_data.DataLoader(
     [
         (ITERABLE, "torch's DataLoader over Sized.*every replica would read the same.*self.training_loader"),
         (OwnIteration(NUMBERS), "OwnIteration over range"),
-        (None, "returned NoneType, which is not a data loader"),
+        (None, "returned NoneType, which is no data loader"),
         (SKIPPING, "SkipBatchSampler.*skips samples itself"),
         (torch_data.DataLoader(NUMBERS, 2, sampler=SPLIT_SAMPLER), "DistributedSampler.*shuffle=True"),
     ],

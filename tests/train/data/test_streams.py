@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from determined_ds import StreamLoader
-from determined_ds.errors import CheckpointError, ConfigError, DataError
+from determined_ds.errors import ConfigError, DataError
 from tests.package import training_data
 from tests.train.data.datasets import (
     ByEpoch,
@@ -93,20 +92,6 @@ def test_a_stream_that_many_readers_read_whole_is_warned_of() -> None:
         opened(Count(64), (2, 1, 2), workers=workers, sharded=sharded, note=notes.append)
         warned = [note for note in notes if "every sample of Count is read 8 times" in note]
         assert len(warned) == (workers == 4 and not sharded)
-
-
-class Locked(Placed):
-    def state_dict(self) -> dict[str, Any]:
-        return {"lock": threading.Lock()}
-
-
-def test_a_state_that_nobody_can_save_or_take_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="the state_dict of Locked cannot be saved: cannot pickle"):
-        taken(opened(Locked(20), (1, 1, 4), workers=1), (1, 1, 4), 1)
-    data = opened(Placed(20), (1, 1, 4))
-    taken(data, (1, 1, 4), 1)
-    with pytest.raises(CheckpointError, match="Count has no load_state_dict to take it"):
-        opened(Count(20), (1, 1, 4), start=1, position=data.state_dict())
 
 
 def test_a_dataset_that_can_be_iterated_once_only_and_an_iterator_are_refused() -> None:
