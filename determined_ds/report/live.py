@@ -184,10 +184,6 @@ class DrawnPanel:
         """Print a line above it."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def clear_below(self, lines: int) -> None:
-        """Remove what another process has written below it, so many lines."""
-        self.console.file.write(f"\r\x1b[{lines}A\x1b[J")
-
     def drawn(self) -> Group:
         """Its lines, each shorter than the terminal is wide, and an empty one for what else is written there."""
         from rich.console import Group

@@ -32,9 +32,8 @@ from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import Here, here
-from determined_ds.train.loop.reporting import make_progress
 from determined_ds.train.loop.stopping import Due
-from determined_ds.train.loop.trainer import Trainer, completed, of_hyperparameters
+from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
 from determined_ds.train.opening import open_context
 from determined_ds.trial.author import described
 
@@ -463,15 +462,11 @@ class Session:
             for name in ("validation_period", "step_zero_validation"):
                 if getattr(fit, name) and self.rank == 0:
                     logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
-            fit = replace(fit, step_zero_validation=False)
+            fit, reported = replace(fit, step_zero_validation=False), ReportedValidation(context)
             training = Trainer(self._trial, context).prepare(
-                completed(fit, context, test_mode=tests, states_length=False),
-                make_progress(self.rank == 0, context._run_dir.metrics),
-                test_mode=tests,
-                validator=ReportedValidation(context),
-                source="s.report",
+                fit, test_mode=tests, validator=reported, source="s.report"
             )
-        self._stack.enter_context(training)
+        self._stack.enter_context(training.closing)
         self._accumulation = context.resolved.batch.accumulation
         self._state = training.checkpoints.parts["script"] = ScriptState(training, state)
         training.load(latest, run.fork if run is not None else None)

@@ -149,8 +149,6 @@ class ScriptTrial(ReconciledTrial):
 class ReportedValidation:
     """The metrics of a validation that a script reports, in place of a validation that the loop runs."""
 
-    dataset = None
-
     def __init__(self, context: Any) -> None:
         self._sums = MetricSums(context.device, source="s.report")
         self.is_pending = False

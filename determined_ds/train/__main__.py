@@ -40,7 +40,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
     from determined import common
 
-    from determined_ds.config.params import parse_hyperparameters
+    from determined_ds.config.params import FitOptions, parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
     from determined_ds.train.group.process_group import log_in_task
 
@@ -102,20 +102,13 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             if options.run_dir is not None and is_chief:
                 write_row(row, RunDir(options.run_dir).measured)
         elif options.evaluate is not None:
-            from determined_ds.train.loop.reporting import make_progress
-            from determined_ds.train.loop.validation import evaluate
-
-            evaluate(trial, context, options.evaluate, make_progress(is_chief))
+            Trainer(trial, context).prepare(FitOptions(checkpoint_policy="none")).evaluate(options.evaluate)
         else:
             fit = context.resolved.fit
             if experiment is not None and is_open:
                 fit = parse_hyperparameters(experiment.hyperparameters).fit
-            Trainer(trial, context).run(
-                of_hyperparameters(fit),
-                resumed if info is None else info.latest_checkpoint or None,
-                test_mode=options.test,
-                fork=options.fork,
-            )
+            training = Trainer(trial, context).prepare(of_hyperparameters(fit), test_mode=options.test)
+            training.train(resumed if info is None else info.latest_checkpoint or None, options.fork)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.local_core import LocalTrainContext
-from determined_ds.train.loop.reporting import Progress
 from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
@@ -59,8 +58,6 @@ def measure_throughput(
 class Measuring:
     """Observes the steps of a :class:`Trainer`, and is its validator: what it reports is what was measured."""
 
-    dataset = None
-
     def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
         self._trial, self._context, self._length = trial, context, length
         self._start_seconds = self._started = 0.0
@@ -79,10 +76,7 @@ class Measuring:
             asynchronous_checkpoints=False,
             profile=length.profile,
         )
-        progress = Progress(shows=False)
-        self.training = Trainer(trial, context).prepare(
-            fit, progress, validator=self, source=source, observers=[self], keeps=False
-        )
+        self.training = Trainer(trial, context).prepare(fit, source=source, measuring=self)
 
     # ------------------------------------------------------------------------------------ of each step
 

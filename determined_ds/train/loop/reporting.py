@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,23 @@ import torch
 
 from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.pipe.timeline import counted_bubble
-from determined_ds.report.live import DrawnPanel, RunState, report_line
-from determined_ds.rundir.handed_on import PARENT
+from determined_ds.report.live import TRAINING, VALIDATION, DrawnPanel, RunState, report_line
 from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import HEART, STOP
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.trial.instruction_times import pipeline_times
 
-TRAINING, VALIDATION = "training", "validation"
 DRAWN_EVERY_S = 0.25
-# Of the launcher's words about a first Ctrl-C, which it writes once it has sent the signal: an empty line, and they.
-ANNOUNCED_LINES, ANNOUNCED_WITHIN_S = 2, 0.1
-STOPPING = "stopping    after this batch, with a checkpoint; again ends at once"
 
 
 class Reporter:
     """Makes reports of the accumulated metrics. Only the chief sends them."""
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
-        self._context, self._core, self._progress = context, context._core, progress
-        self._is_chief = context.distributed.rank == 0
+        self._context, self._progress = context, progress
         self._tokens_per_sample: float | None = getattr(trial, "tokens_per_sample", lambda: None)()
-        self._training_s = 0.0
-        self._num_batches = 0
+        self._training_s, self._num_batches = 0.0, 0  # since the last report
         self._started: float | None = None
         self.latest: dict[str, Any] = {}
         self.memory_by_rank: tuple[int, ...] = ()
@@ -55,8 +48,7 @@ class Reporter:
         Batches are not timed one by one, since a GPU works on after the call that started its work. How long it took
         is known where the host waits for it, at a report or a pause.
         """
-        if self._started is None:
-            self._started = time.perf_counter()
+        self._started = time.perf_counter() if self._started is None else self._started
         self._num_batches += 1
 
     def take_back_batch(self) -> int:
@@ -66,12 +58,11 @@ class Reporter:
 
     def pause(self) -> None:
         """What follows is not training: a report, a validation, a checkpoint."""
-        if self._started is None:
-            return
-        if self._context.device.type == "cuda":
-            torch.cuda.synchronize(self._context.device)
-        self._training_s += time.perf_counter() - self._started
-        self._started = None
+        if self._started is not None:
+            if self._context.device.type == "cuda":
+                torch.cuda.synchronize(self._context.device)
+            self._training_s += time.perf_counter() - self._started
+            self._started = None
 
     def reduce(self, sums: MetricSums, *riders: torch.Tensor) -> tuple[dict[str, Any], list[list[float]]]:
         """The training metrics since the last report over all ranks, by one collective; and its other riders."""
@@ -82,9 +73,8 @@ class Reporter:
         self.pause()
         peaks, *columns = list(zip(*rows, strict=True))[: len(own)]
         self.memory_by_rank = tuple(map(int, peaks))
-        metrics: dict[str, Any] = dict(reduced)
-        metrics.update(context.reduce_metrics(for_training=True) or {})
-        metrics.update(engine_metrics(context.models[0]))
+        metrics: dict[str, Any] = {**reduced, **context.reduce_metrics(for_training=True)}
+        metrics |= engine_metrics(context.models[0])
         # Over replicas: samples are counted once, however many ranks hold a replica.
         seconds, samples = self._training_s, self._num_batches * context.resolved.batch.global_batch_size
         self._training_s, self._num_batches = 0.0, 0
@@ -92,7 +82,7 @@ class Reporter:
             metrics["samples_per_second"] = samples / seconds
             if self._tokens_per_sample:
                 metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
-        metrics.update(memory_metrics(self.memory_by_rank))
+        metrics |= memory_metrics(self.memory_by_rank)
         if times is not None and (measured := times.bubble(*columns)) is not None:
             metrics |= {"bubble": measured, "bubble_ideal": counted_bubble(times.pipeline)}
         self.latest = metrics
@@ -100,18 +90,18 @@ class Reporter:
 
     def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
         """Send a report of training metrics."""
-        if self._is_chief:
+        if self._context.distributed.rank == 0:
+            train = self._context._core.train
             with HEART.patiently():  # a master may not answer for a while
-                self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
-                self._core.train.report_progress(progress)
+                train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
+                train.report_progress(progress)
             self._show(TRAINING, batches_trained, metrics)
 
     def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
-        """Send a report of validation metrics."""
-        if not self._is_chief:
-            return None
-        best_before = self._core.train.get_experiment_best_validation()
-        self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
+        """Send a report of validation metrics, as the chief. Returns the best value before."""
+        train = self._context._core.train
+        best_before = train.get_experiment_best_validation()
+        train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
         self._show(VALIDATION, batches_trained, metrics)
         return None if best_before is None else float(best_before)
 
@@ -142,31 +132,22 @@ def engine_metrics(engine: Any) -> dict[str, Any]:
     return metrics
 
 
-# ------------------------------------------------------------------------------------ on the terminal
-
-
-def make_progress(is_chief: bool, records: Path | None = None) -> Progress:
-    """The display of this rank: a panel on the chief's terminal, if it has one.
+class Progress:
+    """What a rank shows: with a panel, notes and validations are lines above it; without, each report is a line.
 
     Args:
-        is_chief: Whether this is rank 0; the others show nothing.
+        shows: Whether it shows anything: the chief does, with a panel if it has a terminal.
         records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
     """
-    panel = None
-    if is_chief and sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown"):
-        panel = DrawnPanel()
-    return Progress(shows=is_chief, panel=panel, records=records)
 
-
-class Progress:
-    """The display of a rank: with a panel, notes and validations are lines above it; without, each report is a line."""
-
-    def __init__(self, *, shows: bool = True, panel: Any = None, records: Path | None = None) -> None:
-        self._shows, self._panel, self._records = shows, panel, records
-        self._state = RunState()
+    def __init__(self, *, shows: bool, records: Path | None = None) -> None:
+        self._shows, self._records = shows, records
+        has_terminal = (
+            os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and sys.stdout.isatty()
+        )
+        self._panel = DrawnPanel() if shows and has_terminal else None
+        self._state, self._next_s = RunState(), 0.0
         self._width = 1  # of a number of batches
-        self._next_s = math.inf  # the panel is not drawn before the start
-        self._is_stopping = False
         self._handlers = contextlib.ExitStack()
 
     def start(
@@ -187,10 +168,13 @@ class Progress:
                 state.take(record["group"], record["steps_completed"], record["metrics"])
             state.checkpoint = done
         self._panel.state = state
-        self._is_stopping = STOP.is_set()  # then that was announced on a terminal without a panel
         self._panel.start()
-        self._handlers.enter_context(_logged_above())
-        self._next_s = 0.0
+        # rich has put proxies in the place of these streams; handlers of logs still write to what was there before.
+        proxies = {getattr(each, "rich_proxied_file", None): each for each in (sys.stdout, sys.stderr)}
+        for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+            for handler in getattr(logger, "handlers", ()):
+                if (stream := getattr(handler, "stream", None)) and stream in proxies:
+                    self._handlers.callback(handler.setStream, handler.setStream(proxies[stream]))
 
     def step(self, batches_trained: int) -> None:
         """A batch was trained."""
@@ -207,7 +191,7 @@ class Progress:
         """Metrics were reported."""
         self._state.take(group, batches_trained, metrics)
         self._draw(if_due=True)
-        if self._panel is None or group != "training":
+        if self._panel is None or group != TRAINING:
             self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
 
     def checkpoints(self, newest: int | None, writing: int | None) -> None:
@@ -221,7 +205,6 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a line that is worth keeping."""
         if self._panel is not None:
-            self._take_announcement()
             self._panel.note(text)
         elif self._shows:
             print(text, flush=True)
@@ -229,41 +212,18 @@ class Progress:
     def stop(self) -> None:
         """Training is over, successful or not."""
         if self._panel is not None:
-            self._take_announcement()
             self._handlers.close()
             self._panel.stop()
-            self._next_s = math.inf
 
     def _draw(self, *, if_due: bool = False) -> None:
         if self._panel is None or not self._panel.is_shown or (if_due and time.monotonic() < self._next_s):
             return
-        self._take_announcement()
+        if (
+            STOP.is_set()
+        ):  # the launcher has announced it below the panel, which goes and takes those words along
+            self.stop()
+            self._panel = None
+            self.note("stopping    after this batch, with a checkpoint")
+            return
         self._panel.refresh()
         self._next_s = time.monotonic() + DRAWN_EVERY_S
-
-    def _take_announcement(self) -> None:
-        """Move what the launcher has written below the panel, as a stop was requested, above it."""
-        if self._is_stopping or not STOP.is_set() or not self._panel.is_shown:
-            return
-        self._is_stopping = True
-        if PARENT in os.environ:
-            time.sleep(ANNOUNCED_WITHIN_S)
-            self._panel.clear_below(ANNOUNCED_LINES)
-            self._panel.note(STOPPING)
-
-
-@contextlib.contextmanager
-def _logged_above() -> Iterator[None]:
-    """Have handlers of logs that write to this terminal write above the panel."""
-    streams = (sys.stdout, sys.stderr)
-    proxies = {each.rich_proxied_file: each for each in streams if hasattr(each, "rich_proxied_file")}
-    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
-    handlers = {
-        each for logger in loggers for each in logger.handlers if getattr(each, "stream", None) in proxies
-    }
-    before = {each: each.setStream(proxies[each.stream]) for each in handlers}  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for handler, stream in before.items():
-            handler.setStream(stream)  # type: ignore[attr-defined]

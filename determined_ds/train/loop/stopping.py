@@ -55,12 +55,13 @@ class Schedule:
                 for name, value in in_epochs.items()
             )
         self.stated_batches: int | None = None
-        if fit.max_length is not None:
-            assert isinstance(fit.max_length.value, int)
-            self.stated_batches = fit.max_length.value * (
-                batches_per_epoch or 1 if "max_length" in in_epochs else 1
-            )
+        if (length := fit.max_length) is not None:
+            assert isinstance(length.value, int)
+            self.stated_batches = length.value * self._batches_of(length.unit)
         self.num_batches = self.stated_batches or sys.maxsize
+
+    def _batches_of(self, unit: str) -> int:
+        return (self.batches_per_epoch or 1) if unit == "epochs" else 1
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
         """The epoch of a batch (from 0), and whether it is its first and its last; one endless epoch without epochs."""
@@ -71,20 +72,21 @@ class Schedule:
 
     def due(self, batches_trained: int) -> Due:
         """What is due after ``batches_trained`` batches (>= 1). At the end everything is."""
-        end = batches_trained >= self.num_batches
+        end, fit = batches_trained >= self.num_batches, self._fit
 
         def is_reached(period: Length | Duration | None) -> bool:
             if end or period is None or isinstance(period, Duration):
                 return end
-            count, inside = divmod(
-                batches_trained, self.batches_per_epoch or 1 if period.unit == "epochs" else 1
-            )
+            count, inside = divmod(batches_trained, self._batches_of(period.unit))
             is_it = count % period.value == 0 if isinstance(period.value, int) else count in period.value
             return is_it and not inside
 
-        periods = (self._fit.reporting_period, self._fit.validation_period, self._fit.checkpoint_period)
-        report, validate, checkpoint = map(is_reached, periods)
-        return Due(report=report, validate=validate, checkpoint=checkpoint, end=end)
+        return Due(
+            report=is_reached(fit.reporting_period),
+            validate=is_reached(fit.validation_period),
+            checkpoint=is_reached(fit.checkpoint_period),
+            end=end,
+        )
 
 
 class StopRequests:
@@ -104,21 +106,12 @@ class StopRequests:
         self.requested = self.is_written = False
         self.start(0)
 
-    @property
-    def reason(self) -> str:
-        """Why the run stops, as the chief knows it."""
-        return getattr(self._context._core.preempt, "reason", "") or "as requested"
-
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
         self.next_batch, self.checkpoint_due = batches_trained + 1, False
         self._batch_s = math.inf  # seconds of a batch of late
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
-        self.checkpoint_written()
-
-    def checkpoint_written(self) -> None:
-        """The next one by the clock is due a period from now."""
-        self._saved_s = time.monotonic()
+        self.saved_s = time.monotonic()  # the next checkpoint by the clock is due a period from then
 
     def vote(self, batches_trained: int) -> torch.Tensor:
         """This rank's numbers: whether it wants to stop, and whether it still writes.
@@ -132,7 +125,7 @@ class StopRequests:
             now = time.monotonic()
             if trained := batches_trained - self._asked_at_batch:
                 self._batch_s = max(1e-6, (now - self._asked_at_s) / trained)
-            left_s = max(0.0, self._period_s - (now - self._saved_s))
+            left_s = max(0.0, self._period_s - (now - self.saved_s))
             checkpoint = left_s == 0
             # A quarter of the time, since the next batches may be slower than the last.
             every_s = ASK_WRITERS_EVERY_S if pending else ASK_EVERY_S / 4

@@ -1,7 +1,7 @@
 """``Trainer``: Determined's ``deepspeed.Trainer`` by the same names, around this library's loop.
 
-A trial's training takes its own steps (:meth:`Trainer.fit`). Who takes them otherwise, such as a script, calls
-:meth:`Trainer.begin_step`, :meth:`Trainer.take` and :meth:`Trainer.end_step`.
+:meth:`Trainer.train` shows a whole step: take data, train, count, guard, do what is due, stop. Who takes the steps
+otherwise, such as a script, calls :meth:`Trainer.begin_step`, :meth:`Trainer.take` and :meth:`Trainer.end_step`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 from determined import core, pytorch, util
+from determined.errors import CheckpointNotFound
 from torch.utils._pytree import tree_flatten
 
 from determined_ds.callbacks import built_callbacks
@@ -29,7 +31,7 @@ from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
 from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
@@ -38,11 +40,11 @@ from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
 from determined_ds.train.here import cluster_info, script_run
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
-from determined_ds.train.loop.reporting import Progress, Reporter, make_progress
+from determined_ds.train.loop.reporting import Progress, Reporter
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial import returned
-from determined_ds.trial.author import failed, method_of
+from determined_ds.trial.author import failed, method_of, refused
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
 
@@ -130,48 +132,50 @@ class Trainer:
                 row = measure_throughput(self.trial, self.context, **vars(run.measurement))
                 keep_row(run, row, is_chief=self.context.distributed.rank == 0, was_stopped=True)
                 raise SystemExit(0)
-        self.run(options, latest_checkpoint, test_mode=test_mode, fork=None if fork is None else Path(fork))
-
-    def run(
-        self, fit: FitOptions, latest_checkpoint: str | None, *, test_mode: bool, fork: Path | None
-    ) -> None:
-        """Train, by options that were read; see :meth:`fit`."""
-        fit = completed(fit, self.context, test_mode=test_mode)
-        if latest_checkpoint is not None:
-            latest_checkpoint = find_checkpoint(self.context, latest_checkpoint)
-        progress = make_progress(self.context.distributed.rank == 0, self.context._run_dir.metrics)
-        self.prepare(fit, progress, test_mode=test_mode).train(latest_checkpoint, fork)
+        training = self.prepare(options, test_mode=test_mode)
+        training.train(latest_checkpoint, None if fork is None else Path(fork))
 
     def prepare(
         self,
         fit: FitOptions,
-        progress: Progress,
         *,
         test_mode: bool = False,
         validator: Any = None,
         source: str = "",
-        observers: Sequence[Any] = (),
-        keeps: bool = True,
+        measuring: Any = None,
     ) -> Trainer:
-        """Get ready to load and to take steps.
+        """Get ready to load and to take steps; enter ``closing`` before either.
 
         Args:
             fit: How; ``reporting_period`` None: never.
-            progress: What the chief shows.
             test_mode: One batch is trained, and its checkpoint proved.
             validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
             source: The method that the training metrics come from, as messages name it; the trial's if "".
-            observers: What measures or records steps, by ``begin_step()``, ``stop()`` once the work of a step is done,
-                and ``end_step(batches_trained)``.
-            keeps: Whether checkpoints are written, and a searcher's metric is looked for.
+            measuring: What measures the steps, by ``begin_step()``, ``stop()`` once the work of a step is done, and
+                ``end_step(batches_trained)``, and reports in place of a validation. Nothing is shown or saved.
         """
-        trial, context = self.trial, self.context
-        self.fit_options, self.progress, self.validator = fit, progress, validator
-        self.observers, self._keeps, self._test_mode = list(observers), keeps, test_mode
-        self.is_chief, self.is_stopped = context.distributed.rank == 0, False
+        trial, context, chief = self.trial, self.context, self.context.distributed.rank == 0
+        self.is_chief, self.is_stopped, self._test_mode = chief, False, test_mode
+        self.observers = [] if measuring is None else [measuring]
+        self.validator, self._keeps = measuring or validator, measuring is None
         info, self._searcher = cluster_info(), section_of(context, "searcher")
-        self._metric = str(self._searcher.get("metric") or "") if keeps else ""
+        self._metric = str(self._searcher.get("metric") or "") if self._keeps else ""
         self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
+        if test_mode:
+            one = Length(unit="batches", value=1)
+            fit = replace(
+                fit, max_length=one, step_zero_validation=False, profile=None, checkpoint_policy="none"
+            )
+        elif fit.checkpoint_policy == "best" and not self._metric:
+            fit = replace(fit, checkpoint_policy="all")
+            if chief:
+                logger.warning(
+                    "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+                )
+        if fit.profiling_enabled or section_of(context, "profiling").get("enabled"):
+            context._core.profiler.on()
+        self.fit_options = fit
+        self.progress = Progress(shows=chief and self._keeps, records=context._run_dir.metrics)
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
         self._named_callbacks = named = built_callbacks(trial, context)
         self.callbacks, hook = list(named.values()), "on_step_end"
@@ -182,24 +186,31 @@ class Trainer:
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
-        most, warm_start, note = fit.save_total_limit, fit.warm_start, progress.note
+        most, warm_start, note = fit.save_total_limit, fit.warm_start, self.progress.note
         self.checkpoints = Checkpoints(trial, context, named, parts, most, warm_start=warm_start, note=note)
-        self.reporter = Reporter(trial, context, progress)
+        self.reporter = Reporter(trial, context, self.progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._generators: dict[str, Any] = {}
         self._best_at = -1  # batch of this process's best validation
         self._taken = 0  # micro-batches of this process
-        self._has_stepped = False  # whether an engine has ever made a step
         self._status = ""
-        self._closing = contextlib.ExitStack()
+        # Whatever happens once it is entered, callbacks and display are ended.
+        self.closing = contextlib.ExitStack()
+        self.closing.callback(self.progress.stop)
+        self.closing.callback(self.checkpoints.abandon)
         return self
 
     # ------------------------------------------------------------------------------------ a step
 
     def train(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Train to the end of the schedule, or until a stop is requested; a collective. Arguments as of :meth:`fit`."""
-        with self:
+        if self.fit_options.max_length is None:
+            fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+            raise refused("fit.max_length", "missing: the length of training is required", fix, "max-length")
+        if latest_checkpoint is not None:
+            latest_checkpoint = find_checkpoint(self.context, latest_checkpoint)
+        with self.closing:
             self.load(latest_checkpoint, fork)
             batches = self.begin()
             counted = None if batches is None else self._counted(batches)
@@ -285,11 +296,16 @@ class Trainer:
         if due.report:
             self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
         elif due.validate or due.checkpoint:
-            self._check_loss()
+            self._check_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
             self.reporter.pause()
         if due.validate and state.last_validation != state.batches_trained:
-            with self._saved_before_error():
+            try:
                 is_worth_it = self._validate()
+            except NotFiniteError:
+                raise
+            except Exception:
+                self._save_before_error()
+                raise
             if is_worth_it:
                 self.checkpoint(waits=due.end)
         if due.checkpoint:
@@ -308,50 +324,51 @@ class Trainer:
         """One optimizer step: ``train_batch``, as often as it takes. Returns the metrics that this rank has."""
         context, trial, found = self.context, self.trial, list[dict[str, Any]]()
         index, accumulation = self.state.batches_trained, context.get_num_micro_batches_per_slot()
-        epoch, is_pipeline = self.schedule.epoch_of(index)[0], context.use_pipeline_parallel
+        epoch, before = self.schedule.epoch_of(index)[0], self._taken
         # A pipeline's engine, and an author who accumulates, take all micro-batches of a step in one call.
-        takes_one = not (is_pipeline or context._manual_grad_accumulation)
-        before = [getattr(engine, "global_steps", -1) for engine in context.models]
-        for _ in range(accumulation if takes_one else 1):
-            taken_before = self._taken
+        is_pipeline, is_manual = context.use_pipeline_parallel, context._manual_grad_accumulation
+        for _ in range(1 if is_pipeline or is_manual else accumulation):
             metrics = trial.train_batch(batches, epoch, index)
             HEART.beat()
-            taken = self._taken - taken_before
-            if batches is not None and not is_pipeline and taken != 1 and (takes_one or not taken):
-                did = f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
-                fix = "call next(dataloader_iter) once; to take all micro-batches of a step in one call, "
-                fix += "context.disable_auto_grad_accumulation()"
-                raise failed(trial, METHODS[0], None, "one micro-batch a call", fix, did=did)
             if context._mpu.should_report_metrics:
                 metrics = returned.metrics(trial, metrics, *METHODS)
                 # Source: ``make_metrics`` in determined 0.38.1's ``util.py`` leaves None out of the mean, too.
                 found.append({name: value for name, value in metrics.items() if value is not None})
-        rest = getattr(context.models[0], "micro_steps", 0) % accumulation
-        if rest and context._manual_grad_accumulation and not is_pipeline:
+        taken, did = self._taken - before, ""
+        if batches is not None and not is_pipeline and (not taken if is_manual else taken != accumulation):
+            did = (
+                f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator in {accumulation} call(s)"
+            )
+            fix = "call next(dataloader_iter) once; to take all micro-batches of a step in one call, "
+            fix += "context.disable_auto_grad_accumulation()"
+        elif is_manual and not is_pipeline and (rest := context.models[0].micro_steps % accumulation):
             did = f"stopped after {rest} of {accumulation} micro-batches"
             fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
-            raise failed(trial, METHODS[0], None, "all micro-batches of a step", fix, did=did)
-        after = [getattr(engine, "global_steps", -1) for engine in context.models]
-        if not self._has_stepped and -1 not in before and before == after:
-            did, expected = "trained nothing: no engine made a step", "an optimizer step a batch"
-            raise failed(
-                trial, METHODS[0], None, expected, "call engine.backward(loss) and engine.step()", did=did
+        elif self._steps_before == [engine.global_steps for engine in context.models]:
+            did, fix = (
+                "trained nothing: no engine made a step",
+                "call engine.backward(loss) and engine.step()",
             )
-        self._has_stepped = True
+        if did:
+            expected = (
+                f"a step of {accumulation} micro-batch{'es' * (accumulation > 1)}, each taken by one call"
+            )
+            raise failed(trial, METHODS[0], None, expected, fix, did=did)
         return found
 
     def _check_frozen(self) -> None:
         """Refuse a parameter that was frozen or unfrozen since training began, where the engine would not follow.
 
         Under ZeRO 1 to 3 a parameter that is frozen later still moves, by the momentum and the weight decay of the flat
-        partition that it is in, and one that is unfrozen never trains (measured, AdamW, deepspeed 0.19.8).
+        partition that it is in, and one that is unfrozen never trains (measured, AdamW, deepspeed 0.19.8). torch's own
+        optimizer leaves out a parameter without a gradient.
         """
         for engine, name, each, was_on in self._built:
             if each.requires_grad == was_on:
                 continue
-            optimizer = getattr(engine, "optimizer", None)
-            groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
-            # torch's own optimizer leaves out a parameter without a gradient.
+            groups = (
+                engine.optimizer.param_groups if isinstance(engine.optimizer, torch.optim.Optimizer) else ()
+            )
             if not any(each is own for group in groups for own in group["params"]):
                 raise TrainingError(
                     f"{name} was {'frozen' if was_on else 'unfrozen'} in training, and the engine does not follow\n"
@@ -364,8 +381,9 @@ class Trainer:
         self.is_stopped = True
         done, total = self.state.batches_trained, self.schedule.stated_batches
         if done:
-            self.checkpoint(waits=True)
-        self.progress.note(f"stopped     batch {done}{f' of {total}' if total else ''}, {self._stops.reason}")
+            self.do(Due(checkpoint=True, end=True))
+        reason = getattr(self.context._core.preempt, "reason", "") or "as requested"
+        self.progress.note(f"stopped     batch {done}{f' of {total}' if total else ''}, {reason}")
 
     def _ask(self) -> None:
         self._stops.ask(self.state.batches_trained)
@@ -387,7 +405,7 @@ class Trainer:
     def _report(self, share: float) -> None:
         done = self.state.batches_trained
         metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), self._stops.vote(done))
-        self._stop_for_loss([first_bad for first_bad, *_ in rows])
+        self._check_loss([first_bad for first_bad, *_ in rows])
         self._stops.count([vote for _, *vote in rows], done)
         metrics["batches"] = done
         self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
@@ -395,20 +413,18 @@ class Trainer:
         self.reporter.training(done, metrics, progress=share)
         self._seal_written()
 
-    def _check_loss(self) -> None:
-        """Before the weights are used: stop if a loss behind them was not finite; a collective."""
-        if self.fit_options.stop_on_nan:
-            self._stop_for_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
-
-    def _stop_for_loss(self, first_bad: list[float]) -> None:
+    def _check_loss(self, first_bad: list[float]) -> None:
+        """Before the weights are used: stop where a loss of a rank was not finite, first at these batches."""
         first = min((batch for batch in first_bad if batch != NONE), default=NONE)
         if first != NONE and self.fit_options.stop_on_nan:
             at = [str(rank) for rank, batch in enumerate(first_bad) if batch == first]
-            ranks = f"rank{'s' * (len(at) > 1)} {', '.join(at)}"
-            advice = (
-                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
+            said = (
+                f"the loss was not finite at batch {first:.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
             )
-            self._end_not_finite(f"the loss was not finite at batch {first:.0f}, on {ranks}", advice)
+            self._end_not_finite(
+                said,
+                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch",
+            )
 
     def _end_not_finite(self, said: str, advice: str) -> NoReturn:
         self.checkpoints.finish()  # its weights are good
@@ -442,26 +458,24 @@ class Trainer:
         if better:
             self._best_at = batch
         policy = self.fit_options.checkpoint_policy
-        if (better if policy == "best" else policy == "all") and batch > 0:
-            return True
         self._set_status("training")
-        return False
+        return (better if policy == "best" else policy == "all") and batch > 0
 
     # ------------------------------------------------------------------------------------ checkpoints
 
     def checkpoint(self, *, waits: bool) -> None:
         """Write a checkpoint, where there is none of this batch; a collective."""
+        state = self.state
         if not self._keeps:
             return
-        if self.state.last_checkpoint == self.state.batches_trained:
+        if state.last_checkpoint == state.batches_trained:
             if waits:
                 self.checkpoints.finish()
             return
-        self._check_loss()
         self._set_status("checkpointing")
-        best = self._best_at == self.state.batches_trained
-        self.checkpoints.save(self.state, best=best, waits=waits and not self._test_mode)
-        self._stops.checkpoint_written()
+        best = self._best_at == state.batches_trained
+        self.checkpoints.save(state, best=best, waits=waits and not self._test_mode)
+        self._stops.saved_s = time.monotonic()
         self._show_checkpoints()
         self._set_status("training")
 
@@ -477,50 +491,34 @@ class Trainer:
         newest, writing = self.state.last_checkpoint, self.checkpoints.batch_in_writing
         self.progress.checkpoints(newest if writing is None else None, writing)
 
-    @contextlib.contextmanager
-    def _saved_before_error(self) -> Iterator[None]:
+    def _save_before_error(self) -> None:
         """Write a checkpoint before an error is raised, where all ranks have one and so can take part in it."""
-        try:
-            yield
-        except NotFiniteError:
-            raise
-        except Exception:
-            batch = self.state.batches_trained
-            is_saved = self.state.last_checkpoint == batch and self.checkpoints.batch_in_writing is None
-            if not is_saved and all_ranks_come(f"error/{batch}", within_s=AGREE_S):
-                try:
-                    self.checkpoint(waits=True)
-                    self.checkpoints.finish()
-                except Exception as error:
-                    if self.is_chief:
-                        logger.warning("warning: no checkpoint was written before it: %s", error)
-            raise
+        if all_ranks_come(f"error/{self.state.batches_trained}", within_s=AGREE_S):
+            try:
+                self.checkpoint(waits=True)
+                self.checkpoints.finish()
+            except Exception as error:
+                if self.is_chief:
+                    logger.warning("warning: no checkpoint was written before it: %s", error)
 
     # ------------------------------------------------------------------------------------ start and end
 
-    def __enter__(self) -> Trainer:
-        """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
-        self._closing.callback(self.progress.stop)
-        self._closing.callback(self.checkpoints.abandon)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._closing.__exit__(*error)
-
     def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`train`."""
-        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
-        for callback in self.callbacks:
-            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
-            self._closing.callback(callback.on_trial_shutdown)
-        if self.validator is None:
-            note = self.progress.note
-            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
-        self.context.reset_reducers()
+        self._start_up(latest_checkpoint or (fork.name if fork is not None else None))
         if latest_checkpoint is not None:
             self.read(latest_checkpoint)
         elif fork is not None:
             self.checkpoints.fork(fork)
+
+    def _start_up(self, begins_with: str | None) -> None:
+        for callback in self.callbacks:
+            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
+            self.closing.callback(callback.on_trial_shutdown)
+        if self.validator is None:
+            note = self.progress.note
+            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
+        self.context.reset_reducers()
 
     def read(self, uuid: str) -> None:
         """Load a checkpoint of this run, or its own trial's; a collective."""
@@ -549,47 +547,39 @@ class Trainer:
         for set_mode in [model.train for model in context.models] if set_modes is None else [set_modes]:
             set_mode()
         self._seed()  # nothing is built from here on
+        self._steps_before = [engine.global_steps for engine in context.models]
         self._built = [
             (engine, name, each, each.requires_grad)
             for engine in context.models
             for name, each in engine.module.named_parameters()
         ]
-        self._closing.enter_context(context.profiler or contextlib.nullcontext())
+        self.closing.enter_context(context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(state.batches_trained)
         is_missing = state.last_validation != state.batches_trained == self.schedule.num_batches
         if is_missing if catch_up is None else catch_up():
             self._validate()
-        if self.fit_options.profile is None:
+        if (steps := self.fit_options.profile) is None:
             return self.data.batches
-        capture = self._make_capture(self.fit_options.profile)
-        self._closing.callback(capture.close)
-        self.observers.append(capture)
-        return None if self.data.batches is None else capture.data(self.data.batches)
-
-    def _make_capture(self, steps: ProfiledSteps) -> Any:
         from determined_ds.logs.tensorboard import uploaded_to
         from determined_ds.profile.capture import Capture
         from determined_ds.report.results import PROFILE_DIR
 
-        context, kept_in, parent = self.context, "", Path(self.context._run_dir.path)
+        kept_in, parent = "", Path(context._run_dir.path)
         if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
             parent = Path(context._core.train.get_tensorboard_path())
             kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
         note = self.progress.note
-        return Capture(steps, context, folder=parent / PROFILE_DIR, note=note, kept_in=kept_in)
+        capture = Capture(steps, context, folder=parent / PROFILE_DIR, note=note, kept_in=kept_in)
+        self.closing.callback(capture.close)
+        self.observers.append(capture)
+        return None if self.data.batches is None else capture.data(self.data.batches)
 
     def _open_data(self) -> None:
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
         if mpu.should_build_data_loader:
-            loader = build_loader(self.trial, context, METHOD, note)
-            dataset = getattr(loader, "dataset", None)
-            if dataset is self.validator.dataset and hasattr(dataset, "state_dict"):
-                message = "is trained and validated on, and keeps one position: a validation would move it"
-                key, fix = type(dataset).__name__, "build the dataset twice, once for each"
-                raise ConfigError(Problem(key=key, message=message, fix=fix, code="stream-shared"))
             data.open(
-                loader,
+                build_loader(self.trial, context, METHOD, note),
                 batch=context.resolved.batch,
                 replica=mpu.data_parallel_rank,
                 seed=context.get_trial_seed(),
@@ -627,6 +617,25 @@ class Trainer:
             self.progress.note(f"test passed: trained, {words} {same}")
         HEART.rest()
 
+    def evaluate(self, checkpoint: str) -> None:
+        """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
+
+        They are loaded with the averages of ``EMA``, whichever ranks wrote them.
+        """
+        with self.closing:
+            self._start_up(Path(checkpoint).name)
+            try:
+                path = self.closing.enter_context(self.context._core.checkpoint.restore_path(checkpoint))
+            except CheckpointNotFound as error:
+                message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
+                raise CheckpointError(message) from error
+            batches = self.checkpoints.take(Path(path)).batches_trained
+            self.context.adopt()
+            metrics = {"batches": batches, **self.validator.run(self.callbacks)}
+            if self.is_chief:
+                self.reporter.validation(batches, metrics)
+            self.reporter.upload()
+
 
 def section_of(context: Any, name: str) -> dict[str, Any]:
     """A section of the experiment's configuration, empty where there is none."""
@@ -639,27 +648,6 @@ def section_of(context: Any, name: str) -> dict[str, Any]:
 def of_hyperparameters(fit: FitOptions) -> FitOptions:
     """``hyperparameters.fit``, where a reporting period that is not stated is Determined's."""
     return replace(fit, reporting_period=fit.reporting_period or REPORTING_PERIOD)
-
-
-def completed(fit: FitOptions, context: Any, *, test_mode: bool, states_length: bool = True) -> FitOptions:
-    """The options, checked, with what a test and the experiment change; turns profiling on where they say so."""
-    if test_mode:
-        one = Length(unit="batches", value=1)
-        fit = replace(fit, max_length=one, step_zero_validation=False, profile=None)
-    if fit.max_length is None and states_length:
-        fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
-        message = "missing: the length of training is required"
-        raise ConfigError(Problem(key="fit.max_length", message=message, fix=fix))
-    policy = fit.checkpoint_policy
-    if policy == "best" and not section_of(context, "searcher").get("metric"):
-        if context.distributed.rank == 0:
-            logger.warning(
-                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
-            )
-        policy = "all"
-    if fit.profiling_enabled or section_of(context, "profiling").get("enabled"):
-        context._core.profiler.on()
-    return replace(fit, checkpoint_policy="none" if test_mode else policy)
 
 
 def _stated_length(unit: Any) -> Any:

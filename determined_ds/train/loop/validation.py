@@ -1,34 +1,27 @@
-"""One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size.
-
-A training validates with its own weights; :func:`evaluate` uses those of a checkpoint, once.
-"""
+"""One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
-from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
 from torch.utils._pytree import tree_leaves, tree_map
 
-from determined_ds.callbacks import Callback, built_callbacks
-from determined_ds.checkpoints.writer import Checkpoints
-from determined_ds.errors import CheckpointError, TrainingError, TrialError
+from determined_ds.callbacks import Callback
+from determined_ds.errors import TrainingError, TrialError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import Calls, Share
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import as_chief
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
-from determined_ds.train.loop.reporting import Progress, Reporter
 from determined_ds.trial import returned
 from determined_ds.trial.author import described, failed, method_of, wrong
 
@@ -50,20 +43,17 @@ class Validator:
         self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
-        in_batches = not (self._full_dataset or context.use_pipeline_parallel)
-        self._declared = DeclaredMetrics(trial, in_batches=in_batches)
+        self._declared = DeclaredMetrics(trial)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
-        self.dataset: Any = None
         self._share: Share | None = None
         mpu = context._mpu
         if mpu.should_build_data_loader:
             loader = build_loader(trial, context, "build_validation_data_loader", note)
-            self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
-            replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
-            replica, replicas = (0, 1) if self._full_dataset else (replica, replicas)
+            own = (mpu.data_parallel_rank, mpu.data_parallel_world_size)
+            replica, replicas = (0, 1) if self._full_dataset else own
             length_of, seed = trial.get_batch_length, context.get_trial_seed()
             self._share = Share(loader, replica=replica, replicas=replicas, seed=seed, length_of=length_of)
         speaks = self._share is not None and mpu.should_report_metrics
@@ -91,7 +81,7 @@ class Validator:
                 callback.on_validation_start()
             metrics = self._on_chief() if self._full_dataset else self._in_batches(callbacks)
             # Every rank takes part: a custom reducer gathers from all of them.
-            metrics.update(context.reduce_metrics(for_training=False) or {})
+            metrics.update(context.reduce_metrics(for_training=False))
         metrics = context.distributed.broadcast(metrics)
         _check_names(self._trial, DECLARED, self._declared.names, metrics)
         for model in context.models:
@@ -119,14 +109,8 @@ class Validator:
         for callback in callbacks:
             callback.on_validation_epoch_start()
         trial, context, declared = self._trial, self._context, self._declared
-        stated = trial.evaluation_reducer()
-        for one in stated.values() if isinstance(stated, Mapping) else [stated]:
-            expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
-            fix = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
-            is_one = isinstance(one, Reducer)
-            returned.check(is_one, trial, "evaluation_reducer", one, expected, fix)
-        source = method_of(trial, *METHODS)
-        sums = MetricSums(context.device, declared.begin(stated), source=source)
+        stated, replica = trial.evaluation_reducer(), context._mpu.data_parallel_rank
+        sums = MetricSums(context.device, declared.begin(stated), source=method_of(trial, *METHODS))
         outputs: list[Any] = []
         at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
         batches = Calls(self._share, self._sizes, context.distributed, at_most=at_most)
@@ -139,15 +123,14 @@ class Validator:
             batches.weights = []
             metrics = self._evaluate(batches, count, index)
             weight = sum(batches.weights) if self.counts else 0
-            metrics = declared.take(metrics, index, counts=weight > 0)
+            metrics = declared.take(metrics, index, replica, counts=weight > 0)
             sums.add(metrics, weight)
             if sum(batches.weights):
                 outputs.append(metrics)
             HEART.beat()
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
-        metrics = dict(sums.reduce()[0])
-        metrics |= declared.compute(context.distributed, context._mpu.data_parallel_rank)
+        metrics = sums.reduce()[0] | declared.compute(context.distributed)
         if isinstance(stated, Mapping):
             _check_names(trial, "evaluation_reducer", stated, metrics)
         return metrics
@@ -199,39 +182,40 @@ WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Red
 class DeclaredMetrics:
     """How each metric of a validation is reduced, those over all predictions of all ranks among them."""
 
-    def __init__(self, trial: Any, *, in_batches: bool) -> None:
+    def __init__(self, trial: Any) -> None:
         declared = getattr(trial, DECLARED, ())
         self._trial, self.names = trial, dict(declared if isinstance(declared, Mapping) else {})
-        known = {name: WORDS.get(str(how), how) for name, how in self.names.items()}
-        self._reducers = {name: how for name, how in known.items() if isinstance(how, Reducer)}
-        self._of_all = {name: how for name, how in known.items() if callable(how) or _is_updated(how)}
-        self._kept: list[tuple[int, dict[str, Any]]] = []
+        self._reducers: dict[str, Reducer] = {}
+        self._of_all: dict[str, Any] = {}
+        for name, how in self.names.items():
+            if isinstance(reducer := WORDS.get(str(how), how), Reducer):
+                self._reducers[name] = reducer
+            elif callable(how) or _is_updated(how):
+                self._of_all[name] = how
+            else:
+                did, fix = f"declares {name!r} otherwise", f'write {DECLARED} = {{"{name}": "mean"}}'
+                expected = (
+                    "'mean', 'sum', 'max', 'min', a function, or an object with reset, update and compute"
+                )
+                raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
         # Batches that ``--test`` validates: an AUC, for example, needs samples of both classes.
         self.test_batches = 16 if self._of_all else 1
-        if wrong_names := [name for name in known if name not in {**self._reducers, **self._of_all}]:
-            name = wrong_names[0]
-            did, fix = f"declares {name!r} otherwise", f'write {DECLARED} = {{"{name}": "mean"}}'
-            expected = "'mean', 'sum', 'max', 'min', a function, or an object with update and compute"
-            raise TrialError(wrong(trial, DECLARED, known[name], expected, fix, did=did))
-        if self._of_all and not in_batches:
-            did = f"declares {', '.join(self._of_all)} over all predictions"
-            expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
-            fix = "compute it in evaluate_full_dataset, or train without pipeline stages"
-            raise TrialError(wrong(trial, DECLARED, None, expected, fix, did=did))
+        self._kept: list[tuple[int, int, dict[str, Any]]] = []
 
-    def begin(self, reducers: Any) -> Any:
+    def begin(self, stated: Any) -> Any:
         """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added."""
         self._kept = []
-        if isinstance(reducers, Mapping):
-            return {**self._reducers, **reducers}
-        if self._reducers and reducers != Reducer.AVG:
-            fix = f"declare every metric in {DECLARED}, without evaluation_reducer"
-            raise TrialError(
-                wrong(self._trial, "evaluation_reducer", reducers, f"none beside {DECLARED}", fix)
+        if isinstance(stated, Mapping):
+            return {**self._reducers, **{name: Reducer(how) for name, how in stated.items()}}
+        if self._reducers and stated != Reducer.AVG:
+            expected, fix = (
+                f"none beside {DECLARED}",
+                f"declare all in {DECLARED}, without evaluation_reducer",
             )
-        return self._reducers or reducers
+            raise TrialError(wrong(self._trial, "evaluation_reducer", stated, expected, fix))
+        return self._reducers or Reducer(stated)
 
-    def take(self, metrics: dict[str, Any], index: int, *, counts: bool) -> dict[str, Any]:
+    def take(self, metrics: dict[str, Any], index: int, replica: int, *, counts: bool) -> dict[str, Any]:
         """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
         kept = {name: metrics[name] for name in self._of_all if name in metrics}
         for name, value in kept.items():
@@ -240,17 +224,17 @@ class DeclaredMetrics:
                 fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
                 raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
         if counts and kept:
-            # numpy, which most functions compute in, has no bfloat16
             kept = tree_map(lambda value: torch.as_tensor(value).detach().cpu(), kept)
+            # numpy, which most functions compute in, has no bfloat16
             kept = tree_map(lambda value: value.float() if value.dtype == torch.bfloat16 else value, kept)
-            self._kept.append((index, kept))
+            self._kept.append((index, replica, kept))
         return {name: value for name, value in metrics.items() if name not in kept}
 
-    def compute(self, distributed: Any, replica: int) -> dict[str, Any]:
+    def compute(self, distributed: Any) -> dict[str, Any]:
         """The metrics over all predictions, in the order of the data; a collective. Computed on the chief."""
         if not self._of_all:
             return {}
-        gathered = distributed.gather([(index, replica, kept) for index, kept in self._kept])
+        gathered = distributed.gather(self._kept)
         self._kept = []
 
         @torch.no_grad()
@@ -258,16 +242,14 @@ class DeclaredMetrics:
             batches = sorted((each for own in gathered for each in own), key=lambda each: each[:2])
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
-                values = [kept[name] for _, _, kept in batches if name in kept]
+                values, apply = [kept[name] for _, _, kept in batches if name in kept], how
                 if not values:
                     continue
-                apply = how
                 if _is_updated(how):
                     for metric in how.modules() if isinstance(how, torch.nn.Module) else (how,):
                         if hasattr(metric, "sync_on_compute"):
                             metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
-                    if hasattr(how, "reset"):
-                        how.reset()
+                    how.reset()
                     apply = how.update
                 whole = tree_map(lambda *parts: torch.cat(parts), *values)  # by name, in order, or one
                 if isinstance(whole, Mapping):
@@ -281,7 +263,7 @@ class DeclaredMetrics:
 
 
 def _is_updated(how: Any) -> bool:
-    return callable(getattr(how, "update", None)) and callable(getattr(how, "compute", None))
+    return all(callable(getattr(how, name, None)) for name in ("reset", "update", "compute"))
 
 
 def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
@@ -290,34 +272,3 @@ def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]
         did = f"names {unknown[0]!r}, which is not reported"
         fix = f"use: {', '.join(metrics)}" if metrics else "return this metric from the validation"
         raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
-
-
-# ------------------------------------------------------------------------------------ with a checkpoint's weights
-
-
-def evaluate(trial: Any, context: Any, checkpoint: str, progress: Progress) -> None:
-    """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
-
-    They are loaded with the averages of ``EMA``, whichever ranks wrote them.
-    """
-    validator = Validator(trial, context, note=progress.note)
-    named = built_callbacks(trial, context)
-    checkpoints, path = Checkpoints(trial, context, named, {}, note=progress.note), Path(checkpoint)
-    with contextlib.ExitStack() as stack:
-        stack.callback(progress.stop)
-        for callback in named.values():
-            callback.on_trial_startup(context.get_initial_batch(), path.name)
-            stack.callback(callback.on_trial_shutdown)
-        if not path.is_dir():  # in the cluster's storage, by its uuid
-            try:
-                path = Path(stack.enter_context(context._core.checkpoint.restore_path(checkpoint)))
-            except CheckpointNotFound as error:
-                message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
-                raise CheckpointError(message) from error
-        batches = checkpoints.take(path).batches_trained
-        context.reset_reducers()
-        context.adopt()
-        metrics = validator.run(list(named.values()))
-        reporter = Reporter(trial, context, progress)
-        reporter.validation(batches, {"batches": batches, **metrics})
-        reporter.upload()
