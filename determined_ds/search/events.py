@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from determined_ds.launch.trial_process import TrialProcess
 
 EVENTS = "events.jsonl"
-FORMAT = 4
+FORMAT = 5
 # What becomes of a trial.
 WAITING, RUNNING = "waiting", "running"
 COMPLETED, STOPPED, FAILED, DROPPED = "completed", "stopped", "failed", "dropped"
@@ -40,7 +40,6 @@ class Trial:
     point: Mapping[str, Any]  # its searched hyperparameters, by dotted name
     status: str = WAITING
     why: str = ""  # it failed or was dropped
-    restarts: int = 0  # how often it was started again after a crash
     values: dict[int, float] = field(default_factory=dict)  # batches -> the metric, as the method received it
     time: float = 0.0  # searcher.time_metric at the last of them; 0 before, and for a searcher without one
     stop_asked: bool = False  # whether the method has stopped it
@@ -50,8 +49,7 @@ class Trial:
     is_judged: bool = False  # whether its point is known to be possible
     length: int | None = None  # batches in all, if known
     process: TrialProcess | None = None  # while it has one
-    is_asked: bool = False  # whether that has been asked to stop
-    from_checkpoint: bool = False  # whether that resumed from one
+    is_ending: bool = False  # whether that has been asked to stop; twice would mean at once
     gpus: tuple[str, ...] = ()  # that it has
     steps: int | None = None  # batches trained, as far as it has reported; None before its first report
 
@@ -69,20 +67,16 @@ class Trial:
         """Batches trained at its last validation; -1 before the first."""
         return max(self.values, default=-1)
 
-    def ask_to_stop(self) -> None:
-        """Have its process finish its batch, write a checkpoint and end; asked once, since twice means at once."""
-        if self.process is not None and not self.is_asked:
-            self.is_asked = True
-            self.process.stop()
+    def best(self, smaller_is_better: bool) -> tuple[float, int, int] | None:
+        """(metric, its number, batches) of its best validation, the first of equals; None without a finite one.
 
-    def best(self, smaller_is_better: bool) -> tuple[int, float] | None:
-        """(batches trained, metric) of its best validation, the first of equals; None without a finite one."""
+        The metric is negated where the larger is the better, so that the least is the best of all trials.
+        """
         sign = 1 if smaller_is_better else -1
-        finite = [(sign * value, steps) for steps, value in self.values.items() if math.isfinite(value)]
-        if not finite:
-            return None
-        value, steps = min(finite)
-        return steps, sign * value
+        finite = [
+            (sign * value, self.number, steps) for steps, value in self.values.items() if math.isfinite(value)
+        ]
+        return min(finite, default=None)
 
 
 class SearchEvents:
@@ -105,10 +99,10 @@ class SearchEvents:
         self.dropped_in_a_row = 0  # impossible points since a trial has last shown that it can be trained
         self._num_written = 0  # trials whose creation is in the file
         begin = {"event": "search", "format": FORMAT, "searcher": as_plain(searcher)}
+        self._act(self._method.start())
         try:
             content = path.read_bytes() if path.exists() else b""
             whole = content.rfind(b"\n") + 1
-            self._act(self._method.start())
             lines = content[:whole].splitlines()
             for number, line in enumerate(lines, start=1):
                 try:
@@ -119,7 +113,7 @@ class SearchEvents:
                         raise ValueError("the record of something else")
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                     message = f"is damaged: line {number} of {len(lines)} is not one of this search"
-                    raise self._problem(message) from None
+                    raise self._problem(message, ANOTHER) from None
             if whole < len(content):
                 os.truncate(path, whole)
             if not lines:
@@ -133,8 +127,8 @@ class SearchEvents:
         """Write an event down, then act on it.
 
         Args:
-            event: ``started``; ``restarted``, with its ``why``; ``validated``, with ``steps`` and ``metrics``; or
-                ``ended``, with its ``status``, ``why``, and a ``reason`` where that was not the trial's own.
+            event: ``started``; ``validated``, with ``steps`` and ``metrics``; or ``ended``, with its ``status``, its
+                ``why``, and a ``reason`` for the method where that was not the trial's own end.
             trial: Its trial.
             **more: Of the event.
         """
@@ -143,7 +137,7 @@ class SearchEvents:
         self._take(record)
         self._write_created()
 
-    def _problem(self, message: str, fix: str = ANOTHER) -> ConfigError:
+    def _problem(self, message: str, fix: str) -> ConfigError:
         return ConfigError(Problem(key="", origin=str(self._path), message=message, fix=fix, code="events"))
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -155,31 +149,24 @@ class SearchEvents:
     def _write_created(self) -> None:
         """Write down the trials that the method has created; whoever replays them creates them likewise."""
         for trial in self.trials[self._num_written :]:
-            now = datetime.now().isoformat()
             created = {"seed": trial.create.seed, "point": dict(trial.point)}
-            self._write({"event": "created", "trial": trial.number, "time": now, **created})
+            self._write(
+                {"event": "created", "trial": trial.number, "time": datetime.now().isoformat(), **created}
+            )
             self._num_written = trial.number
 
     def _take(self, record: dict[str, Any]) -> None:
-        """What follows from an event, whether it is new or read.
-
-        Raises:
-            ValueError: it is not one of this search.
-        """
+        """What follows from an event, whether it is new or read. A ValueError: it is not one of this search."""
         kind, number, time = record["event"], record["trial"], datetime.fromisoformat(record["time"])
-        if number < 1:
-            raise ValueError("no such trial")
         trial = self.trials[number - 1]
+        if number < 1 or not trial.is_open or (kind == "validated" and trial.stop_asked):
+            raise ValueError("no such trial, or one that has ended")
         if kind == "created":
             if (record["seed"], record["point"]) != (trial.create.seed, dict(trial.point)):
-                raise self._problem(f"holds another trial {number} than this search creates")
+                raise self._problem(f"holds another trial {number} than this search creates", ANOTHER)
             self._num_written = number
-        elif not trial.is_open or (kind == "validated" and trial.stop_asked):
-            raise ValueError("the trial has ended")
         elif kind == "started":
             trial.status, trial.started = RUNNING, time
-        elif kind == "restarted":
-            trial.restarts += 1
         elif kind == "validated":
             metrics = {name: float(value) for name, value in record["metrics"].items()}
             trial.values[int(record["steps"])] = metrics[self._metric]
@@ -188,9 +175,8 @@ class SearchEvents:
             self._act(self._method.validated(number, metrics))
         elif kind == "ended":
             trial.status, trial.why, trial.ended = record["status"], record["why"], time
-            reason = record["reason"]
-            self.dropped_in_a_row = self.dropped_in_a_row + 1 if reason == "INVALID_HP" else 0
-            self._act(self._method.exited(number, reason))
+            self.dropped_in_a_row = self.dropped_in_a_row + 1 if trial.status == DROPPED else 0
+            self._act(self._method.exited(number, record["reason"]))
         else:
             raise ValueError(kind)
 

@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.check.experiment import check_experiment
-from determined_ds.check.output import ERROR, Finding
-from determined_ds.check.trial import stages_problem
+from determined_ds.check.output import ERROR
 from determined_ds.config.keys import SEARCH
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import TRIAL_SEED
-from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, differences, in_words, words
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems, decide_stated, read_document
+from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import SLOTS, Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
-from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.space import HALVING
 from determined_ds.launch.resume import SOURCE, fork_of
 from determined_ds.launch.run import as_constants
@@ -86,36 +83,15 @@ class SearchPlan:
         """The ``searcher`` section, defaults filled in."""
         return with_defaults(self.experiment.config.get("searcher") or {})
 
-    @property
-    def max_restarts(self) -> int:
-        """Of a trial that crashes."""
-        given = self.experiment.config.get("max_restarts")
-        return MAX_RESTARTS if given is None else self.experiment.max_restarts
-
-    def judge(self, create: Create) -> ResolvedConfig | None:
-        """What a trial will run with; None where its code decides that.
-
-        Raises:
-            ConfigError: its point is impossible.
-        """
-        experiment, staged = self.experiment, self.experiment.trained(2)
-        hyperparameters = experiment.hyperparameters.holding(create.hparams)
-        problem = stages_problem(hyperparameters, read_trial(staged, self.context_dir)) if staged else None
-        if problem is not None:
-            raise ConfigError(problem)
-        where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)
-        return decide_stated(experiment, hyperparameters, where)
-
     def trial_document(self, create: Create) -> Document:
         """The experiment of one trial: its point and its seed as constants, and no search."""
         experiment = self.experiment
         data = as_plain(experiment.config)
         data["hyperparameters"] = {TRIAL_SEED: create.seed, **as_constants(as_plain(create.hparams))}
-        data["searcher"] = {
-            "name": "single",
-            "metric": experiment.metric,
-            "smaller_is_better": experiment.smaller_is_better,
-        }
+        if data.get("max_restarts") is None:
+            data["max_restarts"] = MAX_RESTARTS
+        better = experiment.smaller_is_better
+        data["searcher"] = {"name": "single", "metric": experiment.metric, "smaller_is_better": better}
         kept = [SOURCE] if experiment.states_all else [SOURCE, MAX_LENGTH]  # which the code reads
         for path in kept:
             if (value := experiment.document.get(path)) is not None:
@@ -140,23 +116,18 @@ def prepare_search(
         ConfigError: it cannot run; every reason that is known before a trial is started.
     """
     document = read_document(config, context_dir, slots=slots, overrides=overrides)
-    found = Problems()
+    found, warnings = Problems(), []
     devices = found.of(lambda: detect_accelerator(accelerator))
-    report = check_experiment(
-        document, context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
-    )
-
-    def is_error(finding: Finding) -> bool:
+    kind = devices.name if devices else "cpu"
+    for each in check_experiment(document, context_dir=context_dir, accelerator=kind, place=SEARCH).findings:
+        problem = each.problem
         # A package that every trial needs is missing on this machine, where they run.
-        here = finding.problem.code == "missing-package" and finding.share is None
-        return finding.severity == ERROR or finding.problem.code == "search-nothing" or here
-
-    # A script may decide what is not stated.
-    findings = [each for each in report.findings if each.problem.code != LEFT_OPEN]
-    warnings = [each for each in findings if not is_error(each)]
-    found.warn(finding.problem for finding in warnings)
-    errors = [finding.problem for finding in findings if is_error(finding)]
-    found.problems += [problem for problem in errors if problem not in found.problems]
+        here = problem.code == "missing-package" and each.share is None
+        if each.severity == ERROR or problem.code == "search-nothing" or here:
+            found.problems += [problem] if problem not in found.problems else []
+        elif problem.code != LEFT_OPEN:  # a script may decide what is not stated
+            found.warn([problem])
+            warnings.append(f"{problem}\n  points: {each.share}" if each.share else str(problem))
     found.raise_any()
     experiment = parse_experiment(document)
     assert devices is not None
@@ -170,16 +141,13 @@ def prepare_search(
     assert machine is not None
     options = ["--machine-slots", str(machine_slots)] if machine_slots else []
     options += ["--accelerator", accelerator] if accelerator else []
-    shares = (
-        f"{each.problem}\n  points: {each.share}" if each.share else str(each.problem) for each in warnings
-    )
     return SearchPlan(
         experiment=experiment,
         context_dir=context_dir.resolve(),
         run_dir=where.resolve(),
         machine=machine,
         resume=resume,
-        warnings=(*shares, *damages),
+        warnings=(*warnings, *damages),
         words=tuple(options),
     )
 
@@ -206,17 +174,14 @@ def machine_of(experiment: Experiment, devices: Accelerator, machine_slots: int 
     max_slots = experiment.document.get(("resources", "max_slots"))
     if isinstance(max_slots, int):
         wanted = min(wanted, max(1, max_slots // experiment.slots))
-    gpus: tuple[str, ...] = ()
-    if is_gpu:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = [name.strip() for name in visible.split(",")] if visible else map(str, range(slots))
-        gpus = tuple(names)[:slots]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")] if visible else list(map(str, range(slots)))
     return Machine(
         accelerator=devices,
         slots=slots,
         slots_per_trial=experiment.slots,
         at_once=1 if searcher["name"] == "single" else min(max(1, slots // experiment.slots), wanted),
-        gpus=gpus,
+        gpus=tuple(names[:slots]) if is_gpu else (),
     )
 
 
@@ -244,10 +209,9 @@ def _check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated:
     now = experiment.document.holding(masked(experiment.config))  # as what was written has no secrets
     problems = []
     for each in differences(before.data, now.data):
-        if each.path[0] in NOT_THE_SEARCH:
-            continue
-        message = f"was {in_words(each.was)} when the search in {before.origin(each.path)} began"
-        fix = "restore the earlier value, or use another --run-dir without --resume"
-        problems.append(now.problem(each.path, message, fix, "another-search", value=each.now))
+        if each.path[0] not in NOT_THE_SEARCH:
+            message = f"was {in_words(each.was)} when the search in {before.origin(each.path)} began"
+            fix = "restore the earlier value, or use another --run-dir without --resume"
+            problems.append(now.problem(each.path, message, fix, "another-search", value=each.now))
     if problems:
         raise ConfigError(problems)

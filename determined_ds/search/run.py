@@ -1,4 +1,4 @@
-"""A search run here: trials started as slots become free, followed, stopped and restarted as the method says."""
+"""A search run here: trials started as slots become free, followed and stopped as the method says."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from determined_ds.checkpoints.files import checkpoints_in
+from determined_ds.config.resolve import Where
 from determined_ds.documents.files import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError
+from determined_ds.experiment.decide import decide_stated
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING
 from determined_ds.launch.trial_process import TrialProcess
@@ -30,8 +32,8 @@ from determined_ds.report.run_page import save_page
 from determined_ds.report.runs import find_runs
 from determined_ds.rundir.metrics_file import Record, read_records
 from determined_ds.rundir.records import COMPLETED as RUN_COMPLETED
-from determined_ds.rundir.records import INVALID
-from determined_ds.rundir.run_dir import RunDir, RunLock, check_run_dir, is_held, short
+from determined_ds.rundir.records import INVALID, RESTART, read_launches
+from determined_ds.rundir.run_dir import LEFT_S, RunDir, RunLock, check_run_dir, is_held, short
 from determined_ds.rundir.signals import Interrupts
 from determined_ds.search.events import (
     COMPLETED,
@@ -47,12 +49,9 @@ from determined_ds.search.methods import brackets_of, rungs
 from determined_ds.search.plan import SearchPlan
 
 TRIALS, BEST, RESULTS, PAGE = "trials", "best.yaml", "results.csv", "report.html"
-POLL_S = 0.5
-REFRESH_S = 1.0  # a drawing takes some milliseconds
-LEFT_S = 10.0  # processes of a killed search end with it; the system may take a moment
+POLL_S, REFRESH_S = 0.5, 1.0  # a drawing takes some milliseconds
 # Most methods replace an impossible point by another, endlessly if need be; after so many in a row the search gives up.
-MOST_DROPPED = 1000
-MOST_REFUSED = 20  # by ranks, which take seconds to start
+MOST_DROPPED = 200
 MOST_REASONS = 8
 BAR_CELLS = 12
 
@@ -68,8 +67,7 @@ def run_search(plan: SearchPlan) -> int:
         ConfigError: the search in the run directory cannot be resumed, or a trial reports no such metric.
     """
     with Interrupts("the trials that run finish their batch and write a checkpoint") as interrupts:
-        for line in _header(plan):
-            print(line)
+        print(*_header(plan), sep="\n")
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         sys.stdout.flush()
@@ -77,24 +75,25 @@ def run_search(plan: SearchPlan) -> int:
             path, text = RunDir(plan.run_dir).experiment, stored_yaml(plan.experiment.config)
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 write_files({path: text}, overwrite=True)
-            events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space)
-            search = LocalSearch(plan, events, interrupts)
+            search = LocalSearch(plan, interrupts)
             search.run()
             return search.conclude()
 
 
 class LocalSearch:
-    """A search and its trials' processes."""
+    """A search and its trials' processes; of a run directory whose lock is held.
 
-    def __init__(self, plan: SearchPlan, events: SearchEvents, interrupts: Interrupts) -> None:
-        self.plan, self.events, self.interrupts = plan, events, interrupts
+    Raises:
+        ConfigError: the run directory holds another search.
+    """
+
+    def __init__(self, plan: SearchPlan, interrupts: Interrupts) -> None:
+        self.plan, self.interrupts = plan, interrupts
+        self.events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space)
+        self._metric = plan.experiment.metric
+        self._is_halving = plan.searcher["name"] in HALVING
         self._gave_up = ""  # why it ended before its end
         self._free_gpus = list(plan.machine.gpus)
-        self._refused_in_a_row = 0
-        name = plan.searcher["name"]
-        self._replaces = name not in ("grid", "single")
-        self._time_metric = str(plan.searcher["time_metric"]) if name in HALVING else ""
-        self._rungs = rungs(brackets_of(plan.searcher)[0]) if name in HALVING else ()
         # A table on a terminal, and what has happened above it; the latter alone elsewhere.
         self._live = Live(auto_refresh=False, transient=True)
 
@@ -107,17 +106,26 @@ class LocalSearch:
     def _running(self) -> dict[Trial, TrialProcess]:
         return {trial: trial.process for trial in self.events.trials if trial.process is not None}
 
+    def _run_dir(self, trial: Trial) -> Path:
+        return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
+
     def run(self) -> None:
         """Run it to its end, or until it is interrupted. No process is left, however this ends.
 
         Raises:
-            ConfigError: the run directory holds another search, or a trial reports no such metric.
+            ConfigError: a trial reports no such metric.
         """
-        drawn_s = 0.0
+        drawn_s, until = 0.0, time.monotonic() + LEFT_S
         try:
             with self._live:
-                if self.plan.resume:
-                    self._restore()
+                for trial in self._open if self.plan.resume else ():  # what they have written since
+                    while is_held(self._run_dir(trial)) and time.monotonic() < until:
+                        time.sleep(POLL_S)  # its processes end with the search
+                    check_run_dir(self._run_dir(trial))
+                    for record in read_records(RunDir(self._run_dir(trial)).metrics):
+                        self._take(trial, record)
+                    if trial.stop_asked:
+                        self._end_stopped(trial)
                 while self._turn():
                     time.sleep(POLL_S)
                     self._follow()
@@ -128,85 +136,65 @@ class LocalSearch:
             for process in self._running.values():
                 process.kill()
 
-    def _restore(self) -> None:
-        """Pass on what the trials of an interrupted search have written since."""
-        until = time.monotonic() + LEFT_S
-        for trial in self._open:
-            run_dir = self._run_dir(trial)
-            while is_held(run_dir) and time.monotonic() < until:  # its processes end with the search
-                time.sleep(POLL_S)
-            check_run_dir(run_dir)
-        for trial in self._open:
-            for record in read_records(RunDir(self._run_dir(trial)).metrics):
-                self._take(trial, record)
-        for trial in self._open:
-            if trial.stop_asked:
-                self._end_stopped(trial)
-
     def _turn(self) -> bool:
         """Start what can be started, stop what is to be stopped. Returns whether there is something to wait for."""
-        if self.interrupts.at_once or self._gave_up:
+        if self.interrupts.at_once:
             return False
+        machine = self.plan.machine
+        where = Where(context_dir=self.plan.context_dir, accelerator=machine.accelerator)
         # A point that cannot run may be replaced by another, which is judged in turn.
-        while not self.interrupts.requested and (
-            trial := next((t for t in self._open if not t.is_judged), None)
-        ):
-            if self._replaces and self.events.dropped_in_a_row >= MOST_DROPPED:
+        while not self.interrupts.requested and (open_ := [t for t in self._open if not t.is_judged]):
+            if self.events.dropped_in_a_row >= MOST_DROPPED and self.plan.searcher["name"] != "grid":
                 if not self._running:
                     self._gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
+                    return False
                 break
+            point = self.plan.experiment.hyperparameters.holding(open_[0].create.hparams)
             try:
-                resolved = self.plan.judge(trial.create)
+                resolved = decide_stated(self.plan.experiment, point, where)
             except ConfigError as error:
                 why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
-                self._end(trial, DROPPED, why, "INVALID_HP")
+                self._end(open_[0], DROPPED, why, "INVALID_HP")
                 continue
-            trial.is_judged = True
+            open_[0].is_judged = True
             length = resolved.fit.max_length if resolved is not None else None
             if length is not None and length.unit == "batches" and isinstance(length.value, int):
-                trial.length = length.value
+                open_[0].length = length.value
+        for trial, process in self._running.items():
+            if (trial.stop_asked or self.interrupts.requested) and not trial.is_ending:
+                trial.is_ending = True
+                process.stop()
         for trial in self._open:  # the oldest first, as on a cluster
-            if self.interrupts.requested:
-                trial.ask_to_stop()
-            elif trial.is_judged and trial.process is None and len(self._running) < self.plan.machine.at_once:
+            if self.interrupts.requested or len(self._running) >= machine.at_once:
+                break
+            if trial.is_judged and trial.process is None:
                 self._start(trial)
         return bool(self._running)
 
-    def _run_dir(self, trial: Trial) -> Path:
-        return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
-
     def _start(self, trial: Trial) -> None:
         machine, run_dir = self.plan.machine, self._run_dir(trial)
-        trial.gpus = tuple(self._free_gpus[: machine.slots_per_trial]) if machine.gpus else ()
-        self._free_gpus = [gpu for gpu in self._free_gpus if gpu not in trial.gpus]
+        trial.gpus = tuple(self._free_gpus[: machine.slots_per_trial])
+        self._free_gpus = self._free_gpus[len(trial.gpus) :]
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(trial.gpus)} if trial.gpus else {}
         if machine.threads is not None:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
         checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
-        # The search restarts crashed trials itself.
-        document = self.plan.trial_document(trial.create).overwritten((("max_restarts",), 0, "the search"))
         process = TrialProcess(
-            experiment=document,
+            experiment=self.plan.trial_document(trial.create),
             context_dir=self.plan.context_dir,
             run_dir=run_dir,
             accelerator=machine.accelerator.name,
             arguments=["--resume"] if checkpoints else [],
             environment=environment,
         )
-        is_new = trial.status == WAITING
-        if is_new:
-            self.events.tell("started", trial)
-        process.start()
-        trial.process, trial.is_asked = process, False
-        trial.from_checkpoint, trial.steps = bool(checkpoints), None
         if checkpoints:
             self._say(trial, "resumed", f"from batch {checkpoints[0].steps_completed}")
-        elif is_new:
-            self._say(trial, "started", _in_words(trial.point))
         else:
-            self._say(trial, "restarted", "no checkpoint found; starting from step 0")
-
-    # --------------------------------------------------------------------------------- what trials say
+            self._say(trial, "started", _in_words(trial.point))
+        if trial.status == WAITING:
+            self.events.tell("started", trial)
+        process.start()
+        trial.process, trial.is_ending, trial.steps = process, False, None
 
     def _follow(self) -> None:
         """Take in what the trials have written, and who has ended."""
@@ -215,64 +203,40 @@ class LocalSearch:
             for record in process.new_metrics():
                 trial.steps = record["steps_completed"]
                 self._take(trial, record)
-            if code is not None:
-                trial.process = None
-                self._free_gpus += trial.gpus
-                self._ended(trial, process)
-            elif trial.stop_asked:
-                trial.ask_to_stop()
+            if code is None:
+                continue
+            trial.process = None
+            self._free_gpus += trial.gpus
+            result, has_trained = process.result(), checkpoints_in(RunDir(process.run_dir).checkpoints)
+            if trial.stop_asked:
+                self._end_stopped(trial)
+            elif result.status == RUN_COMPLETED:
+                self._end(trial, COMPLETED)
+            elif self.interrupts.requested:
+                self._say(trial, "paused", f"at batch {trial.steps or 0}")
+            elif result.status == INVALID and not has_trained:  # what has trained is not impossible
+                self._end(trial, DROPPED, result.reason or "", "INVALID_HP")
+            else:
+                self._end(trial, FAILED, result.reason or "it was stopped from outside", "ERRORED")
 
     def _take(self, trial: Trial, record: Record) -> None:
         """A record of a trial: the method receives each validation once, and none after it has stopped the trial."""
         steps, metrics, values = record["steps_completed"], record["metrics"], dict[str, float]()
         if record["group"] != "validation" or trial.stop_asked or steps <= trial.last:
             return
-        needed = {"metric": self.plan.experiment.metric, "time_metric": self._time_metric}
+        needed = {"metric": self._metric}
+        if self._is_halving:
+            needed["time_metric"] = str(self.plan.searcher["time_metric"])
         for key, name in needed.items():
             value = metrics.get(name)
             if isinstance(value, (int, float)) and (key == "metric" or math.isfinite(value)):
                 values[name] = float(value)
-            elif name:
-                known = ", ".join(sorted(metrics))
-                message = (
-                    f"trial {trial.number} does not report it as a number at validation; it reports {known}"
-                )
-                path, document = ("searcher", key), self.plan.experiment.document
-                fix = f"name one of them: {known}"
-                raise ConfigError(document.problem(path, message, fix, "metric", value=name))
-        before = trial.time
+                continue
+            known = ", ".join(sorted(metrics))
+            message = f"trial {trial.number} does not report it as a number at validation; it reports {known}"
+            document, fix = self.plan.experiment.document, f"name one of them: {known}"
+            raise ConfigError(document.problem(("searcher", key), message, fix, "metric", value=name))
         self.events.tell("validated", trial, metrics=values, steps=steps)
-        self._refused_in_a_row = 0
-        if any(before < rung <= trial.time for rung in self._rungs):
-            self._say(trial, "validated", self._last_of(trial))
-
-    def _ended(self, trial: Trial, process: TrialProcess) -> None:
-        """A process has ended: its trial is over, is restarted, or continues when the search is resumed."""
-        result = process.result()
-        why = result.reason or ""
-        if trial.stop_asked:
-            self._end_stopped(trial)
-        elif result.status == RUN_COMPLETED:
-            self._end(trial, COMPLETED)
-        elif self.interrupts.requested:
-            self._say(trial, "paused", f"at batch {trial.steps or 0}")
-        elif result.status == INVALID and not trial.from_checkpoint:
-            self._refused_in_a_row += 1
-            self._end(trial, DROPPED, why, "INVALID_HP")
-            if self._replaces and self._refused_in_a_row >= MOST_REFUSED:
-                self._gave_up = f"the ranks of {self._refused_in_a_row} points in a row refused to train"
-        else:
-            if result.status == INVALID:  # what ran before cannot be impossible: its checkpoints are not good
-                folder, number = RunDir(process.run_dir).checkpoints, 1
-                while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
-                    number += 1
-                folder.rename(aside)
-            why, most = why or "it was stopped from outside", self.plan.max_restarts
-            if trial.restarts >= most:
-                self._end(trial, FAILED, why, "ERRORED")
-            else:
-                self.events.tell("restarted", trial, why=why)
-                self._say(trial, "crashed", f"{why} (restart {trial.restarts} of {most})")
 
     def _end_stopped(self, trial: Trial) -> None:
         """The method has stopped a trial: early, or because it has reached ``max_time``."""
@@ -286,31 +250,30 @@ class LocalSearch:
     # ------------------------------------------------------------------------------------------- what is shown
 
     def _last_of(self, trial: Trial) -> str:
-        if not trial.values:
-            return ""
-        return f"batch {trial.last}  {self.plan.experiment.metric} {trial.values[trial.last]:.5g}"
+        return f"batch {trial.last}  {self._metric} {trial.values[trial.last]:.5g}" if trial.values else ""
 
-    def _say(self, trial: Trial, what: str, more: str = "") -> None:
+    def _say(self, trial: Trial, what: str, more: str) -> None:
         line = f"trial {trial.number:<4} {what:<10} {more}".rstrip()
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _best(self) -> tuple[Trial, int, float] | None:
         """The trial with the best validation, the first of equals, its batches and its metric."""
-        is_smaller = self.plan.experiment.smaller_is_better
-        rated = [(trial, *found) for trial in self.events.trials if (found := trial.best(is_smaller))]
-        sign = 1 if is_smaller else -1
-        return min(rated, key=lambda each: (sign * each[2], each[0].number), default=None)
+        is_smaller, trials = self.plan.experiment.smaller_is_better, self.events.trials
+        best = min((found for trial in trials if (found := trial.best(is_smaller))), default=None)
+        if best is None:
+            return None
+        _, number, steps = best
+        return trials[number - 1], steps, trials[number - 1].values[steps]
 
     def _drawing(self) -> Group:
         """The trials that run, the best so far, and how many have become what."""
         table = Table(box=None, pad_edge=False)
-        for head in ("trial", "progress", "batches", self.plan.experiment.metric):
+        for head in ("trial", "progress", "batches", self._metric):
             table.add_column(head, justify="left" if head == "progress" else "right", no_wrap=True)
         table.add_column("point", overflow="ellipsis", no_wrap=True)
         for trial in self._running:
             steps, length = trial.steps or 0, trial.length
-            is_stopping = trial.stop_asked or self.interrupts.requested
-            word = "stopping" if is_stopping else "starting" if trial.steps is None else "running"
+            word = "stopping" if trial.is_ending else "starting" if trial.steps is None else "running"
             progress = ProgressBar(length, steps, BAR_CELLS) if word == "running" and length else word
             batches = f"{steps}/{length}" if length else str(steps)
             value = f"{trial.values[trial.last]:.5g}" if trial.values else ""
@@ -324,23 +287,19 @@ class LocalSearch:
         lines = [f"{len(self.events.trials)} trials: {numbers}"]
         if best := self._best():
             trial, steps, value = best
-            lines.append(
-                f"best   trial {trial.number}: {self.plan.experiment.metric} {value:.6g} after {steps} batches"
-            )
+            lines.append(f"best   trial {trial.number}: {self._metric} {value:.6g} after {steps} batches")
             lines += [f"       {_in_words(trial.point)}"] if trial.point else []
         return lines
-
-    # --------------------------------------------------------------------------------------------- at the end
 
     def conclude(self) -> int:
         """Write the results, and say how it ended. Returns the exit code."""
         plan, trials, best = self.plan, self.events.trials, self._best()
-        machine, metric = plan.machine, plan.experiment.metric
+        machine, metric = plan.machine, self._metric
         threads = machine.threads or os.environ.get("OMP_NUM_THREADS")
         again = [f"OMP_NUM_THREADS={threads}"] if threads and machine.accelerator.name == "cpu" else []
         again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
         command = shlex.join([*again, "--accelerator", machine.accelerator.name])
-        texts = {plan.run_dir / RESULTS: _results(plan, trials)}
+        texts = {plan.run_dir / RESULTS: self._results()}
         if best is not None:
             trial, steps, value = best
             head = (
@@ -357,29 +316,56 @@ class LocalSearch:
             print(f"resume with: {shlex.join(resume)}", file=sys.stderr)
             return self.interrupts.exit_code
 
-        written = [plan.run_dir / RESULTS]
+        lines, written = ["", *self._summary()], [plan.run_dir / RESULTS]
         if best is not None:  # curves, and what differs between the trials
             save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
             written.append(plan.run_dir / PAGE)
-        lines = ["", *self._summary(), *([f"again  {command}"] if best is not None else [])]
-        lines.append("see    " + ", ".join(short(path) for path in written))
+            lines.append(f"again  {command}")
+        lines.append("see    " + ", ".join(map(short, written)))
         why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
-        lines += [
-            f"  {count} {status}: {reason}" for (status, reason), count in why.most_common(MOST_REASONS)
-        ]
-        if len(why) > MOST_REASONS:
-            lines.append(f"  and {len(why) - MOST_REASONS} other reasons, which {RESULTS} has")
+        for (status, reason), count in why.most_common(MOST_REASONS):  # results.csv has all of them
+            lines.append(f"  {count} {status}: {reason}")
         print("\n".join(lines), flush=True)
         has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
+        is_good = has_trained and best is not None
         problem = f"gave up: {self._gave_up}" if self._gave_up else ""
         if not has_trained:
             problem = problem or "every trial was dropped or failed"
         elif best is None:
             problem = f"no trial has reported a finite {metric}, by which the best is chosen"
-        is_good = has_trained and best is not None
         if problem:
             print(f"{'warning' if is_good else 'error'}: {problem}", file=sys.stderr)
         return 0 if is_good else EXIT_TRAINING_FAILED
+
+    def _results(self) -> str:
+        """All trials as CSV: what became of each, its best metric, and its point."""
+        names = [axis.name for axis in self.plan.experiment.space.axes]
+        head = [
+            "trial",
+            "status",
+            self._metric,
+            "batches",
+            "last_batch",
+            "restarts",
+            "seed",
+            "started",
+            "ended",
+        ]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*head, *names, "reason"])
+        for trial in self.events.trials:
+            row, value, steps = [trial.number, trial.status], "", ""
+            if best := trial.best(self.plan.experiment.smaller_is_better):
+                value, steps = repr(trial.values[best[2]]), str(best[2])
+            launches = read_launches(RunDir(self._run_dir(trial)).launches)
+            restarts = sum(launch.kind == RESTART for launch in launches)
+            times = [
+                each.isoformat(timespec="seconds") if each else "" for each in (trial.started, trial.ended)
+            ]
+            row += [value, steps, trial.last if trial.values else "", restarts, trial.create.seed, *times]
+            writer.writerow([*row, *(trial.point.get(name) for name in names), trial.why])
+        return text.getvalue()
 
 
 def _header(plan: SearchPlan) -> Iterator[str]:
@@ -397,28 +383,9 @@ def _header(plan: SearchPlan) -> Iterator[str]:
     better = "the smaller the better" if experiment.smaller_is_better else "the larger the better"
     yield f"  search     {trials} by {experiment.metric}, {better}"
     at_once = "one trial at a time" if machine.at_once == 1 else f"{machine.at_once} trials at a time"
-    yield (
-        f"  slots      {machine.slots_per_trial} a trial, {machine.slots} on this machine"
-        f" ({machine.accelerator.name}): {at_once}"
-    )
+    slots = f"{machine.slots_per_trial} a trial, {machine.slots} on this machine"
+    yield f"  slots      {slots} ({machine.accelerator.name}): {at_once}"
     yield f"  run dir    {short(plan.run_dir)}"
-
-
-def _results(plan: SearchPlan, trials: list[Trial]) -> str:
-    """All trials as CSV: what became of each, its best metric, and its point."""
-    names, metric = [axis.name for axis in plan.experiment.space.axes], plan.experiment.metric
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ["trial", "status", metric, "batches", "last_batch", "restarts", "seed", "started", "ended"]
-    writer.writerow([*head, *names, "reason"])
-    for trial in trials:
-        best = trial.best(plan.experiment.smaller_is_better)
-        steps, value = (best[0], repr(best[1])) if best is not None else ("", "")
-        times = [each.isoformat(timespec="seconds") if each else "" for each in (trial.started, trial.ended)]
-        row = [trial.number, trial.status, value, steps, trial.last if trial.values else "", trial.restarts]
-        point = (trial.point.get(name) for name in names)
-        writer.writerow([*row, trial.create.seed, *times, *point, trial.why])
-    return text.getvalue()
 
 
 def _in_words(point: Mapping[str, Any]) -> str:

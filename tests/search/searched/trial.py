@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class SearchedTrial(DataParallelTrial):
         while HOLD.exists():
             time.sleep(0.01)
         if self.args.does == "crashes":
-            sys.exit(3)
+            raise RuntimeError("a bad sample")
         if self.args.does == "spoils":
             self.spoil()
 
@@ -53,7 +52,7 @@ class SearchedTrial(DataParallelTrial):
             content = bytearray(file.read_bytes())
             content[-1] ^= 1
             file.write_bytes(content)
-        sys.exit(3)
+        raise RuntimeError("a bad sample")
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(samples(64, seed=1))
