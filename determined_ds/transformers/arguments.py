@@ -1,8 +1,8 @@
 """``TrainingArguments`` of transformers, filled from the trial's hyperparameters and its DeepSpeed JSON.
 
-What the arguments state, and what they have by default, fills the JSON where neither it nor a hyperparameter says
-otherwise; the whole is decided like any other configuration. The arguments are then set to what was decided, so that
-transformers finds both to agree, and itself fills the ``"auto"`` that depend on the model or on the length of training.
+An argument stands for a hyperparameter that nobody states. The whole is decided like any other configuration, and the
+arguments are set to what was decided. What depends on the model or on the length of training stays ``"auto"`` in the
+JSON, and transformers fills it.
 
 Source: ``HfTrainerDeepSpeedConfig`` in transformers 5.23's ``integrations/deepspeed.py``.
 """
@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +24,28 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import (
     AUTO,
     LARGEST,
+    OVERWRITES,
     PARALLEL_SIZES,
     FitOptions,
     by_real_names,
     parse_hyperparameters,
 )
-from determined_ds.config.resolve import ResolvedConfig, Where, reconcile
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document, KeyPath, unknown_key
+from determined_ds.documents.document import Change, Document, KeyPath, unknown_key
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
+from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.train.group.process_group import load_deepspeed
 from determined_ds.train.here import Here, here, script_run
 
 logger = logging.getLogger("determined_ds")
 
-ARGUMENTS, STATED_TWICE = "TrainingArguments", "stated-twice"
 SECTION = "training_arguments"  # of the hyperparameters: arguments by their own names
 WARMUP: KeyPath = ("scheduler", "params", "warmup_num_steps")
 TOTAL_STEPS: KeyPath = ("scheduler", "params", "total_num_steps")
-# Argument -> its value in the DeepSpeed JSON, and the hyperparameters that state it. What the argument states goes to
-# the last of them where nothing else says it; without any, into the JSON.
+ACCUMULATION = "gradient_accumulation_steps"
+# Argument -> its value in the DeepSpeed JSON, and hyperparameters that say it; it stands for the last of them.
 SAME: dict[str, tuple[KeyPath, ...]] = {
     "learning_rate": (LR, ("learning_rate",), ("lr",)),
     "weight_decay": ((*PARAMS, "weight_decay"), ("weight_decay",)),
@@ -54,16 +54,16 @@ SAME: dict[str, tuple[KeyPath, ...]] = {
     "adam_beta2": ((*PARAMS, "betas", 1), ("betas", 1), ("adam_beta2",)),
     "max_grad_norm": (CLIPPING, ("gradient_clipping",), ("max_grad_norm",)),
     "warmup_steps": (WARMUP, ("warmup_num_steps",), ("warmup_steps",)),
-    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",),),
-    "gradient_accumulation_steps": (("gradient_accumulation_steps",),),
-    "bf16": (("bf16", "enabled"),),
-    "fp16": (("fp16", "enabled"),),
+    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), ("micro_batch_size",)),
+    "gradient_accumulation_steps": ((ACCUMULATION,), (OVERWRITES, ACCUMULATION)),
+    "bf16": (("bf16", "enabled"), (OVERWRITES, "bf16", "enabled")),
+    "fp16": (("fp16", "enabled"), (OVERWRITES, "fp16", "enabled")),
 }
-# Those that fill with their defaults, too; of Adam, and where no batch is stated, more of them.
+# Arguments whose default counts, too; of Adam, and where no batch is stated, more of them.
 ALWAYS = {"learning_rate", "max_grad_norm", "warmup_steps"}
 OF_ADAM = {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"}
 OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
-# Filled from the model. Below ZeRO 3 transformers fills only the first of them, and nothing reads the others.
+# "auto" that transformers fills from the model; below ZeRO 3 only the first, and nothing reads the others.
 BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 # Of fit -> the beginning of two arguments: NAME_strategy and NAME_steps.
 PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_period": "logging"}
@@ -74,11 +74,10 @@ ONE_STEP = {
     "eval_on_start": False,
 }
 # Hyperparameters of this library that transformers' Trainer cannot carry out.
-NOT_READ: tuple[KeyPath, ...] = (
+NOT_READ: list[KeyPath] = [
     *((name,) for name in PARALLEL_SIZES),
-    ("fit", "asynchronous_checkpoints"),
-    ("fit", "profile"),
-)
+    *(("fit", name) for name in ("asynchronous_checkpoints", "profile")),
+]
 
 
 def trial_here() -> Here | None:
@@ -108,7 +107,7 @@ def num_ranks() -> int:
 
 def is_chief() -> bool:
     """Whether this is rank 0."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def placed(output_dir: str | None) -> str | None:
@@ -125,169 +124,120 @@ def placed(output_dir: str | None) -> str | None:
 class ReconciledArguments:
     """What makes a class of arguments take the hyperparameters of its trial; put it before that class.
 
-    ``class Arguments(ReconciledArguments, trl.SFTConfig)``. Under a plain launcher, without a trial, it does nothing.
+    ``class Arguments(ReconciledArguments, trl.SFTConfig)``. A hyperparameter, and a value of the DeepSpeed JSON,
+    overrides the argument that the script states, with a warning. Under a plain launcher, without a trial, it does
+    nothing.
 
     Attributes:
         resolved: What was decided; None without a trial.
 
     Raises:
-        ConfigError: every reason why it cannot run, and every value that is stated twice, with both places.
+        ConfigError: every reason why it cannot run.
     """
 
     resolved: ResolvedConfig | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        defaults = _defaults_of(type(self))
-        named = dict(zip(defaults, args, strict=False)) | kwargs
-        # A parser of command lines hands on all of them; what is at its default was probably not stated.
-        is_parsed = len(named) == len(defaults)
-        stated = [name for name in named if not (is_parsed and named[name] == defaults.get(name))]
-        self._stated = {name: f"{ARGUMENTS}.{name}" for name in stated}
-        super().__init__(*args, **kwargs)
-
     def __post_init__(self) -> None:
-        trial = trial_here()
-        if trial is not None:
+        if (trial := trial_here()) is not None:
             self._reconcile(trial)
         super().__post_init__()  # type: ignore[misc]
-        found = getattr(getattr(self, "hf_deepspeed_config", None), "mismatches", ())
-        if trial is not None and found:  # transformers would report them once the model is built
-            fix, key = 'write "auto" for these values in the DeepSpeed JSON', f"{ARGUMENTS}.deepspeed"
-            message = f"transformers finds mismatches: {'; '.join(found)}"
-            raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """``training_args.bin`` of a checkpoint: what transformers writes there."""
-        return {name: value for name, value in vars(self).items() if name not in ("resolved", "_stated")}
 
     def _reconcile(self, trial: Here) -> None:
         """Decide what runs, and set the arguments to it; where there is a JSON, hand it to transformers."""
-        fields, hyperparameters = vars(self), self._take_section(trial.hyperparameters)
-        where = Where(
-            context_dir=Path.cwd(),
-            accelerator=accelerator_here(use_cpu=bool(fields.get("use_cpu"))),
-            slots=num_ranks(),
-            machines=int(os.environ.get("CROSS_SIZE") or os.environ.get("GROUP_WORLD_SIZE") or 1),
-        )
-        ds = _deepspeed_json(fields.get("deepspeed"), hyperparameters, where)
-        named = by_real_names(hyperparameters)[0]
-        own, stated = parse_hyperparameters(named), ds or Document(name="the DeepSpeed JSON", data={})
-        of_fit, problems = _carried_out(hyperparameters, own.fit)
-        if problems:
-            raise ConfigError(problems)
-        changes = overwrites(stated, named, own)
-        seen = stated.overwritten(*changes)
-
-        # The arguments fill what nothing else states.
-        filling = ALWAYS | set(self._stated)
-        filling |= OF_ADAM if str(seen.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
-        if own.global_batch_size is None and _is_open(seen, ("train_batch_size",)):
-            filling |= OF_BATCH
-        is_share = False  # of the training, which transformers will know: the warm-up
-        for name, (path, *places) in SAME.items():
-            is_said = not all(_is_open(hyperparameters, place) for place in places)
-            if is_said or not _is_open(seen, _place_in(seen, path)) or name not in filling:
-                continue
-            value, origin = fields[name], self._stated.get(name, f"{ARGUMENTS}.{name}")
-            if name == "warmup_steps":
-                is_share, value = value < 1, max(1, int(value))
-            if places:
-                hyperparameters = hyperparameters.overwritten((places[-1], value, origin))
+        fields, defaults, hyperparameters = vars(self), _defaults_of(type(self)), trial.hyperparameters
+        problems = []
+        for name, value in (hyperparameters.get((SECTION,)) or {}).items():
+            if name in defaults:  # 1e-5 is a text to YAML
+                is_text = isinstance(defaults[name], float) and isinstance(value, str)
+                self._set(name, float(value) if is_text else value)
             else:
-                stated = stated.overwritten((path, value, origin))
-        if is_share and seen.get(START) == AUTO:
-            stated = stated.overwritten((START, 0.0, "transformers"))
-        if _is_open(hyperparameters, (TOTAL_STEPS[-1],)):  # not known yet
-            hyperparameters = hyperparameters.overwritten(((TOTAL_STEPS[-1],), LARGEST, "transformers"))
-
-        self.resolved = reconcile(
-            hyperparameters,
-            stated,
-            slots=where.slots or 1,
-            accelerator=where.accelerator,
-            machines=where.machines,
-        )
-        decided = self.resolved.ds
-        for name, (path, *places) in SAME.items():
-            said = [(decided, _place_in(decided, path)), *((hyperparameters, place) for place in places)]
-            found = [(document, at) for document, at in said if not _is_open(document, at)]
-            if found and not (name == "warmup_steps" and is_share):
-                problems += self._set(name, *found[0])
-        for name, value in of_fit.items() if hyperparameters.get(("fit",)) else ():
-            problems += self._set(name, hyperparameters, ("fit",), value)
-        if own.torch_compile:
-            problems += self._set("torch_compile", hyperparameters, ("torch_compile",))
-        if problems:
+                problems.append(unknown_key(hyperparameters, (SECTION, name), defaults))
+        accelerator = accelerator_here(use_cpu=bool(fields.get("use_cpu")))
+        if (stated := hyperparameters.get(("deepspeed_config",))) is not None:
+            self._set("deepspeed", stated)
+        elif (given := fields.get("deepspeed")) is not None:
+            is_path = isinstance(given, (str, os.PathLike))
+            stated = read_json(Path(given)).data if is_path else as_plain(dict(given))
+            change = (("deepspeed_config",), stated, "TrainingArguments.deepspeed")
+            hyperparameters = hyperparameters.overwritten(change)
+        named = by_real_names(hyperparameters)[0]
+        own = parse_hyperparameters(named)
+        of_fit, more = _of_fit(own.fit, hyperparameters)
+        if problems := [*problems, *more]:
             raise ConfigError(problems)
+        ds = Where(context_dir=Path.cwd(), accelerator=accelerator).deepspeed_json(hyperparameters)
+        changes = overwrites(ds, named, own)
+        ds = ds.overwritten(*changes)
 
-        fields["use_cpu"] = where.accelerator.name == "cpu"
-        if ds is not None or changes:  # what only transformers can fill, once it has the model, stays "auto"
-            opened = (
-                [TOTAL_STEPS] if _is_open(seen, TOTAL_STEPS) and not _is_open(decided, TOTAL_STEPS) else []
-            )
-            opened += [WARMUP] if is_share and not _is_open(decided, WARMUP) else []
-            buckets = BUCKETS if decided.get(("zero_optimization", "stage")) == 3 else BUCKETS[:1]
-            places = [("zero_optimization", key) for key in buckets]
-            opened += [path for path in places if seen.get(path) == AUTO]
-            given = decided.overwritten(*((path, AUTO, "transformers") for path in opened))
+        # What the JSON or a hyperparameter says is the argument; else the argument stands for the hyperparameter.
+        filling = {name for name in SAME if fields[name] != defaults[name]} | ALWAYS
+        filling |= OF_ADAM if str(ds.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
+        if own.global_batch_size is None and _is_open(ds, ("train_batch_size",)):
+            filling |= OF_BATCH
+        filled: list[Change] = []
+        waits = False  # for transformers, which will know of how many steps the warm-up is a share
+        for name, (path, *places) in SAME.items():
+            at = (place_of_rate(ds) or LR) if path == LR else path
+            found = [ds.get(at), *(hyperparameters.get(place) for place in places)]
+            if said := [value for value in found if value not in (None, AUTO)]:
+                self._set(name, said[0])
+            elif name == "warmup_steps" and fields[name] < 1:
+                waits = True
+                filled.append((places[-1], 1, "transformers"))
+            elif name in filling:
+                filled.append((places[-1], fields[name], f"TrainingArguments.{name}"))
+        if waits and ds.get(START) == AUTO:
+            filled.append(((OVERWRITES, *START), 0.0, "transformers"))
+        if _is_open(hyperparameters, (TOTAL_STEPS[-1],)):
+            filled.append(((TOTAL_STEPS[-1],), LARGEST, "transformers"))
+        machines = int(os.environ.get("CROSS_SIZE") or os.environ.get("GROUP_WORLD_SIZE") or 1)
+        trial = replace(trial, hyperparameters=hyperparameters.overwritten(*filled))
+        self.resolved = trial.resolve(accelerator, ranks=num_ranks(), machines=machines)
+
+        decided = self.resolved.ds
+        for name in (*OF_BATCH, "bf16", "fp16"):
+            if (value := decided.get(SAME[name][0])) is not None:
+                self._set(name, value)
+        for name, value in of_fit.items():
+            self._set(name, value)
+        if own.torch_compile:
+            self._set("torch_compile", True)
+        fields["use_cpu"] = accelerator.name == "cpu"
+        if stated is not None or changes:
+            buckets = BUCKETS if self.resolved.zero_stage == 3 else BUCKETS[:1]
+            late = [path for path in (TOTAL_STEPS, *([WARMUP] * waits)) if decided.get(path) is not None]
+            late = [path for path in late if _is_open(ds, path)]
+            late += [path for key in buckets if ds.get(path := ("zero_optimization", key)) == AUTO]
+            given = decided.overwritten(*((path, AUTO, "transformers") for path in late))
             # accelerate requires the section.
             fields["deepspeed"] = {"zero_optimization": {"stage": 0}, **as_plain(given.data)}
-        if is_chief() and script_run() is None:  # det-ds run has shown them
+        if is_chief() and trial.run is None:  # det-ds run has shown them
             for warning in self.resolved.warnings:
                 logger.warning("warning: %s", warning)
-        self._take_surroundings(trial, own.fit)
 
-    def _take_section(self, hyperparameters: Document) -> Document:
-        """Take ``hyperparameters.training_arguments``: arguments by their own names, as Determined's examples have.
-
-        Returns:
-            The hyperparameters, with the length of training where only the arguments state it.
-        """
-        defaults, problems = _defaults_of(type(self)), []
-        for name, value in (hyperparameters.get((SECTION,)) or {}).items():
-            path = (SECTION, name)
-            if name not in defaults:
-                problems.append(unknown_key(hyperparameters, path, defaults))
-                continue
-            is_text = isinstance(defaults[name], float) and isinstance(value, str)  # 1e-5 is a text to YAML
-            problems += self._set(name, hyperparameters, path, float(value) if is_text else value)
-            self._stated[name] = f"{hyperparameters.key(path)} ({hyperparameters.origin(path)})"
-        if problems:
-            raise ConfigError(problems)
-        steps, epochs = vars(self).get("max_steps") or -1, vars(self).get("num_train_epochs") or 0
-        if hyperparameters.get(("fit", "max_length")) is None and (steps > 0 or epochs >= 1):
-            length = {"batches": int(steps)} if steps > 0 else {"epochs": int(epochs)}
-            hyperparameters = hyperparameters.overwritten((("fit", "max_length"), length, ARGUMENTS))
-        return hyperparameters
-
-    def _set(self, name: str, document: Document, path: KeyPath, value: Any = NOT_GIVEN) -> list[Problem]:
-        """Set an argument to what a document says. Returns a problem where another value is stated for it."""
-        value = document.get(path) if value is NOT_GIVEN else value
-        given = getattr(self, name, None)
-        given = getattr(given, "value", given)  # of an enum
-        setattr(self, name, value)
-        if name not in self._stated or given == value:
-            return []
-        message = f"differs from {shown(value)}, {document.key(path)} ({document.origin(path)})"
-        fix = f"keep one of them: remove {name} here, or write {shown(value)}"
-        return [Problem(key=self._stated[name], value=given, message=message, fix=fix, code=STATED_TWICE)]
-
-    def _take_surroundings(self, trial: Here, fit: FitOptions) -> None:
-        """Set what follows from the trial, where nobody states it: the seed, the best metric, the folder."""
-        fields, metric = vars(self), trial.searcher.get("metric")
-        fields["output_dir"] = placed(fields.get("output_dir"))
-        unstated: dict[str, Any] = {"seed": trial.seed}
-        if metric and str(fields.get("eval_strategy", "no")).rpartition(".")[2].lower() not in ("no", ""):
+        # What follows from the trial, where the script does not state it.
+        metric, unstated = trial.searcher.get("metric"), dict[str, Any](seed=trial.seed)
+        if metric and evaluates(self):
             unstated["metric_for_best_model"] = str(metric)
             unstated["greater_is_better"] = trial.searcher.get("smaller_is_better") is False
         if not sys.stderr.isatty():  # a bar would fill a log
             transformers.utils.logging.disable_progress_bar()
             unstated["disable_tqdm"] = True
-        if fit.stop_on_nan:
+        if own.fit.stop_on_nan:
             unstated["logging_nan_inf_filter"] = False  # it would report earlier losses in place of NaN
-        fields.update({name: value for name, value in unstated.items() if name not in self._stated})
+        fields.update({name: each for name, each in unstated.items() if fields[name] == defaults[name]})
+        fields["output_dir"] = placed(fields.get("output_dir"))
         if trial.run is not None and trial.run.test:
             fields.update(ONE_STEP)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Set an argument, and say so where the script states another value."""
+        given, default = getattr(self, name), _defaults_of(type(self))[name]
+        given = getattr(given, "value", given)  # of an enum
+        if given not in (value, default) and is_chief():
+            words = "warning: TrainingArguments.%s = %s is not used: the experiment says %s"
+            logger.warning(words, name, shown(given), shown(value))
+        setattr(self, name, value)
 
 
 class TrainingArguments(ReconciledArguments, transformers.TrainingArguments):
@@ -298,42 +248,25 @@ class Seq2SeqTrainingArguments(ReconciledArguments, transformers.Seq2SeqTraining
     """``transformers.Seq2SeqTrainingArguments``, completed by the hyperparameters of the trial."""
 
 
+def evaluates(args: Any) -> bool:
+    """Whether arguments request evaluations."""
+    return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+
+
 def _is_open(document: Document, path: KeyPath) -> bool:
     """Whether a document says nothing at a path."""
     return document.get(path) in (None, AUTO)
 
 
-def _place_in(ds: Document, path: KeyPath) -> KeyPath:
-    """Where a JSON states a value: the rate may be the schedule's."""
-    return (place_of_rate(ds) or LR) if path == LR else path
-
-
-def _deepspeed_json(stated: Any, hyperparameters: Document, where: Where) -> Document | None:
-    """The DeepSpeed JSON of the argument or of the hyperparameters, as it is written; None where there is none."""
-    ds, path = None, ("deepspeed_config",)
-    if isinstance(stated, Mapping):
-        ds = Document(name=f"{ARGUMENTS}.deepspeed", data=as_plain(dict(stated)))
-    elif stated:
-        ds = read_json(Path(stated))
-    if hyperparameters.get(path) is None:
-        return ds
-    there = where.deepspeed_json(hyperparameters)
-    if ds is not None and ds.data != there.data:
-        message = f"differs from {hyperparameters.key(path)} ({hyperparameters.origin(path)})"
-        fix, key = "keep one of them: leave deepspeed out", f"{ARGUMENTS}.deepspeed"
-        raise ConfigError(Problem(key=key, message=message, fix=fix, code=STATED_TWICE))
-    return there
-
-
-def _carried_out(hyperparameters: Document, fit: FitOptions) -> tuple[dict[str, Any], list[Problem]]:
+def _of_fit(fit: FitOptions, hyperparameters: Document) -> tuple[dict[str, Any], list[Problem]]:
     """The arguments that ``fit`` determines, and what transformers' Trainer cannot carry out."""
-    fields: dict[str, Any] = {"eval_on_start": True} if fit.step_zero_validation else {}
     message, fix = "is not carried out by transformers' Trainer", "leave it out"
     problems = [
         hyperparameters.problem(path, message, fix, "hf-unread")
         for path in NOT_READ
         if hyperparameters.get(path) not in (None, AUTO, 1, False)
     ]
+    fields: dict[str, Any] = {"eval_on_start": True} if fit.step_zero_validation else {}
     if (length := fit.max_length) is not None and length.unit == "batches":
         fields["max_steps"] = length.value
     elif length is not None:
@@ -354,8 +287,8 @@ def _carried_out(hyperparameters: Document, fit: FitOptions) -> tuple[dict[str, 
 
 def _defaults_of(kind: type) -> dict[str, Any]:
     """The arguments of a class, with their defaults."""
-    fields = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
-    made = {
-        each.name: each.default_factory for each in fields if each.default_factory is not dataclasses.MISSING
+    fields = [each for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
+    return {
+        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        for each in fields
     }
-    return {each.name: made[each.name]() if each.name in made else each.default for each in fields}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,18 +45,22 @@ def test_it_is_filled_and_so_is_the_json(trial: Trial, tmp_path: Path) -> None:
     params = args.hf_deepspeed_config.config["scheduler"]["params"]
     assert params == {"warmup_min_lr": 0.025, "warmup_max_lr": 0.1, "warmup_num_steps": 4}
     assert args.resolved.batch.global_batch_size == 6
-    assert not hasattr(pickle.loads(pickle.dumps(args)), "_stated")  # as training_args.bin is read elsewhere
+    pickle.dumps(args)  # training_args.bin of a checkpoint
 
 
-def test_it_is_made_by_a_parser_of_command_lines(trial: Trial, tmp_path: Path) -> None:
-    """Which hands on every argument: those at their default are not stated."""
-    trial(HPARAMS)
-    parser = transformers.HfArgumentParser(TrainingArguments)
-    [args] = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--weight_decay", "0.1"])
-    assert (args.learning_rate, args.weight_decay) == (0.1, 0.1)
-    with pytest.raises(ConfigError) as caught:
-        parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--learning_rate", "0.2"])
-    assert codes(caught.value) == {"TrainingArguments.learning_rate": "stated-twice"}
+def test_the_experiment_overrides_what_the_script_states_and_says_so(
+    trial: Trial, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However the arguments are made; what nobody states in the experiment stays the script's."""
+    trial({**HPARAMS, "fit": {"max_length": {"batches": 5}}})
+    words = ["--output_dir", str(tmp_path), "--learning_rate", "0.2", "--max_steps", "6", "--weight_decay", "0.1"]
+    [args] = transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+    assert (args.learning_rate, args.max_steps, args.weight_decay) == (0.1, 5, 0.1)
+    said = [line for line in caplog.messages if "is not used" in line]
+    assert sorted(re.findall(r"TrainingArguments.(\w+) = (\S+)", " ".join(said))) == [
+        ("learning_rate", "0.2"),
+        ("max_steps", "6"),
+    ]
 
 
 def test_the_json_may_be_an_argument_and_any_argument_a_hyperparameter(trial: Trial, tmp_path: Path) -> None:
@@ -139,10 +144,16 @@ JSONS = some(
         num_train_epochs=[1.0, 1.5],
     ),
 )
-def test_transformers_fills_the_same_or_the_arguments_are_refused(
-    trial: Trial, tmp_path: Path, ds: dict[str, Any], hparams: dict[str, Any], stated: dict[str, Any]
+def test_transformers_fills_what_is_left_open_and_finds_no_mismatch(
+    trial: Trial,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    ds: dict[str, Any],
+    hparams: dict[str, Any],
+    stated: dict[str, Any],
 ) -> None:
     """Whoever states a value; what is refused is named with a fix."""
+    caplog.clear()
     trial({**hparams, "deepspeed_config": ds}, metric="eval_loss")
     try:
         args = TrainingArguments(output_dir=str(tmp_path), **stated)
@@ -150,8 +161,6 @@ def test_transformers_fills_the_same_or_the_arguments_are_refused(
         if all(problem.key and problem.fix for problem in error.problems):
             return
         raise
-    for name, value in stated.items():  # nothing that is stated is lost
-        assert getattr(args, name) == value or (name == "warmup_steps" and value < 1), name
     given_to_deepspeed = args.hf_deepspeed_config
     model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * 25)
@@ -160,6 +169,10 @@ def test_transformers_fills_the_same_or_the_arguments_are_refused(
     for path, value in leaves(given_to_deepspeed.config):
         assert value != "auto", path
         assert path not in decided or args.resolved.ds.get(path) in (value, None), path
+    for name, value in stated.items():  # nothing that differs from its default is lost in silence
+        is_default = getattr(transformers.TrainingArguments, name) == value
+        is_said = f"TrainingArguments.{name} = {value!r} is not used" in caplog.text
+        assert getattr(args, name) == value or is_default or is_said, name
 
 
 def leaves(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -174,13 +187,10 @@ FIT = {"max_length": {"batches": 5}}
 @pytest.mark.parametrize(
     ("hparams", "stated", "key"),
     [
-        ({"learning_rate": 0.1}, {"learning_rate": 0.2}, "TrainingArguments.learning_rate"),
-        ({"fit": FIT}, {"max_steps": 6}, "TrainingArguments.max_steps"),
         ({"global_batch_size": 8}, {"per_device_train_batch_size": 3}, "hyperparameters.global_batch_size"),
         ({"pipe_parallel_size": 2}, {}, "hyperparameters.pipe_parallel_size"),
         ({"fit": {**FIT, "checkpoint_period": {"minutes": 15}}}, {}, "hyperparameters.fit.checkpoint_period"),
         ({"training_arguments": {"sed": 1}}, {}, "hyperparameters.training_arguments.sed"),
-        ({}, {"deepspeed": {"zero_optimization": {"stage": 2}}}, "TrainingArguments.deepspeed"),
         ({"slots": 2}, {}, "resources.slots_per_trial"),
     ],
 )
