@@ -9,7 +9,6 @@ Source: ``HfTrainerDeepSpeedConfig`` in transformers 5.23's ``integrations/deeps
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -60,7 +59,7 @@ SAME: dict[str, tuple[KeyPath, ...]] = {
     "fp16": (("fp16", "enabled"), (OVERWRITES, "fp16", "enabled")),
 }
 # Arguments whose default counts, too; of Adam, and where no batch is stated, more of them.
-ALWAYS = {"learning_rate", "max_grad_norm", "warmup_steps"}
+ALWAYS = {"learning_rate", "max_grad_norm"}
 OF_ADAM = {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"}
 OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 # "auto" that transformers fills from the model; below ZeRO 3 only the first, and nothing reads the others.
@@ -76,7 +75,7 @@ ONE_STEP = {
 # Hyperparameters of this library that transformers' Trainer cannot carry out.
 NOT_READ: list[KeyPath] = [
     *((name,) for name in PARALLEL_SIZES),
-    *(("fit", name) for name in ("asynchronous_checkpoints", "profile")),
+    *(("fit", name) for name in ("asynchronous_checkpoints", "profile", "profiling_enabled")),
 ]
 
 
@@ -144,14 +143,13 @@ class ReconciledArguments:
 
     def _reconcile(self, trial: Here) -> None:
         """Decide what runs, and set the arguments to it; where there is a JSON, hand it to transformers."""
-        fields, defaults, hyperparameters = vars(self), _defaults_of(type(self)), trial.hyperparameters
-        problems = []
+        fields, hyperparameters, problems = vars(self), trial.hyperparameters, list[Problem]()
         for name, value in (hyperparameters.get((SECTION,)) or {}).items():
-            if name in defaults:  # 1e-5 is a text to YAML
-                is_text = isinstance(defaults[name], float) and isinstance(value, str)
+            if name in fields:  # 1e-5 is a text to YAML
+                is_text = isinstance(fields[name], float) and isinstance(value, str)
                 self._set(name, float(value) if is_text else value)
             else:
-                problems.append(unknown_key(hyperparameters, (SECTION, name), defaults))
+                problems.append(unknown_key(hyperparameters, (SECTION, name), list(fields)))
         accelerator = accelerator_here(use_cpu=bool(fields.get("use_cpu")))
         if (stated := hyperparameters.get(("deepspeed_config",))) is not None:
             self._set("deepspeed", stated)
@@ -170,26 +168,24 @@ class ReconciledArguments:
         ds = ds.overwritten(*changes)
 
         # What the JSON or a hyperparameter says is the argument; else the argument stands for the hyperparameter.
-        filling = {name for name in SAME if fields[name] != defaults[name]} | ALWAYS
+        filling = {name for name in SAME if not self._is_default(name)} | ALWAYS
         filling |= OF_ADAM if str(ds.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
         if own.global_batch_size is None and _is_open(ds, ("train_batch_size",)):
             filling |= OF_BATCH
-        filled: list[Change] = []
-        waits = False  # for transformers, which will know of how many steps the warm-up is a share
+        late = [TOTAL_STEPS]  # what transformers fills, once it has the model and knows the number of steps
+        filled: list[Change] = [((TOTAL_STEPS[-1],), LARGEST, "transformers")]
+        if not _is_open(hyperparameters, (TOTAL_STEPS[-1],)):
+            filled, late = [], []
         for name, (path, *places) in SAME.items():
             at = (place_of_rate(ds) or LR) if path == LR else path
             found = [ds.get(at), *(hyperparameters.get(place) for place in places)]
             if said := [value for value in found if value not in (None, AUTO)]:
                 self._set(name, said[0])
-            elif name == "warmup_steps" and fields[name] < 1:
-                waits = True
+            elif name == "warmup_steps":  # it may be a share of them
+                late += [WARMUP, START]
                 filled.append((places[-1], 1, "transformers"))
             elif name in filling:
                 filled.append((places[-1], fields[name], f"TrainingArguments.{name}"))
-        if waits and ds.get(START) == AUTO:
-            filled.append(((OVERWRITES, *START), 0.0, "transformers"))
-        if _is_open(hyperparameters, (TOTAL_STEPS[-1],)):
-            filled.append(((TOTAL_STEPS[-1],), LARGEST, "transformers"))
         machines = int(os.environ.get("CROSS_SIZE") or os.environ.get("GROUP_WORLD_SIZE") or 1)
         trial = replace(trial, hyperparameters=hyperparameters.overwritten(*filled))
         self.resolved = trial.resolve(accelerator, ranks=num_ranks(), machines=machines)
@@ -204,9 +200,8 @@ class ReconciledArguments:
             self._set("torch_compile", True)
         fields["use_cpu"] = accelerator.name == "cpu"
         if stated is not None or changes:
+            late = [path for path in late if _is_open(ds, path) and decided.get(path) is not None]
             buckets = BUCKETS if self.resolved.zero_stage == 3 else BUCKETS[:1]
-            late = [path for path in (TOTAL_STEPS, *([WARMUP] * waits)) if decided.get(path) is not None]
-            late = [path for path in late if _is_open(ds, path)]
             late += [path for key in buckets if ds.get(path := ("zero_optimization", key)) == AUTO]
             given = decided.overwritten(*((path, AUTO, "transformers") for path in late))
             # accelerate requires the section.
@@ -225,16 +220,19 @@ class ReconciledArguments:
             unstated["disable_tqdm"] = True
         if own.fit.stop_on_nan:
             unstated["logging_nan_inf_filter"] = False  # it would report earlier losses in place of NaN
-        fields.update({name: each for name, each in unstated.items() if fields[name] == defaults[name]})
+        fields.update({name: each for name, each in unstated.items() if self._is_default(name)})
         fields["output_dir"] = placed(fields.get("output_dir"))
         if trial.run is not None and trial.run.test:
             fields.update(ONE_STEP)
 
+    def _is_default(self, name: str) -> bool:
+        return bool(getattr(self, name) == getattr(type(self), name))
+
     def _set(self, name: str, value: Any) -> None:
         """Set an argument, and say so where the script states another value."""
-        given, default = getattr(self, name), _defaults_of(type(self))[name]
+        given = getattr(self, name)
         given = getattr(given, "value", given)  # of an enum
-        if given not in (value, default) and is_chief():
+        if given not in (value, getattr(type(self), name, given)) and is_chief():
             words = "warning: TrainingArguments.%s = %s is not used: the experiment says %s"
             logger.warning(words, name, shown(given), shown(value))
         setattr(self, name, value)
@@ -283,12 +281,3 @@ def _of_fit(fit: FitOptions, hyperparameters: Document) -> tuple[dict[str, Any],
             problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
     fields |= {} if fit.save_total_limit is None else {"save_total_limit": fit.save_total_limit}
     return fields, problems
-
-
-def _defaults_of(kind: type) -> dict[str, Any]:
-    """The arguments of a class, with their defaults."""
-    fields = [each for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
-    return {
-        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        for each in fields
-    }

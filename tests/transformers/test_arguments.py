@@ -53,7 +53,16 @@ def test_the_experiment_overrides_what_the_script_states_and_says_so(
 ) -> None:
     """However the arguments are made; what nobody states in the experiment stays the script's."""
     trial({**HPARAMS, "fit": {"max_length": {"batches": 5}}})
-    words = ["--output_dir", str(tmp_path), "--learning_rate", "0.2", "--max_steps", "6", "--weight_decay", "0.1"]
+    words = [
+        "--output_dir",
+        str(tmp_path),
+        "--learning_rate",
+        "0.2",
+        "--max_steps",
+        "6",
+        "--weight_decay",
+        "0.1",
+    ]
     [args] = transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
     assert (args.learning_rate, args.max_steps, args.weight_decay) == (0.1, 5, 0.1)
     said = [line for line in caplog.messages if "is not used" in line]

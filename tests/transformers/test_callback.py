@@ -162,22 +162,12 @@ def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------- refused
 
 
-def test_hyperparameters_that_plain_arguments_did_not_take_are_refused(
-    trial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_plain_arguments_beside_hyperparameters_that_they_do_not_read_are_named(
+    trial: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Arguments of 2 samples on 4 ranks, each pair of which shares layers: 4 samples a step, and not 8."""
-    args = arguments(tmp_path, per_device_train_batch_size=2)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 4)
-    how = {"model_parallel_size": 2, "fit": {"max_length": {"batches": args.max_steps}}}
-    trial({"global_batch_size": 4, **how}, slots=4, metric="eval_loss")
-    DetCallback(Reports(), args)
-    how["fit"] = {"max_length": {"batches": 9}}
-    trial({"global_batch_size": 8, **how}, slots=4, metric="eval_loss")
-    with pytest.raises(ConfigError) as caught:
-        DetCallback(Reports(), args)
-    keys = ("hyperparameters.global_batch_size", "hyperparameters.fit.max_length")
-    assert codes(caught.value) == dict.fromkeys(keys, "stated-twice")
+    trial({"global_batch_size": 4}, metric="eval_loss")
+    DetCallback(Reports(), arguments(tmp_path))
+    assert "hyperparameters.global_batch_size: not read by transformers' own" in caplog.text
 
 
 def test_a_metric_that_no_evaluation_has_ends_the_run_at_the_first(trial: Any, tmp_path: Path) -> None:
