@@ -12,8 +12,8 @@ import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.trial import returned
-from determined_ds.trial.author import method_of, refused
 from determined_ds.trial.divided import degree_of, expert_degree_of
+from determined_ds.trial.returned import method_of, refused
 
 logger = logging.getLogger("determined_ds")
 

@@ -49,10 +49,10 @@ from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.memory import base_optimizer
-from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.divided import degree_of, expert_degree_of
+from determined_ds.trial.returned import method_of
 
 T = TypeVar("T")
 STATES_OF_ADAM_BYTES = 8  # a parameter

@@ -52,7 +52,7 @@ from determined_ds.checkpoints.safe_load import some_of
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, LENGTH_BYTES, Streamed, write_shard
 from determined_ds.errors import NOT_GIVEN, CheckpointError, ConfigError, DeterminedDSError, Problem
 from determined_ds.rundir.run_dir import existing
-from determined_ds.trial.author import method_of
+from determined_ds.trial.returned import method_of
 
 HUGGINGFACE, TORCH = "huggingface", "torch"
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -41,8 +41,8 @@ from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.report.numbers import count
 from determined_ds.train.data.samples import APART
 from determined_ds.train.data.seeds import SEED, mixed_seed
-from determined_ds.trial.author import method_of
 from determined_ds.trial.divided import degree_of
+from determined_ds.trial.returned import method_of
 
 FIX = "resume from another checkpoint, or copy its files again"
 

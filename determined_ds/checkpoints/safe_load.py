@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.trial.author import method_of
+from determined_ds.trial.returned import method_of
 
 REFUSED = "is not one that DeepSpeed can load into this engine"
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"

@@ -56,7 +56,7 @@ from determined_ds.train.data.seeds import rng_state
 from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
 from determined_ds.train.rank_process import ending_of
-from determined_ds.trial.author import method_of
+from determined_ds.trial.returned import method_of
 
 T = TypeVar("T")
 # Where nothing is stated, a rank that writes less does so at once: it takes about as long as to agree that it was

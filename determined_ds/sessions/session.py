@@ -35,7 +35,7 @@ from determined_ds.train.here import Here, here
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
 from determined_ds.train.opening import open_context
-from determined_ds.trial.author import described
+from determined_ds.trial.returned import described
 
 logger = logging.getLogger("determined_ds")
 # What a trial writes -> what a script does.

@@ -18,9 +18,9 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.trial import returned
-from determined_ds.trial.author import refused
 from determined_ds.trial.ddp import DDP, DDPEngine
 from determined_ds.trial.engine import check_upstream, compile_engine, configure_checkpointing, make_engine
+from determined_ds.trial.returned import refused
 from determined_ds.trial.sequence import SequenceGroup
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 

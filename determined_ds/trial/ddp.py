@@ -16,12 +16,11 @@ import torch.distributed as dist
 from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 
-from determined_ds.errors import ConfigError
-from determined_ds.trial.author import refused
+from determined_ds.trial.returned import refused
 
 DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.
-DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
+DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "set_grad_none")
 # DeepSpeed's name -> torch's class that computes the same; its Adam is AdamW by default.
 OPTIMIZERS = {"adam": "AdamW", "adamw": "AdamW", "adagrad": "Adagrad"}
 
@@ -155,15 +154,12 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
     if is_deepspeeds or not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         fix = "use AdamW, Adam, SGD or another of torch.optim; or return one from build_optimizer"
         raise _refused("optimizer.type", section.get("type"), "needs one of torch's optimizers", fix)
-    if params.get("bias_correction", True) is False:
-        raise _refused("optimizer.params.bias_correction", False, "always corrects Adam's bias")
-    try:
-        return found(parameters, **{key: each for key, each in params.items() if key not in DEEPSPEEDS_OWN})
-    except (TypeError, ValueError) as error:
-        raise _refused("optimizer.params", params, f"does not take them: {error}") from None
+    if params.get("bias_correction"):
+        del params["bias_correction"]  # torch always does; where it is off, torch refuses the argument
+    return found(parameters, **{key: each for key, each in params.items() if key not in DEEPSPEEDS_OWN})
 
 
 def _refused(
     key: str, value: Any, message: str, fix: str = "change or remove it, or compare with zero0"
-) -> ConfigError:
+) -> Any:
     return refused(key, f"torch's DistributedDataParallel {message}", fix, DDP, value=value)

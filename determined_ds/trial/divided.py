@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +25,13 @@ from deepspeed.utils import groups
 
 from determined_ds.config.strategy import autotp_degree
 from determined_ds.errors import ConfigError
-from determined_ds.trial.author import refused
+from determined_ds.trial.returned import refused
 
 LAYERS, EXPERTS = "tensor_parallel", "expert_parallel"  # sections of the JSON
 LAYERS_SIZE, EXPERTS_SIZE = "hyperparameters.model_parallel_size", "hyperparameters.expert_parallel_size"
 SAY_WHICH = (
-    "name them in tensor_parallel.partition_config.layer_specs; or use a model of the type llama, mistral, "
+    "name them in tensor_parallel.partition_config.layer_specs, or use a model of the type llama or qwen3"
 )
-SAY_WHICH += "qwen2, qwen3, gemma, gpt_neox, opt or gpt_bigcode"
-OF_EXPERTS = "use a model of the type mixtral, qwen3_moe or deepseek_v3, or leave expert_parallel out"
 PLACE = "determined_ds_expert_place"  # attribute of a parameter
 
 
@@ -78,79 +75,58 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     """Around ``deepspeed.initialize``, which divides the model as its configuration says; a collective.
 
     It yields the model-parallel unit for it, by which DeepSpeed counts replicas; None without tensor parallel. Refused
-    is a model that DeepSpeed cannot divide or would train on other numbers.
-    """
-    degree, experts = autotp_degree(ds_config), ds_config.get(EXPERTS) or {}  # never both: config.rules
-    if degree > 1:
-        with _layers_cut(model, degree):
-            yield groups
-    elif experts.get("enabled"):
-        with _experts_divided(model, experts.get("autoep_size", 1)):
-            yield None
-    else:
-        yield None
-
-
-def _undivided(model: torch.nn.Module, key: str, degree: int, message: str, fix: str) -> ConfigError:
-    return refused(key, f"{type(model).__name__}: {message}", fix, "undivided", value=degree)
-
-
-@contextlib.contextmanager
-def _explained(model: torch.nn.Module, key: str, degree: int, function: str, fix: str) -> Iterator[None]:
-    """Refuse adapters of ``peft``, and what a function of DeepSpeed's raises, or what it calls.
-
-    Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
-    """
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        message = "DeepSpeed would replace its adapters by layers without them"
-        fix = "train all of it (lora: null), or share no layers or experts"
-        raise _undivided(model, key, degree, message, fix)
-    try:
-        yield
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        if not any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)):
-            raise
-        raise _undivided(model, key, degree, f"DeepSpeed cannot cut it: {error}", fix) from error
-
-
-# ------------------------------------------------------------------------------------------- layers
-
-
-@contextlib.contextmanager
-def _layers_cut(model: torch.nn.Module, degree: int) -> Iterator[None]:
-    """Have AutoTP cut a model, and refuse one that it cuts otherwise than its ranks need.
+    is a model that DeepSpeed would divide without a word, and train on other numbers.
 
     Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
-    ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
+    ``_replace_module`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
     (deepspeed 0.19.8).
     """
+    degree, experts = autotp_degree(ds_config), ds_config.get(EXPERTS) or {}  # never both: config.rules
+    if degree == 1 and not experts.get("enabled"):
+        yield None
+        return
+    key, size = (LAYERS_SIZE, degree) if degree > 1 else (EXPERTS_SIZE, experts.get("autoep_size", 1))
+
+    def undivided(message: str, fix: str) -> ConfigError:
+        return refused(key, f"{type(model).__name__}: {message}", fix, "undivided", value=size)
+
+    kinds = {type(module) for module in model.modules()}
+    if any(kind.__module__.startswith("peft.") for kind in kinds):
+        message = "DeepSpeed would replace its adapters by layers without them"
+        raise undivided(message, "train all of it (lora: null), or share no layers or experts")
+    if degree == 1:
+        before = _tensors(model)
+        with _recorders_by_name():
+            yield None
+        if not (layers := expert_layers(model)):
+            fix = "use a model of the type mixtral, qwen3_moe or deepseek_v3, or leave expert_parallel out"
+            raise undivided("DeepSpeed finds no experts in it", fix)
+        for name, layer in layers.items():
+            _mark(f"{name}.", layer, before)
+        return
+
+    if "Conv1D" in {kind.__name__ for kind in kinds}:
+        message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
+        raise undivided(message, "use a model of nn.Linear, such as model_type: llama")
     groups._init_tp_mesh_device(tensor_model_parallel_size=degree)
     if (made := groups.get_tensor_model_parallel_world_size()) != degree:
         message = f"this process has groups of {made} ranks already, and DeepSpeed makes them once"
-        raise refused(LAYERS_SIZE, message, "start a process for each degree", LAYERS, value=degree)
-    if "Conv1D" in {type(module).__name__ for module in model.modules()}:
-        message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
-        fix = "use a model of nn.Linear, such as model_type llama (experiments/causal_lm/const.yaml)"
-        raise _undivided(model, LAYERS_SIZE, degree, message, fix)
+        raise undivided(message, "start a process for each degree")
     # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
     logger = logging.getLogger("DeepSpeed")
     logger.addFilter(_is_news)
     try:
-        with _explained(model, LAYERS_SIZE, degree, "_apply_autotp_partitioning", SAY_WHICH):
-            yield
+        yield groups
     finally:
         logger.removeFilter(_is_news)
     cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
     if not cut:
-        message = "none of its layers was cut, so all ranks would compute the same"
-        raise _undivided(model, LAYERS_SIZE, degree, message, SAY_WHICH)
-    uneven = [module for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
+        raise undivided("none of its layers was cut, so all ranks would compute the same", SAY_WHICH)
+    uneven = [module.name for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
     if uneven and _draws_dropout(model):
-        message = (
-            f"{uneven[0].name} is cut unevenly: the ranks would draw different dropout for what they share"
-        )
+        message = f"{uneven[0]} is cut unevenly: the ranks would draw different dropout for what they share"
         fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
-        raise _undivided(model, LAYERS_SIZE, degree, message, fix)
+        raise undivided(message, fix)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -168,22 +144,6 @@ def _draws_dropout(model: torch.nn.Module) -> bool:
 # ------------------------------------------------------------------------------------------- experts
 
 Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]  # shape; the tensor, which is not kept alive
-
-
-@contextlib.contextmanager
-def _experts_divided(model: torch.nn.Module, size: int) -> Iterator[None]:
-    """Have AutoEP divide the experts of a model, and mark what it makes of them."""
-    before = _tensors(model)
-    with (
-        _recorders_by_name(),
-        _explained(model, EXPERTS_SIZE, size, "_configure_expert_parallel", OF_EXPERTS),
-    ):
-        yield
-    layers = expert_layers(model)
-    if not layers:
-        raise _undivided(model, EXPERTS_SIZE, size, "DeepSpeed finds no experts in it", OF_EXPERTS)
-    for name, layer in layers.items():
-        _mark(f"{name}.", layer, before)
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Original]:

@@ -24,10 +24,10 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial import divided
-from determined_ds.trial.author import refused
 from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
 from determined_ds.trial.pipeline_engine import PlannedEngine
 from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.returned import refused
 
 # Names that are replaced or overridden here, and that no version promises: of a module or a class.
 AVERAGED = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"

@@ -33,10 +33,10 @@ from determined_ds.pipe.partition import (
     read_partition,
 )
 from determined_ds.trial import returned
-from determined_ds.trial.author import refused
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.divided import LAYERS, LAYERS_SIZE
 from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import micro_batches_of
 
 LEAST, MOST = 3, 15  # repetitions of a layer

@@ -30,8 +30,8 @@ from torch.autograd.graph import GradientEdge
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
-from determined_ds.trial.author import refused
 from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.returned import refused
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
 MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each before the next is made

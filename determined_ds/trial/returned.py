@@ -1,47 +1,115 @@
-"""Checks of what a trial's methods return; none waits for a device. The error names the method, the value and the fix.
+"""What the methods of an author's code return, checked: an error names the method, its place, the value and the fix.
 
-Before training it is a :class:`TrialError`, in training a :class:`TrainingError`.
+Before training it is a :class:`TrialError`, in training a :class:`TrainingError`. No check waits for a device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec
-from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from determined_ds.config.fill import PEAKS
-from determined_ds.errors import TrialError
-from determined_ds.trial.author import Names, described, failed, is_of_library, method_of, refused, wrong
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError, TrialError, shown
 
 logger = logging.getLogger("determined_ds")
+# A method that is defined in one of these packages is not the author's.
+LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
+MAX_NAMES = 8
+# A method, or several, the outermost first: ``train_batch``, which calls ``loss`` unless an author replaced it. The
+# first one that is not a library's is named.
+Names = str | tuple[str, ...]
 SCHEDULER, CYCLE = "build_scheduler", "e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
 NO_SCHEDULE = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
 
 
-def check(right: bool, trial: Any, names: Names, value: Any, expected: str, fix: str, did: str = "") -> None:
+def refused(key: str, message: str, fix: str, code: str, *, value: Any = NOT_GIVEN) -> ConfigError:
+    """The error of one problem."""
+    return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
+
+
+def wrong(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> Problem:
+    """The problem of a value that a method of ``owner`` returned; ``did`` is said instead of "returned ..."."""
+    if value is None and not did:
+        fix = f"add the missing return statement: {fix}"
+    elif isinstance(value, type) and not did:
+        fix = f"call it: return {value.__name__}(...)"
+    key, origin = _found(owner, names)
+    message = f"{did or f'returned {described(value)}'}; expected {expected}"
+    return Problem(key=key, origin=origin, message=message, fix=fix, code="returned")
+
+
+def failed(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> TrainingError:
+    """The same, as an error in training."""
+    return TrainingError(str(wrong(owner, names, value, expected, fix, did=did)))
+
+
+def check(right: bool, owner: Any, names: Names, value: Any, expected: str, fix: str, did: str = "") -> None:
     """Refuse the trial where a value is not ``right``; the rest as for :func:`wrong`."""
     if not right:
-        raise TrialError(wrong(trial, names, value, expected, fix, did=did))
+        raise TrialError(wrong(owner, names, value, expected, fix, did=did))
+
+
+def method_of(owner: Any, *names: str) -> str:
+    """``MyTrial.loss (model_defs/mine/trial.py:17)``, of a trial, a callback or a reducer."""
+    name, place = _found(owner, names)
+    return f"{name} ({place})" if place else name
+
+
+def _found(owner: Any, names: Names) -> tuple[str, str]:
+    """The method, and where it begins, relative to the context directory; "" of a library's."""
+    names = (names,) if isinstance(names, str) else names
+    name = next((each for each in names if not _is_of_library(getattr(owner, each, None))), "")
+    method, place = getattr(owner, name, None), ""
+    with contextlib.suppress(TypeError, OSError):  # it has no source
+        file, line = inspect.getsourcefile(inspect.unwrap(method)), inspect.getsourcelines(method)[1]  # type: ignore[arg-type]
+        path = Path(str(file)).resolve()
+        place = f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else file}:{line}"
+    return f"{type(owner).__name__}.{name or names[0]}", place
+
+
+def _is_of_library(defined: Any) -> bool:
+    return (getattr(defined, "__module__", None) or LIBRARIES[0]).split(".")[0] in LIBRARIES
+
+
+def described(value: Any) -> str:
+    """A value in a few words: ``None``, ``a tuple of 2 (Tensor, Tensor)``, ``a tensor of shape (4, 1)``."""
+    name = type(value).__name__
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, (int, float, str, type)):
+        return f"the {name} {shown(value)}"
+    if isinstance(value, Mapping):
+        names = [*map(shown, list(value)[:MAX_NAMES]), *(["..."] if len(value) > MAX_NAMES else [])]
+        return f"a {name} of {', '.join(names) or 'nothing'}"
+    if isinstance(value, (list, tuple)):
+        kinds = [type(each).__name__ for each in value[:MAX_NAMES]]
+        return f"a {name} of {len(value)} ({', '.join(kinds)}{', ...' * (len(value) > MAX_NAMES)})"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 # ------------------------------------------------------------------------------------------- before training
 
 
 def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
-    """Check ``build_model``, or a model of ``build_models``."""
-    is_bare = isinstance(value, torch.nn.Module) and not isinstance(value, DeepSpeedEngine)
-    fix = "return the bare model: the library calls deepspeed.initialize"
-    check(is_bare, trial, name, value, "a torch.nn.Module", fix)
+    """Check ``build_model``, or a model of ``build_models``: the library calls ``deepspeed.initialize``."""
+    is_bare = isinstance(value, torch.nn.Module) and not hasattr(value, "train_micro_batch_size_per_gpu")
+    check(is_bare, trial, name, value, "a bare torch.nn.Module, not an engine", "return the model")
     return value  # type: ignore[no-any-return]
 
 
 def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any]:
     """Check ``build_layers``: at least one layer for each of the ``chunks`` parts of each stage."""
+    from deepspeed.pipe import LayerSpec
+
     name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
     is_list = isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
     check(is_list, trial, name, value, expected, "return its layers in a list: return [layer, layer, ...]")
@@ -92,26 +160,31 @@ def trained(
     did = "has no parameter of the model that requires a gradient, so nothing would be trained"
     fix = "use those of the given model: self.build_parameters(model)"
     check(does_train, trial, names, optimizer, "parameters of the model", fix, did)
+    if trial.context.distributed.rank == 0:
+        _warn_of_groups(trial, name, model, ds_config, groups, covered)
+    return optimizer, parameters
+
+
+def _warn_of_groups(
+    trial: Any, name: str, model: Any, ds_config: Mapping[str, Any], groups: Any, covered: set[int]
+) -> None:
+    method = method_of(trial, name)
     missed = [each for each, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
-    if missed and trial.context.distributed.rank == 0:
-        more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+    if missed:
         logger.warning(
-            "warning: %s does not name %s, which require a gradient and are never trained; name them, or turn their "
+            "warning: %s does not name %s%s, which require a gradient and are never trained; name them, or turn their "
             "requires_grad off in build_model",
-            *(method_of(trial, name), ", ".join(missed[:3]) + more),
+            *(method, ", ".join(missed[:3]), f" and {len(missed) - 3} more" if len(missed) > 3 else ""),
         )
     section = ds_config.get("scheduler") or {}
-    kind = str(section.get("type"))
-    peak = (section.get("params") or {}).get(PEAKS.get(kind, ""))
+    peak = (section.get("params") or {}).get(PEAKS.get(kind := str(section.get("type")), ""))
     own = {float(group["lr"]) for group in groups if isinstance(group, Mapping) and "lr" in group}
     if isinstance(peak, (int, float)) and not own <= {peak}:
         logger.warning(
             "warning: %s sets the rate of all groups, up to %g, not those of %s (%s); write a list of rates there, or "
             "return a schedule from %s, with %s",
-            *(kind, peak, method_of(trial, name), ", ".join(f"{rate:g}" for rate in sorted(own))),
-            *(SCHEDULER, NO_SCHEDULE),
+            *(kind, peak, method, ", ".join(f"{rate:g}" for rate in sorted(own)), SCHEDULER, NO_SCHEDULE),
         )
-    return optimizer, parameters
 
 
 def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
@@ -125,7 +198,7 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         key = "scheduler.type" if value is None else method_of(trial, SCHEDULER)
         message = "ReduceLROnPlateau steps by a metric of a validation; a schedule here steps at each optimizer step"
         raise refused(key, message, f"take {CYCLE}", "plateau")
-    if value is None and (kind is not None or is_of_library(trial.build_scheduler)):
+    if value is None and (kind is not None or _is_of_library(trial.build_scheduler)):
         return
     is_schedule = callable(getattr(value, "step", None)) and not isinstance(value, type)
     is_right = is_schedule and getattr(value, "optimizer", optimizer) is optimizer
@@ -144,11 +217,11 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
 def losses(trial: Any, value: Any, *, trains: bool = True) -> dict[str, Any]:
     """Check ``loss``. Returns metrics by name; in training, with a ``loss`` that has a gradient."""
     found, is_named = value if isinstance(value, dict) else {"loss": value}, isinstance(value, dict)
+    if is_named and trial.is_whole and not trains:
+        return found
     loss, expected = found.get("loss"), "a scalar tensor that requires a gradient"
     if trial.is_whole:
         expected += ", or a dict of metrics with 'loss'"
-        if is_named and not trains:
-            return found
     if is_named and not trial.is_whole:
         fix = "return the loss alone: a pipeline reports no other metric"
     elif is_named and "loss" not in found:

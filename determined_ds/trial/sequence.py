@@ -21,7 +21,7 @@ from determined.pytorch import deepspeed as det_ds
 from torch import Tensor
 
 from determined_ds.errors import Problem, TrainingError
-from determined_ds.trial.author import refused
+from determined_ds.trial.returned import refused
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
 TOKENS = 1  # the dimension of a batch's tensors that is cut
@@ -138,32 +138,6 @@ class SequenceGroup:
         mean, part = (each.to(own.dtype) for each in (sums[0] / sums[1], total.double() / sums[1]))
         return mean + (part - part.detach())  # zero, with a gradient
 
-    def check_heads(self, num_heads: int, num_kv_heads: int | None = None) -> None:
-        """Check that each rank of a group can take as many attention heads as the others.
-
-        Raises:
-            ConfigError: it cannot.
-
-        Source: ``UlyssesSPAttentionHF.__init__`` in deepspeed 0.19.8's ``runtime/sequence_parallel/ulysses_sp.py``.
-        """
-        kv = num_kv_heads or num_heads
-        fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
-        if self.size not in fits:
-            message = f"ranks that share a sequence take as many heads each, of {num_heads} and {kv} of keys and values"
-            fix = f"write one of {', '.join(map(str, fits))}"
-            raise refused(KEY, message, fix, "sequence-heads", value=self.size)
-
-    def check_window(self, window: int | None, num_tokens: int) -> None:
-        """Check that a model attends to all of a sequence's tokens, and not to a ``window`` of those before.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        if self.size > 1 and window is not None and window < num_tokens:
-            message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence"
-            fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
-            raise refused(KEY, f"{message} to all", fix, "sequence-window")
-
     def attention(self, kernel: str = "sdpa") -> str:
         """The name of an attention for a model of transformers: causal, over the tokens of all slices.
 
@@ -197,7 +171,11 @@ class SequenceGroup:
             module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
             samples, heads, tokens, width = query.shape
-            self.check_window(kwargs.get("sliding_window"), tokens * self.size)
+            whole, window = tokens * self.size, kwargs.get("sliding_window")
+            if window is not None and window < whole:
+                message = f"the model attends to the last {window} of {whole} tokens, and ranks that share them to all"
+                fix = f"use sequences of at most {window} tokens, or a model without a sliding window"
+                raise refused(KEY, message, fix, "sequence-window")
             # It gathers positions for kernels that read them. Not all models hand theirs on.
             kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
             exchanged = exchanging(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.config.params import PARALLEL_SIZES
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
-from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
 from determined_ds.trial import returned
-from determined_ds.trial.author import refused
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.returned import refused
 
 CODE = "several-engines"
 # One data loader feeds all engines, one loop counts their steps, and either all compile or none.
@@ -58,60 +56,42 @@ class SeveralEnginesTrial(ReconciledTrial):
         super().__init__(context)
 
     def _build(self) -> None:
-        models, context, name = self.build_models(), self.context, "build_models"
+        if (stages := self.resolved.topology.pipe_parallel_size) > 1:
+            key, message = "hyperparameters.pipe_parallel_size", "several engines do not run as pipelines"
+            raise refused(key, message, "pipe_parallel_size: 1", CODE, value=stages)
+        models, name = self.build_models(), "build_models"
         expected, fix = "a dict of engines' names and their models", 'return {"one": ..., "other": ...}'
         returned.check(isinstance(models, dict) and bool(models), self, name, models, expected, fix)
-        self.ds_configs = self._reconciled(tuple(models))
-        shared = context.get_hparams().get("deepspeed_config")
-        if isinstance(shared, str) and hasattr(context, "resolved") and context.distributed.rank == 0:
-            for engine, ds_config in self.ds_configs.items():  # beside what all engines share
-                path = Path(shared).with_name(f"deepspeed_config.{engine}.json")
-                write_whole(path, json.dumps(ds_config, indent=2) + "\n")
+        self.ds_configs = {engine: self._decide(engine) for engine in models}
         self.engines = {}
         for self.building, model in models.items():
             checked = returned.model(self, model, name)
             self.engines[self.building] = self.initialize(checked, self.ds_configs[self.building])
         self.engine = next(iter(self.engines.values()))
 
-    def _reconciled(self, engines: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-        """Of each engine its DeepSpeed configuration."""
-        context, resolved, layout = self.context, self.resolved, self.resolved.topology
-        if (stages := layout.pipe_parallel_size) > 1:
-            key, message = "hyperparameters.pipe_parallel_size", "several engines do not run as pipelines"
-            raise refused(key, message, "pipe_parallel_size: 1", CODE, value=stages)
+    def _decide(self, engine: str) -> dict[str, Any]:
+        """The DeepSpeed configuration of an engine, for which ``<engine>_<name>`` overrides ``<name>``."""
+        context, resolved, prefix = self.context, self.resolved, f"{engine}_"
         stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
         if not isinstance(stated, Document):
             stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-        kind, machines = resolved.accelerator, resolved.machines
-        where = Where(context_dir=Path.cwd(), accelerator=kind, slots=layout.slots, machines=machines)
-        configs: dict[str, dict[str, Any]] = {}
-        problems: list[Problem] = []
-        for engine in engines:
-            prefix, changes = f"{engine}_", []
-            for key, value in stated.data.items():
-                name = str(key).removeprefix(prefix)
-                if name in SHARED and name != key:
-                    message, fix = "must be the same for all engines", f"set {name}, without {prefix}"
-                    problems.append(stated.problem((key,), message, fix, CODE))
-                elif name != key:  # <engine>_<name> overrides <name>
-                    origin = stated.origin((key,))
-                    changes.append(((name,), value, origin.reworded(f"{key}, {origin}")))
-            if problems:
+        changes = []
+        for key, value in stated.data.items():
+            if (name := str(key).removeprefix(prefix)) == key:
                 continue
-            try:
-                found = resolve(stated.overwritten(*changes), where).writing_in(resolved.folder)
-            except ConfigError as error:
-                problems.extend(error.problems)
-                continue
-            if found.batch != resolved.batch:
-                message = f"makes other micro-batches for the {engine} than the data loader's"
-                fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
-                key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
-                problems.append(Problem(key=key, message=message, fix=fix, code=CODE))
-            configs[engine] = found.ds_config
-        if problems:
-            raise ConfigError(problems)
-        return configs
+            if name in SHARED:
+                message, fix = "must be the same for all engines", f"set {name}, without {prefix}"
+                raise ConfigError(stated.problem((key,), message, fix, CODE))
+            origin = stated.origin((key,))
+            changes.append(((name,), value, origin.reworded(f"{key}, {origin}")))
+        kind, slots, machines = resolved.accelerator, resolved.topology.slots, resolved.machines
+        where = Where(context_dir=Path.cwd(), accelerator=kind, slots=slots, machines=machines)
+        found = resolve(stated.overwritten(*changes), where).writing_in(resolved.folder)
+        if found.batch != resolved.batch:
+            message = f"makes other micro-batches for the {engine} than the data loader's"
+            fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
+            raise refused(f"hyperparameters.{prefix}overwrite_deepspeed_args", message, fix, CODE)
+        return found.ds_config
 
     @abc.abstractmethod
     def build_models(self) -> dict[str, torch.nn.Module]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import data as torch_data
 
-from determined_ds.trial.author import refused
+from determined_ds.trial.returned import refused
 
 
 class StreamLoader:

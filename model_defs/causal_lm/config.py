@@ -10,7 +10,6 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from determined_ds import SequenceGroup
 from determined_ds.documents.document import one_of
 from model_defs.common.huggingface import first_line, unloadable
 from model_defs.common.sections import config_error
@@ -99,11 +98,15 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int) -> None:
         raise config_error(key, sequence_length, message, f"sequence_length: {positions} or less")
 
 
-def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int) -> None:
-    """Check that ranks may share sequences: their heads divide, and each token attends to all before it."""
+def check_sliced(config: Any, sequence_length: int) -> None:
+    """Check that each token attends to all before it, as where ranks share sequences."""
     text = config.get_text_config()
-    sequence.check_heads(text.num_attention_heads, getattr(text, "num_key_value_heads", None))
     window = getattr(text, "sliding_window", None)
     is_windowed = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
-    if isinstance(window, int) and is_windowed:
-        sequence.check_window(window, sequence_length)
+    if isinstance(window, int) and is_windowed and window < sequence_length:
+        key, message = (
+            "hyperparameters.sequence_length",
+            f"the model attends to the last {window} tokens alone,",
+        )
+        message += " and ranks that share sequences to all."
+        raise config_error(key, sequence_length, message, f"sequence_length: {window} or less")

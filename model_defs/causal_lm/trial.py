@@ -50,7 +50,7 @@ class CausalLMTrial(DataParallelTrial):
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
         check_fit(self.config, vocab_size=vocab_size, sequence_length=length)
         if self.sequence.size > 1:
-            check_sliced(self.config, self.sequence, length)
+            check_sliced(self.config, length)
 
     def build_model(self) -> torch.nn.Module:
         # Without an engine, a checkpoint's weights are loaded later, and need no partitions.

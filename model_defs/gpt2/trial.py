@@ -35,7 +35,6 @@ class _GPT2(ReconciledTrial):
         self.data = load_text(self.context.get_data_config(), own.sequence_length)
         num_tokens, attention = self.data.vocab_size, self.sequence.attention()
         self.config = gpt2_config(own, num_tokens=num_tokens, attention=attention)
-        self.sequence.check_heads(self.config.n_head)
 
     def start_weights(self, model: torch.nn.Module) -> None:
         """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""

@@ -22,7 +22,7 @@ from determined import pytorch, util
 
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.train.group.process_group import gather_rows, is_alone
-from determined_ds.trial.author import described
+from determined_ds.trial.returned import described
 
 Reducer = pytorch.Reducer
 # MPS has no float64; everything that trains here does.

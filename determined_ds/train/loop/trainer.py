@@ -44,9 +44,9 @@ from determined_ds.train.loop.reporting import Progress, Reporter
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial import returned
-from determined_ds.trial.author import failed, method_of, refused
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
+from determined_ds.trial.returned import failed, method_of, refused
 
 logger = logging.getLogger("determined_ds")
 METHODS = ("train_batch", "loss")

@@ -23,7 +23,7 @@ from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import as_chief
 from determined_ds.train.loop.metrics import MetricSums, Reducer, Reducers, plain
 from determined_ds.trial import returned
-from determined_ds.trial.author import described, failed, method_of, wrong
+from determined_ds.trial.returned import described, failed, method_of, wrong
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
 ARRAYS = (torch.Tensor, np.ndarray)

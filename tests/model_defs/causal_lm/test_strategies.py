@@ -244,10 +244,6 @@ def test_what_was_trained_loads_in_plain_huggingface(
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model without experts": ({"model_config": tiny.MODEL_CONFIG}, "DeepSpeed finds no experts in it"),
-    "three experts": (
-        {"model_config": {**CONFIGS["mixtral"], "num_local_experts": 3}},
-        "is not divisible by autoep_size=2",
-    ),
     "adapters": ({"lora": {"r": 4}}, "would replace its adapters by layers without them"),
     "an average": ({"averaged": True}, "average of experts that ranks share is not supported"),
 }
