@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pkgutil
 import weakref
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -109,25 +107,23 @@ def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str
         The engine, corrected.
     """
     parameters = divided.named_groups(optimizer, parameters, ds_config)
-    own = deepspeed.PipelineEngine
-    with (
-        divided.carried_out(model, ds_config) as mpu,
-        _muon_for_matrices_within(),
-    ):
-        try:
-            if isinstance(model, ScheduledModule) and model.is_planned:
-                deepspeed.PipelineEngine = PlannedEngine  # initialize takes the class from its own names
+    own = {name: getattr(deepspeed, name) for name in ("PipelineEngine", "set_optimizer_flags")}
+    # initialize takes both from its own names; it tags the parameters for Muon, and again those that AutoEP makes.
+    if isinstance(model, ScheduledModule) and model.is_planned:
+        deepspeed.PipelineEngine = PlannedEngine
+    deepspeed.set_optimizer_flags = functools.partial(_tag_for_muon, own["set_optimizer_flags"])
+    try:
+        with divided.carried_out(model, ds_config) as mpu:
             given = {"optimizer": optimizer, "model_parameters": parameters, "mpu": mpu or unit}
             engine, *_ = deepspeed.initialize(model=model, config=dict(ds_config), **given)
-        finally:
-            deepspeed.PipelineEngine = own
+    finally:
+        vars(deepspeed).update(own)
     fix_engine(engine)
     return engine
 
 
-@contextlib.contextmanager
-def _muon_for_matrices_within() -> Iterator[None]:
-    """Around ``deepspeed.initialize``, which tags the parameters for Muon, and again those that AutoEP makes.
+def _tag_for_muon(own: Any, config: Any, model: torch.nn.Module) -> None:
+    """Say which parameters are Muon's, in place of DeepSpeed's ``own`` function.
 
     Muon is made for the matrices within a model; embeddings, heads and vectors are Adam's (Keller Jordan's Muon, in
     ``runtime/zero/muon/original_muon.py``). DeepSpeed goes by names: ``embed`` and ``lm_head`` are Adam's, and so
@@ -136,27 +132,18 @@ def _muon_for_matrices_within() -> Iterator[None]:
 
     Source: ``set_optimizer_flags`` in deepspeed 0.19.8's ``__init__.py``.
     """
-    own = deepspeed.set_optimizer_flags
-
-    def tag(config: Any, model: torch.nn.Module) -> None:
-        stated = [(each, getattr(each, FLAG)) for each in model.parameters() if hasattr(each, FLAG)]
-        own(config, model)
-        if config.optimizer_name != MUON:
-            return
-        for module in model.modules():  # whole, or the layers of a pipeline's stage
-            get_head = getattr(module, "get_output_embeddings", None)  # of a model of transformers
-            head = get_head() if callable(get_head) else None
-            left = [*module.parameters(recurse=False)] if isinstance(module, EMBEDDINGS) else []
-            for parameter in (*left, *(head.parameters() if isinstance(head, torch.nn.Module) else ())):
-                setattr(parameter, FLAG, False)
-        for parameter, value in stated:
-            setattr(parameter, FLAG, value)
-
-    deepspeed.set_optimizer_flags = tag
-    try:
-        yield
-    finally:
-        deepspeed.set_optimizer_flags = own
+    stated = [(each, getattr(each, FLAG)) for each in model.parameters() if hasattr(each, FLAG)]
+    own(config, model)
+    if config.optimizer_name != MUON:
+        return
+    for module in model.modules():  # whole, or the layers of a pipeline's stage
+        get_head = getattr(module, "get_output_embeddings", None)  # of a model of transformers
+        head = get_head() if callable(get_head) else None
+        left = [*module.parameters(recurse=False)] if isinstance(module, EMBEDDINGS) else []
+        for parameter in (*left, *(head.parameters() if isinstance(head, torch.nn.Module) else ())):
+            setattr(parameter, FLAG, False)
+    for parameter, value in stated:
+        setattr(parameter, FLAG, value)
 
 
 def configure_checkpointing(ds_config: dict[str, Any]) -> None:
@@ -180,24 +167,21 @@ def compile_engine(engine: Any) -> None:
     Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; in torch 2.13
     ``donated_buffer`` of ``_functorch/config.py`` and ``_TorchDynamoContext.__call__`` of ``_dynamo/eval_frame.py``.
     """
+    from torch._dynamo.external_utils import wrap_inline  # loading it takes seconds
+
     layers = getattr(engine.module, "forward_funcs", ())
     if isinstance(engine.module, ScheduledModule):
         layers = [layer for part in engine.module.functions.values() for layer in part]
         if engine.module.pipe.schedule == ZB_H1:
             # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
             torch._functorch.config.donated_buffer = False
-    # torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
-    # model's is compiled, each by itself. Where a model calls only torch's own, such as a Sequential of its layers,
-    # nothing is. A function of ours around it is compiled with all that is in it.
+    # torch skips functions of its own files, and compiles what they call of the model's, each by itself. Where a model
+    # is torch's own, such as a Sequential of its layers, nothing is compiled, unless a frame that is not torch's is
+    # around it.
     for module in (engine.module, *layers):
         is_module = isinstance(module, torch.nn.Module) and "forward" not in vars(module)
         if is_module and type(module).forward.__module__.startswith("torch."):
-
-            @functools.wraps(module.forward)
-            def in_own_frame(*inputs: Any, own: Any = module.forward, **kwargs: Any) -> Any:
-                return own(*inputs, **kwargs)
-
-            module.forward = in_own_frame
+            module.forward = wrap_inline(module.forward)
     engine.compile()
 
 
@@ -251,12 +235,17 @@ def fix_engine(engine: Any) -> None:
         )
 
     engine._backward_prologue, engine.clip_fp32_gradients = backward_prologue, clip_fp32_gradients
-    _correct_timers(engine)
     ENGINES.add(engine)
 
 
 class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
-    """Timers that may be started while they run, and stopped while they do not."""
+    """Timers that may be started while they run, and stopped while they do not.
+
+    A pipeline starts the timer of its backward pass, and the engine's hook on the tensors that it goes back through
+    starts it again.
+
+    Source: ``PipelineEngine._exec_backward_pass`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
+    """
 
     class Timer(SynchronizedWallClockTimer.Timer):  # type: ignore[misc]
         def start(self) -> None:
@@ -268,29 +257,17 @@ class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
                 super().stop(reset, record)
 
 
-def _correct_timers(engine: Any) -> None:
-    """Let a pipeline train under ``wall_clock_breakdown``, and keep no record of every batch where nothing reads it.
-
-    A pipeline starts the timer of its backward pass, and the engine's hook on the tensors that it goes back through
-    starts it again.
-
-    Source: ``SynchronizedWallClockTimer`` in deepspeed 0.19.8's ``utils/timer.py``; ``PipelineEngine`` in
-    ``runtime/pipe/engine.py``.
-    """
-    engine.timers = _Timers()
-    if isinstance(engine, PipelineEngine) and not engine.steps_per_print():
-        if engine.wall_clock_breakdown():
-            engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
-        else:
-            engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()
-
-
 def _fix_pipeline(engine: Any) -> None:
     """Clip by the gradient of all stages, refuse what a middle stage would misread, and time the instructions.
 
-    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` in
-    ``runtime/pipe/engine.py``.
+    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` and
+    ``train_batch`` in ``runtime/pipe/engine.py``.
     """
+    engine.timers = _Timers()
+    if not engine.steps_per_print() and engine.wall_clock_breakdown():
+        engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
+    elif not engine.steps_per_print():
+        engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # it would keep a record of every batch
     if engine.grid.get_slice_parallel_world_size() == 1:
         # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that
         # no other rank holds. The copies of a tied weight are counted on one stage alone. Where slices share layers,

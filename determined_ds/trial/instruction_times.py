@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import schedule
@@ -22,9 +22,9 @@ from deepspeed.runtime.pipe import schedule
 from determined_ds.pipe.orders import ONE_F_ONE_B, Op, Pipeline
 from determined_ds.pipe.timeline import LOAD, Span
 from determined_ds.trial.pipeline_engine import PASSES
+from determined_ds.trial.pipeline_module import ScheduledModule
 
 WORK = {schedule.LoadMicroBatch: LOAD, **{instruction: kind for kind, instruction in PASSES.items()}}
-AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
 ATTRIBUTE = "_instruction_times"  # of a pipeline's engine
 
 
@@ -33,16 +33,18 @@ def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
     return next((vars(engine)[ATTRIBUTE] for engine in engines if ATTRIBUTE in vars(engine)), None)
 
 
-class _Batch(NamedTuple):
+@dataclass
+class _Batch:
+    """Marks of time: a mark is an event on the current CUDA stream; on a CPU, the machine's clock."""
+
     start: Any
-    work: list[tuple[str, int, Any, Any]]  # kind, part, start, end
-    end: list[Any]  # of the last micro-batch, once it is there
+    work: list[tuple[Op, Any, Any]] = field(default_factory=list)  # start, end
+    passes: Counter[tuple[str, int]] = field(default_factory=Counter)  # so far, of a kind through a part
+    end: Any = None  # of the last micro-batch
 
 
 class InstructionTimes:
     """Times the training schedules of one stage; those of ``eval_batch`` are ignored.
-
-    A mark of time is an event on the current CUDA stream, read in :meth:`take`; on a CPU, the machine's clock.
 
     Args:
         engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
@@ -53,14 +55,13 @@ class InstructionTimes:
     """
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.stage = int(engine.stage_id)
+        self._engine, self.stage = engine, int(engine.stage_id)
         topology = engine.grid.topology()
         replicas = range(topology.get_dim("data"))
         self.pipelines: list[list[int]] = [topology.get_axis_list("data", index) for index in replicas]
         self._on_gpu = engine.device.type == "cuda"
         self._zero: tuple[Any, float] = 0.0, 0.0  # a mark, and the machine's clock then
-        self._now_runs: _Batch | None = None
+        self._batch: _Batch | None = None  # that is trained now
         self._finished: deque[_Batch] = deque()
         self._busy_s = self._span_s = 0.0
         self._recorded: list[list[Span]] | None = None
@@ -107,60 +108,52 @@ class InstructionTimes:
     @property
     def pipeline(self) -> Pipeline:
         """What the ranks compute in which order."""
-        own = Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=1)
-        known = getattr(self._engine.module, "pipe", None)
-        found = known if isinstance(known, Pipeline) else own
-        return replace(found, micro_batches=self._engine.gradient_accumulation_steps())
+        module, micro_batches = self._engine.module, self._engine.gradient_accumulation_steps()
+        if isinstance(module, ScheduledModule):
+            return replace(module.pipe, micro_batches=micro_batches)
+        return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
-        run = type(self._engine)._exec_schedule
-        if not torch.is_grad_enabled():  # of an evaluation
-            run(self._engine, pipe_schedule)
-            return
-        self._read()
-        self._now_runs = batch = _Batch(self._mark(), [], [])
-        try:
-            run(self._engine, pipe_schedule)
-            batch.end.append(self._mark())  # unless an instruction that comes after has marked it
+        trains = torch.is_grad_enabled()
+        if trains:
+            self._read()
+        self._batch = batch = _Batch(self._mark()) if trains else None
+        type(self._engine)._exec_schedule(self._engine, pipe_schedule)
+        self._batch = None
+        if batch is not None:
             self._finished.append(batch)
-        finally:
-            self._now_runs = None
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
-        is_after = issubclass(kind, AFTER_MICRO_BATCHES)
-        if kind not in WORK and not is_after:
+        """An instruction, which notes its time; that of the first one after all micro-batches is the batch's end."""
+        if kind not in WORK and kind is not schedule.ReduceTiedGrads:
             return instruction
 
         def run(engine: Any, **kwargs: Any) -> None:
-            if (batch := self._now_runs) is None:
-                instruction(engine, **kwargs)
-                return
-            start = self._mark()
-            if is_after:
-                batch.end.append(start)
+            start = None if self._batch is None else self._mark()
             instruction(engine, **kwargs)
-            if not is_after:
-                batch.work.append((WORK[kind], kwargs.get("part", engine.stage_id), start, self._mark()))
+            if (batch := self._batch) is None:
+                return
+            if kind not in WORK:
+                batch.end = start
+                return
+            passes = WORK[kind], kwargs.get("part", engine.stage_id)
+            batch.work.append((Op(*passes, batch.passes[passes]), start, self._mark()))
+            batch.passes[passes] += 1  # by micro-batch, whatever the schedule
 
         return run
 
     def _read(self, wait: bool = False) -> None:
         """Add up the batches that the device has finished, so that few are kept; all of them, after a ``wait``."""
         if wait and self._on_gpu and self._finished:
-            self._finished[-1].end[0].synchronize()
-        while self._finished and (not self._on_gpu or self._finished[0].end[0].query()):
+            self._finished[-1].end.synchronize()
+        while self._finished and (not self._on_gpu or self._finished[0].end.query()):
             batch = self._finished.popleft()
-            self._busy_s += sum(self._seconds(start, end) for _, _, start, end in batch.work)
-            self._span_s += self._seconds(batch.start, batch.end[0])
-            if self._recorded is None:
-                continue
-            passes: Counter[tuple[str, int]] = Counter()  # by micro-batch, whatever the schedule
-            zero, zero_s = self._zero
-            self._recorded.append([])
-            for kind, part, *marks in batch.work:
-                start, end = (zero_s + self._seconds(zero, mark) for mark in marks)
-                self._recorded[-1].append(Span(op=Op(kind, part, passes[kind, part]), start=start, end=end))
-                passes[kind, part] += 1
+            self._busy_s += sum(self._seconds(start, end) for _, start, end in batch.work)
+            self._span_s += self._seconds(batch.start, batch.end)
+            if self._recorded is not None:
+                zero, since = self._zero
+                times = ((op, *(since + self._seconds(zero, each) for each in on)) for op, *on in batch.work)
+                self._recorded.append([Span(op=op, start=start, end=end) for op, start, end in times])
 
     def _mark(self) -> Any:
         if not self._on_gpu:

@@ -24,7 +24,6 @@ from determined_ds.config.strategy import autotp_degree
 from determined_ds.pipe.orders import ZB_H1, Pipeline
 from determined_ds.pipe.partition import (
     MEASURED,
-    METHODS,
     UNIFORM,
     LayerTime,
     Partition,
@@ -94,24 +93,34 @@ class PipelineTrial(ReconciledTrial):
         """How layers are shared out: the hyperparameter ``partition_method``, or else the attribute."""
         if (stated := self.resolved.strategy.partition_method) is not None:
             return stated
-        if message := method_problem(self.partition_method):
-            key, fix = (
-                f"{type(self).__name__}.partition_method",
-                f"use {', '.join(METHODS)} or e.g. type:Block",
-            )
-            raise refused(key, message, fix, "partition-method", value=self.partition_method)
-        return self.partition_method
+        if message := method_problem(method := self.partition_method):
+            key, fix = f"{type(self).__name__}.partition_method", "use parameters or e.g. type:Block"
+            raise refused(key, message, fix, "partition-method", value=method)
+        return method
 
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load the weights of this rank's part, which is returned."""
-        pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
-        self._check_schedule(pipe)
+        name, interval = type(self).__name__, self.activation_checkpoint_interval
+        pipe, layout, ranks = (
+            self.resolved.strategy.pipeline,
+            self.resolved.topology,
+            self.context.distributed,
+        )
+        # What only the trial shows; the rest is refused by rules.
+        if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
+            message = "zb-h1 trains without activation checkpointing: each layer would be computed anew twice"
+            fix = "take another hyperparameters.pipe_schedule"
+            raise refused(f"{name}.activation_checkpoint_interval", message, fix, ZB_H1, value=interval)
+        if (degree := autotp_degree(self.resolved.ds_config)) > 1:
+            message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
+            fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
+            raise refused(f"{LAYERS}.autotp_size", message, fix, LAYERS, value=degree)
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
         method, bounds = self.chosen_partition, None
         if method == MEASURED and pipe.ranks > 1:
             bounds = _measured_partition(self, layers, pipe).bounds
         names = ("pipe", "data", "model") if layout.model_parallel_size > 1 else ("pipe", "data")
-        axes = {name: size for name, size in layout.axes.items() if name in names}
+        axes = {axis: size for axis, size in layout.axes.items() if axis in names}
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
             module = ScheduledModule(
                 pipe,
@@ -121,10 +130,17 @@ class PipelineTrial(ReconciledTrial):
                 bounds=bounds,
                 base_seed=self.context.get_trial_seed(),
                 partition_method=UNIFORM if method == MEASURED else method,
-                activation_checkpoint_interval=self.activation_checkpoint_interval,
+                activation_checkpoint_interval=interval,
                 checkpointable_layers=self.checkpointable_layers,
             )
-        self._check_cut(module)
+        degree, is_cut = (
+            layout.model_parallel_size,
+            any(map(is_model_parallel_parameter, module.parameters())),
+        )
+        if degree > 1 and ranks is not None and not any(ranks.allgather(is_cut)):
+            message = f"no parameter of {name}'s layers is cut, so {degree} ranks would compute the same"
+            fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their weights"
+            raise refused(LAYERS_SIZE, message, fix, LAYERS, value=degree)
         self.load_weights(module)
         return module
 
@@ -140,28 +156,6 @@ class PipelineTrial(ReconciledTrial):
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         """The mean ``validation_loss`` over the next micro-batches, as many as the engine is set to take."""
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
-
-    def _check_schedule(self, pipe: Pipeline) -> None:
-        """Refuse what only the trial shows; the rest is refused by rules."""
-        name, interval = type(self).__name__, self.activation_checkpoint_interval
-        if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
-            message = "zb-h1 trains without activation checkpointing: each layer would be computed anew twice"
-            fix = "take another hyperparameters.pipe_schedule"
-            raise refused(f"{name}.activation_checkpoint_interval", message, fix, ZB_H1, value=interval)
-        if (degree := autotp_degree(self.resolved.ds_config)) > 1:
-            message = f"{name} is a PipelineTrial, and AutoTP cuts whole models alone"
-            fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
-            raise refused(f"{LAYERS}.autotp_size", message, fix, LAYERS, value=degree)
-
-    def _check_cut(self, module: ScheduledModule) -> None:
-        """Refuse ranks that are to share layers, and hold all of them each; a collective."""
-        degree, ranks = self.resolved.topology.model_parallel_size, self.context.distributed
-        if degree == 1 or ranks is None:
-            return
-        if not any(ranks.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
-            message = f"no parameter of {type(self).__name__}'s layers is cut, so {degree} ranks would compute the same"
-            fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their parameters"
-            raise refused(LAYERS_SIZE, message, fix, LAYERS, value=degree)
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.losses(self, self.loss(outputs, targets), trains=torch.is_grad_enabled())["loss"]  # type: ignore[no-any-return]
@@ -209,9 +203,22 @@ def _measured_layers(
     dtype = DTYPES[trial.resolved.strategy.precision]
     interval = (trial.resolved.ds_config.get("pipeline") or {}).get("activation_checkpoint_interval")
     recomputes, recomputed = interval or trial.activation_checkpoint_interval, trial.checkpointable_layers
-    found = []
-    with _generators_kept(device):
-        inputs, targets, making_s = _micro_batch(trial, device, dtype)
+    with contextlib.ExitStack() as kept:
+        kept.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        kept.callback(random.setstate, random.getstate())
+        kept.callback(np.random.set_state, np.random.get_state())
+
+        loader = trial.build_training_data_loader()
+        make, seconds = micro_batches_of(loader, trial.micro_batch_size), []
+        for _ in range(LEAST):
+            start = time.perf_counter()
+            inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), make())
+            seconds.append(_since(start, device))
+        making_s = 0.0 if getattr(loader, "num_workers", 0) else statistics.median(seconds)
+        inputs = tree_map_only(
+            torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, inputs
+        )
+        found = []
         for spec, name in zip(specs, names, strict=True):
             module, held = spec, []
             if isinstance(spec, (LayerSpec, torch.nn.Module)):
@@ -229,39 +236,17 @@ def _measured_layers(
         loss_s, loss_backward_s, _ = _timed(
             lambda outputs: trial._checked_loss(outputs, targets), inputs, device
         )
-    found = _evened(found)
-    found[-1] = found[-1].plus(loss_s + making_s * (len(found) > 1), loss_backward_s)
-    found[0] = found[0].plus(making_s, 0)
-    return tuple(found)
 
+    def evened(layer: LayerTime) -> LayerTime:
+        """The median of its class and size, where its time is near that: the rest is noise."""
+        alike = [each for each in found if (each.name, each.parameters) == (layer.name, layer.parameters)]
+        middle = sorted(alike, key=lambda each: each.seconds)[len(alike) // 2]
+        return middle if abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds else layer
 
-@contextlib.contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    """Have every generator of random numbers afterwards as it is now."""
-    own, theirs = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(own)
-            np.random.set_state(theirs)
-
-
-def _micro_batch(trial: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any, float]:
-    """Inputs and targets on the device, and the seconds of making them."""
-    loader = trial.build_training_data_loader()
-    make = micro_batches_of(loader, trial.micro_batch_size)
-    seconds = []
-    for _ in range(LEAST):
-        start = time.perf_counter()
-        inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), make())
-        seconds.append(_since(start, device))
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    making_s = 0.0 if getattr(loader, "num_workers", 0) else statistics.median(seconds)
-    return tree_map_only(torch.Tensor, cast, inputs), targets, making_s
+    layers = list(map(evened, found))
+    layers[-1] = layers[-1].plus(loss_s + making_s * (len(layers) > 1), loss_backward_s)
+    layers[0] = layers[0].plus(making_s, 0)
+    return tuple(layers)
 
 
 def _timed(call: Callable[[Any], Any], inputs: Any, device: torch.device) -> tuple[float, float, Any]:
@@ -291,13 +276,3 @@ def _since(start: float, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
-
-
-def _evened(layers: Sequence[LayerTime]) -> list[LayerTime]:
-    """Layers of one class and size with the median of their times, where theirs are near it: the rest is noise."""
-    found = []
-    for layer in layers:
-        alike = [each for each in layers if (each.name, each.parameters) == (layer.name, layer.parameters)]
-        middle = sorted(alike, key=lambda each: each.seconds)[len(alike) // 2]
-        found.append(middle if abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds else layer)
-    return found
