@@ -84,9 +84,7 @@ class Pipeline:
 
 
 def _gpipe(pipe: Pipeline, rank: int) -> Iterator[Op]:
-    for kind in (FORWARD, BACKWARD):
-        for micro_batch in range(pipe.micro_batches):
-            yield Op(kind, rank, micro_batch)
+    return (Op(kind, rank, batch) for kind in (FORWARD, BACKWARD) for batch in range(pipe.micro_batches))
 
 
 def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:
@@ -96,8 +94,7 @@ def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:
     first chunk, the same through the second, and so on.
     """
     ranks, chunks, total = pipe.ranks, pipe.chunks, pipe.micro_batches * pipe.chunks
-    ahead = (ranks - 1 - rank) if chunks == 1 else (chunks - 1) * ranks + 2 * (ranks - 1 - rank)
-    ahead = min(ahead, total)
+    ahead = min(total, ranks - 1 - rank if chunks == 1 else (chunks + 1) * ranks - 2 * (1 + rank))
 
     def op(kind: str, index: int) -> Op:
         if chunks == 1:

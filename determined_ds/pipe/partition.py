@@ -39,12 +39,7 @@ class LayerTime:
 
     @property
     def seconds(self) -> float:
-        """Of both passes."""
         return self.forward_s + self.backward_s
-
-    def plus(self, forward_s: float, backward_s: float) -> LayerTime:
-        """The layer, and so many seconds more."""
-        return replace(self, forward_s=self.forward_s + forward_s, backward_s=self.backward_s + backward_s)
 
 
 def method_problem(method: object) -> str:
@@ -76,9 +71,7 @@ def evenest(costs: Sequence[float], parts: int) -> Bounds:
     """
     assert 1 <= parts <= len(costs), (parts, costs)
     sums = [0.0, *itertools.accumulate(costs)]
-    cuts: dict[int, tuple[float, Bounds]] = {
-        0: (0.0, (0,))
-    }  # of so many layers: the most expensive part, the cut
+    cuts: dict[int, tuple[float, Bounds]] = {0: (0.0, (0,))}  # of so many layers: the dearest part, the cut
     for part in range(1, parts + 1):
         cuts = {
             end: min(
@@ -154,8 +147,7 @@ class Partition:
         seconds = [0.0] * self.pipe.ranks
         for part, (start, end) in enumerate(itertools.pairwise(self.bounds)):
             seconds[self.pipe.rank_of(part)] += sum(layer.seconds for layer in self.layers[start:end])
-        sizes = "+".join(str(end - start) for start, end in itertools.pairwise(self.bounds))
-        slowest = 1000 * max(seconds)
+        sizes, slowest = "+".join(str(b - a) for a, b in itertools.pairwise(self.bounds)), 1000 * max(seconds)
         return f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank"
 
 

@@ -159,12 +159,9 @@ def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedSt
     if not all(spans):
         return None
     zero = min(own[0].start for own in spans)
-
-    def since(seconds: float) -> float:
-        return round(seconds - zero, DIGITS)
-
-    moved = (tuple(Span(op=s.op, start=since(s.start), end=since(s.end)) for s in own) for own in spans)
-    return RecordedStep(pipeline=pipe, spans=tuple(moved))
+    times = [[(each.op, each.start - zero, each.end - zero) for each in own] for own in spans]
+    moved = [[Span(op=op, start=round(a, DIGITS), end=round(b, DIGITS)) for op, a, b in own] for own in times]
+    return RecordedStep(pipeline=pipe, spans=tuple(map(tuple, moved)))
 
 
 # ------------------------------------------------------------------------------------------- messages

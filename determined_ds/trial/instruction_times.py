@@ -152,8 +152,10 @@ class InstructionTimes:
             self._span_s += self._seconds(batch.start, batch.end)
             if self._recorded is not None:
                 zero, since = self._zero
-                times = ((op, *(since + self._seconds(zero, each) for each in on)) for op, *on in batch.work)
-                self._recorded.append([Span(op=op, start=start, end=end) for op, start, end in times])
+                work = [(op, since + self._seconds(zero, start), start, end) for op, start, end in batch.work]
+                self._recorded.append(
+                    [Span(op=op, start=at, end=at + self._seconds(start, end)) for op, at, start, end in work]
+                )
 
     def _mark(self) -> Any:
         if not self._on_gpu:

@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -244,8 +245,11 @@ def _measured_layers(
         return middle if abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds else layer
 
     layers = list(map(evened, found))
-    layers[-1] = layers[-1].plus(loss_s + making_s * (len(layers) > 1), loss_backward_s)
-    layers[0] = layers[0].plus(making_s, 0)
+    more_s, last = loss_s + making_s * (len(layers) > 1), layers[-1]
+    layers[-1] = replace(
+        last, forward_s=last.forward_s + more_s, backward_s=last.backward_s + loss_backward_s
+    )
+    layers[0] = replace(layers[0], forward_s=layers[0].forward_s + making_s)
     return tuple(layers)
 
 

@@ -117,7 +117,8 @@ class PlannedEngine(PipelineEngine):
         self._last = -1  # the base asks for its stages as it is made, before there are parts
         super().__init__(*args, **kwargs)
         self._last = self.module.pipe.parts - 1
-        self.pipe_buffers.update({"grads": [], "losses": [], "held": []})
+        # By buffer: the gradient of its outputs; the loss of the last part; what its weight pass has left to do.
+        self._grads, self._losses, self._held = (dict[int, Any]() for _ in range(3))
         self._sent: dict[int, deque[list[tuple[Any, torch.Tensor]]]] = {}  # to each rank
         self._awaited: dict[tuple[bool, int], list[Any]] = {}
         self._specs: dict[int, Specs] = {}  # of what a part takes, here or elsewhere
@@ -185,7 +186,7 @@ class PlannedEngine(PipelineEngine):
             super()._exec_forward_pass(buffer_id)
         buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._last
         if is_last and trains:
-            buffers["losses"][buffer_id], self.loss = self.loss, self.loss.detach()
+            self._losses[buffer_id], self.loss = self.loss, self.loss.detach()
         stays = not is_last and self._is_here(part + 1)
         if stays:
             outputs = buffers["outputs"][buffer_id]
@@ -201,12 +202,12 @@ class PlannedEngine(PipelineEngine):
         """Around a backward pass: its loss or gradient of outputs where the engine takes them; frees what it used."""
         buffers = self.pipe_buffers
         if part == self._last:
-            self.loss, buffers["losses"][buffer_id] = buffers["losses"][buffer_id], None
+            self.loss = self._losses.pop(buffer_id)
         elif self._is_here(part + 1):
             there = self._beside(buffer_id, 1)
             self.grad_layer, buffers["inputs"][there] = _gradients(buffers["inputs"][there]), None
         else:
-            self.grad_layer, buffers["grads"][buffer_id] = buffers["grads"][buffer_id], None
+            self.grad_layer = self._grads.pop(buffer_id)
         yield
         buffers["outputs"][buffer_id] = buffers["labels"][buffer_id] = None
         self.loss, self.grad_layer = self.loss.detach(), None
@@ -241,11 +242,11 @@ class PlannedEngine(PipelineEngine):
                 joined = _Joined.apply([grad for _, grad in taken], *(each for each, _ in taken))
                 parameters = (each for each in self.module.parameters() if each.requires_grad)
                 _, groups = stage_backward_input([joined], None, inputs, parameters)
-            buffers["held"][buffer_id] = groups, [] if groups else taken
+            self._held[buffer_id] = groups, [] if groups else taken
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
         """The gradients of a part's weights, which are added to their ``.grad``; the graph is freed."""
-        (groups, whole), self.pipe_buffers["held"][buffer_id] = self.pipe_buffers["held"][buffer_id], None
+        groups, whole = self._held.pop(buffer_id)
         # From one node of a weight that is used twice, gradients reach the next one through nodes that others need.
         is_kept = any(len(group["intermediates"]) > 1 for group in groups)
         with self._running_backward():
@@ -255,21 +256,18 @@ class PlannedEngine(PipelineEngine):
                 torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
             for group in groups:
                 arrived = zip(group.pop("intermediates"), group.pop("grads", ()), strict=False)
-                taken = [
-                    (node, grads) for node, grads in arrived if any(each is not None for each in grads or ())
-                ]
-                edges, gradients = [], []
+                taken = [(node, grads) for node, grads in arrived if any(g is not None for g in grads or ())]
+                edges = [(GradientEdge(node, at), g) for node, grads in taken for at, g in enumerate(grads)]
+                edges = [(edge, grad) for edge, grad in edges if grad is not None]
                 with contextlib.ExitStack() as hooks:
                     for node, grads in taken:
                         # Nodes take what arrived there in the first pass: neither more from one another, nor by a
                         # hook twice.
                         hooks.callback(node.register_prehook(lambda _, own=grads: own).remove)
-                        present = [(index, grad) for index, grad in enumerate(grads) if grad is not None]
-                        edges += [GradientEdge(node, index) for index, _ in present]
-                        gradients += [grad for _, grad in present]
                     if edges:
+                        at_edges, gradients = zip(*edges, strict=True)
                         own = [node.variable for node in group["params"]]
-                        torch.autograd.backward(edges, gradients, retain_graph=is_kept, inputs=own)
+                        torch.autograd.backward(at_edges, gradients, retain_graph=is_kept, inputs=own)
             if self.using_bf16_optimizer:  # does nothing where hooks on the gradients have done it
                 self.optimizer.update_hp_grads()
 
@@ -324,14 +322,15 @@ class PlannedEngine(PipelineEngine):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def _exec_send_grads(self, buffer_id: int, part: int, peer: int) -> None:
-        inputs, self.pipe_buffers["inputs"][buffer_id] = self.pipe_buffers["inputs"][buffer_id], None
-        self._send(_listed(_gradients(inputs)), peer)
+        inputs = self.pipe_buffers["inputs"]
+        self._send(_listed(_gradients(inputs[buffer_id])), peer)
+        inputs[buffer_id] = None
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
         made = [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in _floats(outputs)]
         self._receive((False, buffer_id), made, peer)
-        self.pipe_buffers["grads"][buffer_id] = made[0] if torch.is_tensor(outputs) else made
+        self._grads[buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
     def _receive(self, key: tuple[bool, int], made: Sequence[torch.Tensor], peer: int) -> None:
         rank = self.grid.stage_to_global(peer)

@@ -79,7 +79,7 @@ def _is_of_library(defined: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """A value in a few words: ``None``, ``a tuple of 2 (Tensor, Tensor)``, ``a tensor of shape (4, 1)``."""
+    """A value in a few words: ``None``, ``a tuple of 2: Tensor, Tensor``, ``a tensor of shape (4, 1)``."""
     name = type(value).__name__
     if value is None or isinstance(value, bool):
         return str(value)
@@ -87,12 +87,9 @@ def described(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
     if isinstance(value, (int, float, str, type)):
         return f"the {name} {shown(value)}"
-    if isinstance(value, Mapping):
-        names = [*map(shown, list(value)[:MAX_NAMES]), *(["..."] if len(value) > MAX_NAMES else [])]
-        return f"a {name} of {', '.join(names) or 'nothing'}"
-    if isinstance(value, (list, tuple)):
-        kinds = [type(each).__name__ for each in value[:MAX_NAMES]]
-        return f"a {name} of {len(value)} ({', '.join(kinds)}{', ...' * (len(value) > MAX_NAMES)})"
+    if isinstance(value, (Mapping, list, tuple)):
+        say = shown if isinstance(value, Mapping) else lambda each: type(each).__name__
+        return f"a {name} of {len(value)}: {', '.join(map(say, list(value)[:MAX_NAMES]))}"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -141,14 +138,13 @@ def trained(
     expected = "a torch.optim.Optimizer of the given model's parameters, or None"
     fix = "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
     check(isinstance(optimizer, torch.optim.Optimizer | None), trial, name, optimizer, expected, fix)
-    names: tuple[str, ...] = (name,)
     if optimizer is None:
         name, value = "build_parameters", trial.build_parameters(model)
         expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
         is_list = isinstance(value, Iterable) and not isinstance(value, (torch.Tensor, str, Mapping))
         fix = "return [p for p in model.parameters() if p.requires_grad]"
         check(is_list, trial, name, value, expected, fix)
-        names, parameters = (name, "build_model"), list(value)
+        parameters = list(value)
     groups: Any = parameters if optimizer is None else optimizer.param_groups
     covered: set[int] = set()
     for group in groups:
@@ -159,22 +155,15 @@ def trained(
     does_train = not trial.is_whole or bool(covered.intersection(map(id, model.parameters())))
     did = "has no parameter of the model that requires a gradient, so nothing would be trained"
     fix = "use those of the given model: self.build_parameters(model)"
-    check(does_train, trial, names, optimizer, "parameters of the model", fix, did)
-    if trial.context.distributed.rank == 0:
-        _warn_of_groups(trial, name, model, ds_config, groups, covered)
-    return optimizer, parameters
-
-
-def _warn_of_groups(
-    trial: Any, name: str, model: Any, ds_config: Mapping[str, Any], groups: Any, covered: set[int]
-) -> None:
+    check(does_train, trial, (name, "build_model"), optimizer, "parameters of the model", fix, did)
+    if trial.context.distributed.rank != 0:
+        return optimizer, parameters
     method = method_of(trial, name)
-    missed = [each for each, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
-    if missed:
+    if missed := [each for each, p in model.named_parameters() if p.requires_grad and id(p) not in covered]:
         logger.warning(
-            "warning: %s does not name %s%s, which require a gradient and are never trained; name them, or turn their "
+            "warning: %s does not name %s, which require a gradient and are never trained; name them, or turn their "
             "requires_grad off in build_model",
-            *(method, ", ".join(missed[:3]), f" and {len(missed) - 3} more" if len(missed) > 3 else ""),
+            *(method, ", ".join([*missed[:3], *([f"and {len(missed) - 3} more"] if missed[3:] else [])])),
         )
     section = ds_config.get("scheduler") or {}
     peak = (section.get("params") or {}).get(PEAKS.get(kind := str(section.get("type")), ""))
@@ -185,6 +174,7 @@ def _warn_of_groups(
             "return a schedule from %s, with %s",
             *(kind, peak, method, ", ".join(f"{rate:g}" for rate in sorted(own)), SCHEDULER, NO_SCHEDULE),
         )
+    return optimizer, parameters
 
 
 def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
@@ -216,24 +206,14 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
 
 def losses(trial: Any, value: Any, *, trains: bool = True) -> dict[str, Any]:
     """Check ``loss``. Returns metrics by name; in training, with a ``loss`` that has a gradient."""
-    found, is_named = value if isinstance(value, dict) else {"loss": value}, isinstance(value, dict)
-    if is_named and trial.is_whole and not trains:
-        return found
+    is_named, is_whole = isinstance(value, dict), trial.is_whole
+    found = value if is_named else {"loss": value}
     loss, expected = found.get("loss"), "a scalar tensor that requires a gradient"
-    if trial.is_whole:
-        expected += ", or a dict of metrics with 'loss'"
-    if is_named and not trial.is_whole:
-        fix = "return the loss alone: a pipeline reports no other metric"
-    elif is_named and "loss" not in found:
-        fix = 'name the loss "loss": return {"loss": loss, ...}'
-    elif not isinstance(loss, torch.Tensor):
-        fix = "return the mean loss of the micro-batch, a tensor, without .item() or float()"
-    elif loss.numel() != 1:
-        fix = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
-    elif trains and not loss.requires_grad:
-        fix = "compute it from model(...) without torch.no_grad(), .detach(), .item() or argmax"
-    else:
+    is_scalar = isinstance(loss, torch.Tensor) and loss.numel() == 1 and (loss.requires_grad or not trains)
+    if (is_named and is_whole and not trains) or (is_scalar and (is_whole or not is_named)):
         return found
+    expected += ", or a dict with it as 'loss'" if is_whole else ": a pipeline reports no other metric"
+    fix = "return the mean loss of the micro-batch as model(...) gave it, without .item(), .detach() or no_grad()"
     raise failed(trial, "loss", value, expected, fix)
 
 
