@@ -18,19 +18,16 @@ from tests.package import records
 from tests.trial.regression import Regression, error_of, layers, train, trial_class
 
 STEPS = 8
+DEEPSPEED = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
+}
 
 
 def hyperparameters(stages: int = 1) -> dict[str, Any]:
-    return {
-        "global_batch_size": 8,
-        "pipe_parallel_size": stages,
-        "deepspeed_config": {
-            **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
-            "gradient_accumulation_steps": 2,
-            "zero_optimization": {"stage": 0 if stages > 1 else 1},
-            "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
-        },
-    }
+    ds_config = {**DEEPSPEED, "zero_optimization": {"stage": 0 if stages > 1 else 1}}
+    return {"global_batch_size": 8, "pipe_parallel_size": stages, "deepspeed_config": ds_config}
 
 
 def by_hand() -> Any:
@@ -62,23 +59,24 @@ def by_hand() -> Any:
 
         def build_validation_data_loader(
             self,
-        ) -> Any:  # it divides neither by the ranks nor by the micro-batch
+        ) -> Any:  # which divides neither by ranks nor by the micro-batch
             return DataLoader(Regression(11), batch_size=self.args.train_micro_batch_size_per_gpu)
+
+        def error(self, batches: Any) -> torch.Tensor:
+            inputs, targets = self.context.to_device(next(batches))
+            return error_of(self.engine(inputs) - targets)
 
         def train_batch(self, iter_dataloader: Any, epoch_idx: int, batch_idx: int) -> Any:
             if self.is_piped:
                 return {"loss": self.engine.train_batch(iter_dataloader)}
-            inputs, targets = self.context.to_device(next(iter_dataloader))
-            loss = error_of(self.engine(inputs) - targets)
+            loss = self.error(iter_dataloader)
             self.engine.backward(loss)
             self.engine.step()
             return {"loss": loss}
 
         def evaluate_batch(self, iter_dataloader: Any) -> Any:  # type: ignore[override]
-            if self.is_piped:
-                return {"validation_loss": self.engine.eval_batch(iter_dataloader)}
-            inputs, targets = self.context.to_device(next(iter_dataloader))
-            return {"validation_loss": error_of(self.engine(inputs) - targets)}
+            piped = self.engine.eval_batch if self.is_piped else self.error
+            return {"validation_loss": piped(iter_dataloader)}
 
     return ByHand
 
@@ -87,11 +85,9 @@ def run(is_ours: bool, run_dir: Path, stages: int = 1) -> None:
     """Train in this rank."""
     from determined.pytorch import Batch
 
-    def validation_data(self: Any) -> Any:
-        return self.validation_loader(Regression(11))
-
-    kind = trial_class(build_validation_data_loader=validation_data) if is_ours else by_hand()
+    ours = {"build_validation_data_loader": lambda self: self.validation_loader(Regression(11))}
     fit = {"validation_period": Batch(STEPS), "checkpoint_policy": "none"}
+    kind = trial_class(**ours) if is_ours else by_hand()
     train(run_dir, kind, hyperparameters(stages), steps=STEPS, **fit)
 
 

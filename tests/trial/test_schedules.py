@@ -51,11 +51,8 @@ def run(run_dir: Path, kind: str, steps: int, resume: str | None = None) -> tupl
     if kind == "offload":
         zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     params = {"lr": 0.1} if kind == "offload" else {"lr": 0.1, "torch_adam": True}
-    ds_config = {
-        "gradient_accumulation_steps": 2,
-        "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": params},
-    }
+    ds_config = {"zero_optimization": zero, "optimizer": {"type": "AdamW", "params": params}}
+    ds_config["gradient_accumulation_steps"] = 2
     trial = train(
         run_dir,
         trial_class(kind, Scheduled),

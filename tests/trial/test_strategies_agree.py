@@ -16,9 +16,10 @@ import torch
 
 from tests.harness.ranks import ROOT, Ranks
 from tests.package import records, training_data
+from tests.trial import regression
+from tests.trial.regression import GLOBAL_BATCH_SIZE
 
 STEPS = 20
-GLOBAL_BATCH_SIZE = 8
 SEQUENCE_LENGTH = 32
 LEARNING_RATE, WARMUP_STEPS, WEIGHT_DECAY, CLIPPING, SEED = 0.003, 10, 0.01, 1.0, 5
 # Relative. fp32 sums in another order differ by about 1e-6 of a loss.
@@ -73,17 +74,9 @@ STRATEGIES = {
 }
 
 
-def data_section(folder: Path) -> dict[str, Any]:
-    """A text of 14 global batches for training, and of 11 sequences for validation."""
-    path = folder / "text.txt"
-    path.write_text((ROOT / "LICENSE").read_text()[:4100])
-    return {"path": str(path), "validation_fraction": 0.09}
-
-
 def hyperparameters(strategy: Strategy) -> dict[str, Any]:
     stage = re.fullmatch("zero([0-3])", strategy.deepspeed_config)
     return {
-        "global_batch_size": GLOBAL_BATCH_SIZE,
         "pipe_parallel_size": strategy.stages,
         "sequence_parallel_size": strategy.sequence,
         "deepspeed_config": f"experiments/deepspeed/{'zero1' if stage else strategy.deepspeed_config}.json",
@@ -107,15 +100,13 @@ def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
     """Train in this rank."""
     from determined.pytorch import Batch
 
-    from determined_ds import Trainer, open_context
     from model_defs.gpt2.trial import GPT2PipelineTrial, GPT2Trial
 
-    hparams, exp_conf = hyperparameters(strategy), {"data": data}
-    opened = {"run_dir": run_dir, "accelerator": "cpu", "engine": strategy.engine}
-    with open_context(hparams=hparams, exp_conf=exp_conf, **opened) as context:
-        trial = (GPT2PipelineTrial if strategy.stages > 1 else GPT2Trial)(context)
-        periods = {"reporting_period": Batch(1), "validation_period": Batch(STEPS // 2)}
-        Trainer(trial, context).fit(max_length=Batch(STEPS), checkpoint_policy="none", **periods)
+    kind, given = GPT2PipelineTrial if strategy.stages > 1 else GPT2Trial, hyperparameters(strategy)
+    fit = {"validation_period": Batch(STEPS // 2), "checkpoint_policy": "none"}
+    regression.train(
+        run_dir, kind, given, steps=STEPS, engine=strategy.engine, exp_conf={"data": data}, **fit
+    )
 
 
 def reported(run_dir: Path) -> Losses:
@@ -126,7 +117,10 @@ def reported(run_dir: Path) -> Losses:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return data_section(tmp_path_factory.mktemp("data"))
+    """A text of 14 global batches for training, and of 11 sequences for validation."""
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text((ROOT / "LICENSE").read_text()[:4100])
+    return {"path": str(path), "validation_fraction": 0.09}
 
 
 @pytest.fixture(scope="module")

@@ -65,25 +65,11 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 
 
 def trial_class(kind: str, more: dict[str, Any]) -> Any:
-    from determined import pytorch
-
-    class Count(pytorch.MetricReducer):
-        """Samples that were validated."""
-
-        def reset(self) -> None:
-            self.count = 0
-
-        def per_slot_reduce(self) -> int:
-            return self.count
-
-        def cross_slot_reduce(self, per_slot_metrics: list[int]) -> dict[str, int]:
-            return {"validated": sum(per_slot_metrics)}
-
     def prepare(self: Any) -> None:
-        self.counted = self.context.wrap_reducer(Count(), for_training=False)
+        self.counted = self.context.wrap_reducer(sum, "validated", for_training=False)
 
     def evaluate(self: Any, model: Any, batch: Any) -> dict[str, Any]:
-        self.counted.count += len(batch[0])
+        self.counted.update(len(batch[0]))
         return {"validation_loss": loss_of(model, batch)}
 
     return regression.trial_class(
@@ -167,10 +153,9 @@ def test_losses_are_those_of_plain_pytorch(
     assert validated["validated"] == 5, "each sample counts once"
     assert [(rank["replica"], rank["batch_size"]) for rank in ranks] == [(n // 2, BATCH) for n in range(size)]
     if name == "llama, ZeRO 1":
-        layer, shapes = "model.layers.0.", ranks[1]["shapes"]
-        assert shapes[layer + "self_attn.q_proj.weight"] == (16, 32)
-        assert shapes[layer + "self_attn.o_proj.weight"] == (32, 16)
-        assert shapes["model.embed_tokens.weight"] == (VOCABULARY, 32)
+        shapes, parts = ranks[1]["shapes"], ("q_proj", "o_proj")
+        found = [shapes[f"model.layers.0.self_attn.{part}.weight"] for part in parts]
+        assert found == [(16, 32), (32, 16)]
     assert json.loads((tmp_path / "deepspeed_config.json").read_text())["tensor_parallel"]["autotp_size"] == 2
 
 
@@ -190,27 +175,24 @@ def test_ranks_draw_the_same_dropout_for_what_they_share(two_ranks: Ranks, tmp_p
     assert first == second
 
 
-def refusal(run_dir: Path, kind: str, more: dict[str, Any], hparams: dict[str, Any]) -> str:
+def refusal(run_dir: Path, *given: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        regression.train(run_dir, trial_class(kind, more), hparams, steps=1)
+        run(run_dir, *given)
     return str(caught.value)
 
 
-UNCUT = {"overwrite_deepspeed_args": {"tensor_parallel": {"partition_config": NOTHING_CUT}}}
-
-
 @pytest.mark.parametrize(
-    ("kind", "more", "given", "message"),
+    ("kind", "more", "cut", "message"),
     [
         ("gpt2", {}, {}, "its matrices are Conv1D, which hold the transposed weights"),
         ("llama", {**THREE_HEADS, "attention_dropout": 0.1}, {}, "the ranks would draw different dropout"),
-        ("llama", {}, UNCUT, "none of its layers was cut"),
+        ("llama", {}, {"partition_config": NOTHING_CUT}, "none of its layers was cut"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused(
-    kind: str, more: dict[str, Any], given: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
+def test_a_model_that_would_be_cut_wrongly_is_refused(
+    kind: str, more: dict[str, Any], cut: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    for said in two_ranks.run(refusal, tmp_path, kind, more, hyperparameters(kind, 1, **given)):
+    hparams = hyperparameters(kind, 1, overwrite_deepspeed_args={"tensor_parallel": cut})
+    for said in two_ranks.run(refusal, tmp_path, kind, more, hparams):
         assert "hyperparameters.model_parallel_size = 2" in said
         assert message in said
-        assert "fix: " in said

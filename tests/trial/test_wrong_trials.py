@@ -43,34 +43,9 @@ def said_of(kind: str, methods: dict[str, Any], **more: Any) -> str:
     return ""
 
 
-class Case(NamedTuple):
-    """A trial of a kind, with methods in place of a regression's; ``words`` are said of it, "" where it trains."""
-
-    words: str
-    kind: str
-    methods: dict[str, Any]
-    over: dict[str, Any] = {}  # noqa: RUF012 — of the DeepSpeed JSON
-
-
-def of(words: str, **methods: Any) -> Case:
-    return Case(words, "", methods)
-
-
-def of_pipeline(words: str, **methods: Any) -> Case:
-    return Case(words, "pipeline", methods)
-
-
-class Mine:
-    """A stand-in for what no method should return."""
-
-
 class Locked(PyTorchCallback):
     def state_dict(self) -> Any:
         return {"lock": [threading.Lock()]}
-
-
-def linear() -> Any:
-    return torch.nn.Linear(4, 1)
 
 
 def returning(value: Any) -> Callable[..., Any]:
@@ -82,8 +57,12 @@ def loss_of(value: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
     return lambda self, model, batch: value((model(batch[0]) - batch[1]).square())
 
 
-def pipeline_loss(value: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
-    return lambda self, outputs, targets: value((outputs - targets).square())
+def named(errors: torch.Tensor) -> dict[str, Any]:
+    return {"loss": errors.mean(), "rare": None, "bias": errors.sum().detach()}
+
+
+def of_another(self: Any, optimizer: Any) -> Any:
+    return lr_scheduler.StepLR(torch.optim.AdamW(torch.nn.Linear(4, 1).parameters()), 2)
 
 
 def two_batches(self: Any, batches: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -91,126 +70,96 @@ def two_batches(self: Any, batches: Any, epoch_idx: int, batch_idx: int) -> Any:
     return type(self).__mro__[1].train_batch(self, batches, epoch_idx, batch_idx)
 
 
-def halving(self: Any, optimizer: Any) -> Any:
-    return lr_scheduler.StepLR(optimizer, 2)
-
-
-def halving_another(self: Any, optimizer: Any) -> Any:
-    return lr_scheduler.StepLR(torch.optim.AdamW(linear().parameters()), 2)
-
-
-def on_a_plateau(self: Any, optimizer: Any) -> Any:
-    return lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
+STEP = {"build_scheduler": lambda self, optimizer: lr_scheduler.StepLR(optimizer, 2)}
+PLATEAU = {"build_scheduler": lambda self, optimizer: lr_scheduler.ReduceLROnPlateau(optimizer)}
 WARM_UP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}}
 UNTESTED = {"zero_allow_untested_optimizer": True}
-LOSSES = lambda errors: {"loss": errors.mean(), "rare": None, "bias": errors.sum().detach()}  # noqa: E731
-CASES = {
-    **{
-        f"nothing from {method}": Case(f".{method} ({HERE}", kind, {method: returning(None)})
-        for method, kind in (
-            *(
-                (name, "")
-                for name in ("build_model", "build_parameters", "build_callbacks", "build_scheduler")
-            ),
-            *((name, "") for name in ("loss", "evaluate", "evaluate_full_dataset")),
-            *(("build_models", "engines"), ("build_layers", "pipeline")),
-        )
-    },
-    # Before training.
-    "no engine": of("wrapped no engine", __init__=lambda self, context: setattr(self, "context", context)),
-    "a class for a model": of("call it: return Linear(...)", build_model=returning(torch.nn.Linear)),
-    "a class for a layer": of_pipeline("LayerSpec(Class, ...)", build_layers=returning([torch.nn.Linear])),
-    "an optimizer of mine": of("a Mine", build_optimizer=returning(Mine())),
-    "an optimizer of nothing": of(
-        "nothing would be trained", build_optimizer=returning(torch.optim.AdamW(linear().parameters()))
-    ),
-    "no parameters": of("requires a gradient", build_parameters=returning([])),
-    "another optimizer's schedule": of("the optimizer that it is given", build_scheduler=halving_another),
-    "a plateau": of("steps at each optimizer step", build_scheduler=on_a_plateau),
-    "two schedules": Case("the JSON's schedule would not be", "", {"build_scheduler": halving}, WARM_UP),
-    # Data.
-    "a dataset": of("Regression", build_validation_data_loader=returning(Regression())),
-    "its own batch size": of(
+
+
+class Case(NamedTuple):
+    """A trial of a kind, with methods in place of a regression's; ``words`` are said of it, "" where it trains."""
+
+    words: str
+    methods: dict[str, Any]
+    kind: str = ""
+    over: dict[str, Any] = {}  # noqa: RUF012 — of the DeepSpeed JSON
+
+
+OF_ONE = "build_model build_parameters build_callbacks build_scheduler loss evaluate evaluate_full_dataset"
+WRONG: list[tuple[Any, ...]] = [
+    *((f".{name} ({HERE}", {name: returning(None)}) for name in OF_ONE.split()),
+    (f".build_models ({HERE}", {"build_models": returning(None)}, "engines"),
+    (f".build_layers ({HERE}", {"build_layers": returning(None)}, "pipeline"),
+    ("LayerSpec(Class, ...)", {"build_layers": returning([torch.nn.Linear])}, "pipeline"),
+    ("wrapped no engine", {"__init__": lambda self, context: setattr(self, "context", context)}),
+    ("call it: return Linear(...)", {"build_model": returning(torch.nn.Linear)}),
+    ("nothing would be trained", {"build_optimizer": lambda *_: of_another(*_).optimizer}),
+    ("the optimizer that it is given", {"build_scheduler": of_another}),
+    ("steps at each optimizer step", PLATEAU),
+    ("the JSON's schedule would not be", STEP, "", WARM_UP),
+    ("Regression", {"build_validation_data_loader": returning(Regression())}),
+    (
         "leave batch_size out",
-        build_training_data_loader=lambda self: self.training_loader(Regression(), batch_size=4),
+        {"build_training_data_loader": lambda self: self.training_loader(Regression(), batch_size=4)},
     ),
-    # In training.
-    "two batches": of("took 2 batches", train_batch=two_batches),
-    "no batch": of("next(dataloader_iter)", train_batch=returning({"loss": 1.0})),
-    "no step": of(
-        "engine.step()", train_batch=lambda self, batches, *_: self.loss(self.engine, next(batches))
-    ),
-    "a bias that is frozen later": of(
+    ("took 2 batches", {"train_batch": two_batches}),
+    ("next(dataloader_iter)", {"train_batch": returning({"loss": 1.0})}),
+    ("engine.step()", {"train_batch": lambda self, batches, *_: self.loss(self.engine, next(batches))}),
+    (
         "bias was frozen in training, and the engine does not follow",
-        on_step_end=lambda self, *_: self.engine.module[-1].bias.requires_grad_(False),
+        {"on_step_end": lambda self, *_: self.engine.module[-1].bias.requires_grad_(False)},
     ),
-    "a number for a loss": of("without .item()", loss=loss_of(lambda errors: errors.mean().item())),
-    "a loss of each sample": of("a tensor of shape (8, 1)", loss=loss_of(lambda errors: errors)),
-    "a loss without a gradient": of("detach", loss=loss_of(lambda errors: errors.mean().detach())),
-    "losses without a total": of("name the loss", loss=loss_of(lambda errors: {"mse": errors.mean()})),
-    "a pipeline's loss of each sample": of_pipeline("loss.mean()", loss=pipeline_loss(lambda errors: errors)),
-    "a pipeline's metrics": of_pipeline("return the loss alone", loss=pipeline_loss(LOSSES)),
-    # Metrics.
-    "metrics of no batch": of("took no batch", evaluate_batch=returning({"loss": 1.0})),
-    "text as a metric": of(
-        "metric 'note' is the str 'fine'",
-        loss=loss_of(lambda errors: {"loss": errors.mean(), "note": "fine"}),
-    ),
-    "a searched list": of(
-        "report a number by this name", evaluate_full_dataset=returning({"validation_loss": [1.0, 2.0]})
-    ),
-    "a reducer misspelt": of(
-        "use: validation_loss", evaluation_reducer=returning({"validation_los": Reducer.AVG})
-    ),
-    # In a checkpoint.
-    "a lock in a callback": of("Locked.state_dict", build_callbacks=returning({"mine": Locked()})),
-    # Right.
-    "as it should be": of(""),
-    "several engines": Case("", "engines", {}),
-    "layers from a generator": of_pipeline(
-        "", build_layers=lambda self: (torch.nn.Linear(4, size) for size in (4, 1))
-    ),
-    "metrics beside the loss, None at times; parameters from generators": of(
+    ("a tensor of shape (8, 1)", {"loss": loss_of(lambda errors: errors)}),
+    (".detach()", {"loss": loss_of(lambda errors: errors.mean().detach())}),
+    ("no other metric", {"loss": lambda self, outputs, targets: named(outputs - targets)}, "pipeline"),
+    ("took no batch", {"evaluate_batch": returning({"loss": 1.0})}),
+    ("metric 'note' is the str 'fine'", {"loss": loss_of(lambda errors: {**named(errors), "note": "fine"})}),
+    ("report a number by this name", {"evaluate_full_dataset": returning({"validation_loss": [1.0, 2.0]})}),
+    ("use: validation_loss", {"evaluation_reducer": returning({"validation_los": Reducer.AVG})}),
+    ("Locked.state_dict", {"build_callbacks": returning({"mine": Locked()})}),
+]
+RIGHT: list[tuple[Any, ...]] = [
+    ("", {}),
+    ("", {}, "engines"),
+    ("", {"build_layers": lambda self: (torch.nn.Linear(4, size) for size in (4, 1))}, "pipeline"),
+    (
         "",
-        loss=loss_of(LOSSES),
-        evaluate=returning({"validation_loss": 1.0}),
-        build_parameters=lambda self, model: iter([{"params": model.parameters()}]),
+        {
+            "loss": loss_of(named),
+            "evaluate": returning({"validation_loss": 1.0}),
+            "build_parameters": lambda self, model: iter([{"params": model.parameters()}]),
+        },
     ),
-    "an optimizer, and a loss of one element": Case(
-        "",
+    (
         "",
         {
             "loss": loss_of(lambda errors: errors.mean().reshape(1)),
             "build_optimizer": lambda self, model: torch.optim.SGD(model.parameters(), lr=0.1),
         },
+        "",
         UNTESTED,
     ),
-}
+]
 
 
-def said_of_each() -> dict[str, str]:
+CASES = [Case(*each) for each in (*WRONG, *RIGHT)]
+
+
+def said_of_each() -> list[str]:
     """In a rank: what is said of each trial, one after the other."""
-    return {
-        name: said_of(each.kind, each.methods, overwrite_deepspeed_args=each.over)
-        for name, each in CASES.items()
-    }
+    return [said_of(each.kind, each.methods, overwrite_deepspeed_args=each.over) for each in CASES]
 
 
 def test_what_is_wrong_is_said(one_rank: Ranks) -> None:
     [said] = one_rank.run(said_of_each)
-    for name, case in CASES.items():
-        if case.words:
-            assert case.words in said[name], name
-            assert "fix: " in said[name], name
-        else:
-            assert said[name] == "", name
+    for case, text in zip(CASES, said, strict=True):
+        assert case.words in text
+        assert ("fix: " in text) == bool(text) == bool(case.words), text
 
 
 def too_few_layers(schedule: str) -> str:
     hparams = {"pipe_parallel_size": 2, "micro_batch_size": 2, "pipe_schedule": schedule}
-    return said_of("pipeline", {"build_layers": returning([linear()])}, **hparams)
+    return said_of("pipeline", {"build_layers": returning([torch.nn.Linear(4, 1)])}, **hparams)
 
 
 def test_each_part_of_a_pipeline_needs_a_layer(two_ranks: Ranks) -> None:
