@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from hypothesis import strategies as st
 
 from tests.package import order, timeline
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"
-SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}  # how long passes take; a backward pass whole, or its two halves
 
 Op = tuple[str, int, int]  # kind, part of the model, micro-batch
@@ -33,20 +32,16 @@ class Step(NamedTuple):
     def orders(self) -> list[list[Op]]:
         return order(*self)
 
-    def holder(self, part: int) -> int:
-        """The rank that has a part of the model: DualPipeV folds them into a V, the others go round."""
-        return min(part, self.parts - 1 - part) if self.schedule == DUALPIPEV else part % self.ranks
-
 
 @st.composite
 def steps(draw: st.DrawFn, *schedules: str) -> Step:
     """Any step that a schedule has an order for."""
     schedule, ranks = draw(st.sampled_from(schedules or SCHEDULES)), draw(st.integers(1, 6))
-    chunks = {INTERLEAVED: draw(st.integers(1, 4)), DUALPIPEV: 2}.get(schedule, 1)
+    chunks = {"interleaved": draw(st.integers(1, 4)), "dualpipev": 2}.get(schedule, 1)
     micro_batches = draw(st.integers(1, 16))
-    if schedule == DUALPIPEV:
+    if schedule == "dualpipev":
         micro_batches += 2 * ranks - 1
-    if schedule == INTERLEAVED and chunks > 1:
+    if schedule == "interleaved" and chunks > 1:
         micro_batches = ranks * draw(st.integers(1, 4))
     return Step(schedule, ranks, micro_batches, chunks)
 
@@ -59,9 +54,3 @@ def simulated(step: Step, cost: Callable[[Op], float] = lambda op: UNITS[op[0]])
 def step_time(spans: Spans) -> float:
     """From the first start to the last end."""
     return max(own[-1][2] for own in spans)
-
-
-def most_held(orders: Sequence[Sequence[Op]]) -> list[int]:
-    """The most activations that each rank holds at a time: of one micro-batch in one part each."""
-    held = [[{"F": 1, "B": -1, "W": -1}.get(kind, 0) for kind, *_ in ops] for ops in orders]
-    return [max(sum(own[: end + 1]) for end in range(len(own))) for own in held]
