@@ -59,6 +59,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         size = self.resolved.topology.sequence_parallel_size
         if size > 1 and not self.sequence_parallel:
             raise ConfigError(whole_sequences(type(self).__name__, size))
+        self._by_ddp = getattr(context, "engine", None) == DDP
         if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
             message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
             fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
@@ -235,10 +236,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine)
         return self.sequence.wrapped(engine, self.context)
-
-    @property
-    def _by_ddp(self) -> bool:
-        return getattr(self.context, "engine", None) == DDP
 
     @property
     def micro_batch_size(self) -> int:

@@ -115,13 +115,13 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
         is_layer = isinstance(layer, LayerSpec) or (callable(layer) and not isinstance(layer, type))
         did, fix = f"returned {described(layer)} as a layer", "write LayerSpec(Class, ...), or a function"
         check(is_layer, trial, name, layer, expected, fix, did)
-    did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
-    fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found) // chunks)}"
-    if chunks > 1:
-        did += f" with pipe_chunks {chunks}"
-        fix += ", or take a pipe_schedule of fewer chunks, such as 1f1b"
-    enough = "at least one layer for each part of each stage"
-    check(len(found) >= num_stages * chunks, trial, name, value, enough, fix, did)
+    parts = num_stages * chunks
+    did, expected = (
+        f"returned {len(found)} for {parts} parts",
+        "at least one layer for each part of each stage",
+    )
+    fix = f"return more layers, or take a pipe_parallel_size x pipe_chunks of at most {len(found)}"
+    check(len(found) >= parts, trial, name, value, expected, fix, did)
     return found
 
 

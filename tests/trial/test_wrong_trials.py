@@ -164,8 +164,7 @@ def too_few_layers(schedule: str) -> str:
 
 def test_each_part_of_a_pipeline_needs_a_layer(two_ranks: Ranks) -> None:
     for said in two_ranks.run(too_few_layers, "interleaved"):
-        assert "returned 1 layer, and pipe_parallel_size is 2" in said
-        assert "such as 1f1b" in said
+        assert "returned 1 for 4 parts" in said
 
 
 def shared_layers(run_dir: Path, ranks: int, cut: bool = True, **section: Any) -> str:
