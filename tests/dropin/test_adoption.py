@@ -17,6 +17,7 @@ ENGINE = {
     "zero_optimization": {"stage": 1},
     "zero_allow_untested_optimizer": True,
 }
+PIPED = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "optimizer": ENGINE["optimizer"]}
 
 
 def opened(hparams: Any, config: dict[str, Any], run_dir: Path, kind: str = "Replicated") -> dict[str, Any]:
@@ -46,26 +47,34 @@ def _described(context: Any) -> Any:
     return *sizes, resolved.batch.micro_batch_size, resolved.topology.pipe_parallel_size, resolved.zero_stage
 
 
-@pytest.mark.parametrize("hparams", [None, {"learning_rate": 0.3, "deepspeed_config": {}}])
-def test_nothing_is_stated(two_ranks: Ranks, hparams: Any, tmp_path: Path) -> None:
-    for found in two_ranks.run(opened, hparams, ENGINE, tmp_path):
-        assert found["before"] == ["batch-missing", "undecided"]
-        assert found["after"] == (16, 8, 4, 1, 1)
-        assert found["written"] == {**ENGINE, "train_batch_size": 16}
+NOTHING = ["batch-missing", "undecided"]
+# Ranks; hyperparameters; the engine's configuration and kind of trial -> sizes before there is an engine, and after:
+# global batch, samples of a replica, micro-batch, stages, ZeRO stage.
+ADOPTED: list[tuple[int, Any, dict[str, Any], str, Any, tuple[int, ...]]] = [
+    (2, None, ENGINE, "Replicated", NOTHING, (16, 8, 4, 1, 1)),
+    (2, {"learning_rate": 0.3, "deepspeed_config": {}}, ENGINE, "Replicated", NOTHING, (16, 8, 4, 1, 1)),
+    # Alone it would be a micro-batch of 8.
+    (1, {"global_batch_size": 8}, ENGINE, "Replicated", (8, 8, 8, 1, 0), (8, 8, 4, 1, 1)),
+    (2, None, PIPED, "TwoStages", NOTHING, (16, 16, 4, 2, 0)),
+    (2, {"global_batch_size": 16}, PIPED, "TwoStages", (16, 8, 8, 1, 0), (16, 16, 4, 2, 0)),
+]
 
 
-def test_the_global_batch_is_stated_and_the_rest_is_of_the_engine(one_rank: Ranks, tmp_path: Path) -> None:
-    """Alone it would be a micro-batch of 8."""
-    (found,) = one_rank.run(opened, {"global_batch_size": 8}, ENGINE, tmp_path)
-    assert found["before"] == (8, 8, 8, 1, 0)
-    assert found["after"] == (8, 8, 4, 1, 1)
-
-
-@pytest.mark.parametrize("hparams", [None, {"global_batch_size": 16}])
-def test_the_layout_is_of_the_engine(two_ranks: Ranks, hparams: Any, tmp_path: Path) -> None:
-    config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "optimizer": ENGINE["optimizer"]}
-    for found in two_ranks.run(opened, hparams, config, tmp_path, "TwoStages"):
-        assert found["after"] == (16, 16, 4, 2, 0)
+@pytest.mark.parametrize(("size", "hparams", "config", "kind", "before", "after"), ADOPTED)
+def test_what_is_not_stated_is_of_the_engine(
+    size: int,
+    hparams: Any,
+    config: dict[str, Any],
+    kind: str,
+    before: Any,
+    after: tuple[int, ...],
+    one_rank: Ranks,
+    two_ranks: Ranks,
+    tmp_path: Path,
+) -> None:
+    for found in (one_rank if size == 1 else two_ranks).run(opened, hparams, config, tmp_path, kind):
+        assert (found["before"], found["after"]) == (before, after)
+        assert found["written"] == {**config, "train_batch_size": after[0]} or kind == "TwoStages"
 
 
 @pytest.mark.parametrize(
