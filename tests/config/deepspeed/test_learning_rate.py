@@ -22,41 +22,43 @@ def config(kind: str | None, lr: Any = None, **params: Any) -> Json:
     return {**ds, **scheduler(kind, **params)} if kind else ds
 
 
-def highest_rate(ds_config: Json) -> float:
-    """The highest rate at which an engine takes the first steps; runs in a rank."""
+def highest_rates(configs: list[Json]) -> list[float]:
+    """In a rank: the highest rate at which an engine of each takes the first steps."""
     import deepspeed
     import torch
 
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    model = torch.nn.Linear(2, 1)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
-    rates = []
-    for _ in range(WARM_UP + 3):
-        engine.backward(engine(torch.ones(2, 2)).sum())
-        rates.append(engine.optimizer.param_groups[0]["lr"])
-        engine.step()
-    return float(max(rates))
+    found = []
+    for ds_config in configs:
+        model = torch.nn.Linear(2, 1)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
+        rates = []
+        for _ in range(WARM_UP + 3):
+            engine.backward(engine(torch.ones(2, 2)).sum())
+            rates.append(engine.optimizer.param_groups[0]["lr"])
+            engine.step()
+        found.append(float(max(rates)))
+    return found
 
 
 HYPERPARAMETER, OWN = ("hyperparameters.learning_rate", FILLED), ("optimizer.params.lr", OTHER)
 RANGE_TEST = {"lr_range_test_step_rate": 0}
 OF_ITS_OWN = {**RANGE_TEST, "lr_range_test_min_lr": STATED}
 # What the JSON states, the rate that is trained with, and what is stated and not trained with.
-CASES: dict[str, tuple[Json, float, list[tuple[str, Any]]]] = {
-    "no schedule": (config(None, STATED), STATED, [HYPERPARAMETER]),
-    "of the optimizer": (config("WarmupLR", STATED, warmup_max_lr=AUTO), STATED, [HYPERPARAMETER]),
-    "of the schedule": (config("WarmupLR", AUTO, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
-    "of both": (config("WarmupLR", OTHER, warmup_max_lr=STATED), STATED, [HYPERPARAMETER, OWN]),
-    "of neither": (config("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
-    "a test of a range": (config("LRRangeTest", **RANGE_TEST), FILLED, []),
-    "a range of its own": (config("LRRangeTest", OTHER, **OF_ITS_OWN), STATED, [HYPERPARAMETER, OWN]),
-}
+CASES: list[tuple[Json, float, list[tuple[str, Any]]]] = [
+    (config(None, STATED), STATED, [HYPERPARAMETER]),
+    (config("WarmupLR", STATED, warmup_max_lr=AUTO), STATED, [HYPERPARAMETER]),
+    (config("WarmupLR", AUTO, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
+    (config("WarmupLR", OTHER, warmup_max_lr=STATED), STATED, [HYPERPARAMETER, OWN]),
+    (config("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
+    (config("LRRangeTest", **RANGE_TEST), FILLED, []),
+    (config("LRRangeTest", OTHER, **OF_ITS_OWN), STATED, [HYPERPARAMETER, OWN]),
+]
 
 
-@pytest.mark.parametrize(("ds", "rate", "unused"), CASES.values(), ids=CASES.keys())
-def test_an_engine_trains_with_the_stated_rate(
-    one_rank: Ranks, ds: Json, rate: float, unused: list[tuple[str, Any]]
-) -> None:
-    resolved = decide(HP, ds, slots=1)
-    assert one_rank.run(highest_rate, resolved.ds_config) == [pytest.approx(rate, rel=0.02)]
-    assert [(warning.key, warning.value) for warning in resolved.warnings] == unused
+def test_an_engine_trains_with_the_stated_rate(one_rank: Ranks) -> None:
+    decided = [decide(HP, ds, slots=1) for ds, *_ in CASES]
+    [rates] = one_rank.run(highest_rates, [each.ds_config for each in decided])
+    for (ds, rate, unused), resolved, found in zip(CASES, decided, rates, strict=True):
+        assert found == pytest.approx(rate, rel=0.02), ds
+        assert [(warning.key, warning.value) for warning in resolved.warnings] == unused, ds
