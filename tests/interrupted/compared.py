@@ -18,7 +18,7 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         (
             line["group"],
             line["steps_completed"],
-            {k: v for k, v in line["metrics"].items() if not is_measured(k)},
+            {name: value for name, value in line["metrics"].items() if not is_measured(name)},
         )
         for line in lines
     ]
@@ -40,18 +40,11 @@ def hf_words(run_dir: Path) -> dict[str, Any]:
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "completed", result
     [folder] = (run_dir / "checkpoints" / result["checkpoint"]["uuid"]).glob("checkpoint-*")
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    files = sorted([*folder.rglob("*_states.pt"), *folder.glob("rng_state_*.pth")])
     return {
         "best": result["best"]["checkpoint"] is not None,
-        "validations": [
-            (line["steps_completed"], line["metrics"]["eval_loss"])
-            for line in lines
-            if line["group"] == "validation"
-        ],
-        "states": {
-            file.name: _values(torch.load(file, map_location="cpu", weights_only=False))
-            for file in sorted([*folder.rglob("*_states.pt"), *folder.glob("rng_state_*.pth")])
-        },
+        "validations": [(steps, metrics["eval_loss"]) for steps, metrics in records(run_dir, "validation")],
+        "states": {file.name: _values(torch.load(file, "cpu", weights_only=False)) for file in files},
     }
 
 

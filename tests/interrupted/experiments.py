@@ -9,10 +9,7 @@ from typing import Any
 
 from tests.harness.command import ROOT, det_ds
 
-SCRIPT = "tests/interrupted/script.py"
-HF_BATCHES = 12
 NUM_BATCHES = 17
-
 STRATEGIES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": 0},
     "zero1": {"zero": 1, "asynchronous": True, "accumulation": 2},
@@ -36,6 +33,27 @@ CUT = {
 }
 
 
+def _of_two_ranks(
+    entrypoint: str, ds_config: Mapping[str, Any], metric: str = "validation_loss", **hyperparameters: Any
+) -> dict[str, Any]:
+    return {
+        "name": "victim",
+        "entrypoint": entrypoint,
+        "resources": {"slots_per_trial": 2},
+        "hyperparameters": {
+            "global_batch_size": 8,
+            "deepspeed_config": {"type": "const", "val": dict(ds_config)},
+            **hyperparameters,
+        },
+        "searcher": {"name": "single", "metric": metric},
+        "reproducibility": {"experiment_seed": 7},
+    }
+
+
+def _each(**batches: int) -> dict[str, Any]:
+    return {name: {"batches": count} for name, count in batches.items()}
+
+
 def experiment(
     *,
     zero: int,
@@ -56,56 +74,33 @@ def experiment(
     sharded = {"reduce_scatter": False} if optimizer == "Muon" and zero == 3 else {}
     ds_config = {
         "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": zero, **sharded},
         "optimizer": {"type": optimizer, "params": {"lr": 0.01}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
         **({"tensor_parallel": {"partition_config": CUT}} if tensor > 1 else {}),
+        **(more or {}),
     }
-    ds_config |= dict(more or {})
-    ds_config["zero_optimization"] = {"stage": zero, **sharded, **ds_config["zero_optimization"]}
-    return {
-        "name": "victim",
-        "entrypoint": f"python3 -m determined_ds.train tests.interrupted.{module}:{trial}",
-        "resources": {"slots_per_trial": 2},
-        "hyperparameters": {
-            "global_batch_size": 8,
-            "pipe_parallel_size": pipe,
-            "model_parallel_size": tensor,
-            "pipe_schedule": schedule,
-            "sequence_parallel_size": sequence,
-            "num_workers": num_workers,
-            "deepspeed_config": {"type": "const", "val": ds_config},
-            "fit": {
-                "max_length": {"batches": NUM_BATCHES},
-                "validation_period": {"batches": 5},
-                "checkpoint_period": {"batches": 3},
-                "reporting_period": {"batches": 4},
-                "asynchronous_checkpoints": asynchronous,
-            },
-        },
-        "searcher": {"name": "single", "metric": "validation_loss"},
-        "reproducibility": {"experiment_seed": 7},
-    }
+    ds_config["zero_optimization"] = {"stage": zero, **sharded, **ds_config.get("zero_optimization", {})}
+    periods = _each(max_length=NUM_BATCHES, validation_period=5, checkpoint_period=3, reporting_period=4)
+    return _of_two_ranks(
+        f"python3 -m determined_ds.train tests.interrupted.{module}:{trial}",
+        ds_config,
+        pipe_parallel_size=pipe,
+        model_parallel_size=tensor,
+        pipe_schedule=schedule,
+        sequence_parallel_size=sequence,
+        num_workers=num_workers,
+        fit={**periods, "asynchronous_checkpoints": asynchronous},
+    )
 
 
-def session_experiment(
-    form: str, *, max_length: int | None = None, zero: int = 1, accumulation: int = 2
-) -> dict[str, Any]:
+def session_experiment(form: str, *, zero: int = 1, accumulation: int = 2) -> dict[str, Any]:
     """The script of ``script.py`` on two ranks."""
     config = experiment(zero=zero, accumulation=accumulation)
-    config["entrypoint"] = f"python3 -m determined.launch.torch_distributed python3 {SCRIPT} {form}"
-    config["hyperparameters"]["fit"] = {
-        "checkpoint_period": {"batches": 3},
-        "reporting_period": {"batches": 4},
-        "asynchronous_checkpoints": form == "range",
-        **({"max_length": {"batches": max_length}} if max_length else {}),
-    }
+    launcher = "python3 -m determined.launch.torch_distributed"
+    config["entrypoint"] = f"{launcher} python3 tests/interrupted/script.py {form}"
+    periods = _each(checkpoint_period=3, reporting_period=4)
+    config["hyperparameters"]["fit"] = {**periods, "asynchronous_checkpoints": form == "range"}
     return config
-
-
-def run(config: Path, run_dir: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """``det-ds run`` to its end, with the victim's orders in the environment."""
-    return det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)
 
 
 def hf_experiment(zero_stage: int) -> dict[str, Any]:
@@ -116,22 +111,16 @@ def hf_experiment(zero_stage: int) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
     }
-    return {
-        "name": "victim",
-        "entrypoint": "python3 -m tests.interrupted.hf_script",
-        "resources": {"slots_per_trial": 2},
-        "hyperparameters": {
-            "global_batch_size": 8,
-            "learning_rate": 0.01,
-            "warmup_num_steps": 4,
-            "deepspeed_config": {"type": "const", "val": ds_config},
-            "fit": {
-                "max_length": {"batches": HF_BATCHES},
-                "validation_period": {"batches": 4},
-                "checkpoint_period": {"batches": 3},
-                "reporting_period": {"batches": 2},
-            },
-        },
-        "searcher": {"name": "single", "metric": "eval_loss"},
-        "reproducibility": {"experiment_seed": 7},
-    }
+    return _of_two_ranks(
+        "python3 -m tests.interrupted.hf_script",
+        ds_config,
+        metric="eval_loss",
+        learning_rate=0.01,
+        warmup_num_steps=4,
+        fit=_each(max_length=12, validation_period=4, checkpoint_period=3, reporting_period=2),
+    )
+
+
+def run(config: Path, run_dir: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """``det-ds run`` to its end, with the victim's orders in the environment."""
+    return det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)

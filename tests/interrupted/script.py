@@ -51,25 +51,28 @@ class Data(torch.utils.data.Dataset[Any]):
         return self.inputs[index] + 0.1 * torch.randn(4), self.inputs[index, :2]
 
 
+def loader_of(s: Any, data: str) -> Any:
+    """A session's loader over each kind of data that it takes; a stream has the same samples in their order."""
+    samples = Data(SAMPLES)
+    if data == "stream":
+        return s.loader(Stream(samples), num_workers=2)
+    if data == "torch":
+        size = s.resolved.batch.micro_batch_size
+        return s.loader(torch.utils.data.DataLoader(samples, size, shuffle=True, num_workers=2))
+    return s.loader(samples)
+
+
 class Stream(torch.utils.data.IterableDataset[Any]):
-    """The same samples in the order in which they are."""
+    """Samples one after another."""
+
+    def __init__(self, samples: Data) -> None:
+        self.samples = samples
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __iter__(self) -> Any:
-        data = Data(SAMPLES)
-        return (data[index] for index in range(SAMPLES))
-
-
-def loader_of(s: Any, data: str) -> Any:
-    """A session's loader over each kind of data that it takes."""
-    if data == "stream":
-        return s.loader(Stream(), num_workers=2)
-    if data == "torch":
-        size = s.resolved.batch.micro_batch_size
-        return s.loader(torch.utils.data.DataLoader(Data(SAMPLES), size, shuffle=True, num_workers=2))
-    return s.loader(Data(SAMPLES))
+        return (self.samples[index] for index in range(SAMPLES))
 
 
 def own(parameter: Any) -> Any:

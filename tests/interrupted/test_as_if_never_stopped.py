@@ -3,7 +3,7 @@
 Parameters, optimizer state, generators, callbacks, unreported metrics, custom reducers and the order of the data: with
 dropout, an augmentation that draws random numbers, accumulation and data-loader workers. One table for every form
 (trial, plain script with a session, Hugging Face's Trainer), strategy, kind of data and kind of interruption; below it
-other storage, and other ranks. On a cluster: ``tests/cluster``.
+other storage, other ranks and other schedules. On a cluster: ``tests/cluster``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from determined_ds.callbacks import EMA
+from tests.checkpoints.strategies import ZERO, hyperparameters, trial_class
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, hf_words, last_words, losses_of
 from tests.interrupted.experiments import STRATEGIES, experiment, hf_experiment, run, session_experiment
 from tests.interrupted.stored import fetched, train
 from tests.package import checkpoints, damage
+from tests.train.small import fit
 
 
 class Scenario(NamedTuple):
@@ -31,49 +34,42 @@ class Scenario(NamedTuple):
 
     config: Mapping[str, Any]
     ends: tuple[str, ...]
-    is_long: bool = True
     env: Mapping[str, str] = {}
     changed: Mapping[str, str] = {}  # variables of the last start only
 
 
 IN_A_PASS = ("KILL_AT=validating:5", "STOP_AT=micro:8", "KILL_AT=validated:10")
-IN_THREE_PASSES = ("KILL_AT=before:5", "KILL_AT=saved:9", "KILL_AT=after:16")
+IN_THREE_PASSES = ("KILL_AT=before:5", "KILL_AT=after:16")
 BF16_OFFLOADED = {"bf16": {"enabled": True}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
-INTERLEAVED = {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"}
+MUON: dict[str, dict[str, Any]] = {
+    "ZeRO 1": {"zero": 1},
+    "ZeRO 3": {"zero": 3},
+    "ZeRO 2, bf16, offloaded": {"zero": 2, "more": BF16_OFFLOADED},
+    "interleaved": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"},
+}
+# Trials by their loaders and streams, in three passes; two micro-batches to a batch, or four of a pipeline.
+PIPED = {"pipe": 2, "accumulation": 4, "schedule": "dualpipev"}
+DATA: dict[str, dict[str, Any]] = {
+    "TorchVictim": {"num_workers": 2, "accumulation": 2},
+    "StreamVictim": {"accumulation": 2},
+    "PlacedStreamVictim": {"num_workers": 2, "accumulation": 2},
+    "PipelineStreamVictim": {"num_workers": 2, **PIPED},
+}
 SCENARIOS: dict[str, Scenario] = {
     **{
-        f"trial, {name}": Scenario(
-            experiment(**how), ("KILL_AT=torn:6", "KILL_AT=validating:10"), name not in ("zero3", "dualpipev")
-        )
+        f"trial, {name}": Scenario(experiment(**how), ("KILL_AT=torn:6", "KILL_AT=validating:10"))
         for name, how in STRATEGIES.items()
     },
-    "trial, stopped": Scenario(experiment(**STRATEGIES["zero2"]), ("STOP_AT=after:7",), False),
-    "trial, rank 1 killed": Scenario(experiment(**STRATEGIES["zero3"]), ("KILL_AT=rank1:8",)),
+    "trial, stopped, and rank 1 killed": Scenario(
+        experiment(**STRATEGIES["zero2"]), ("STOP_AT=after:7", "KILL_AT=rank1:13")
+    ),
     **{
-        f"trial, Muon, {name}": Scenario(
-            experiment(optimizer="Muon", **how), ("KILL_AT=after:8",), name != "ZeRO 3"
-        )
-        for name, how in {
-            "ZeRO 1": {"zero": 1},
-            "ZeRO 3": {"zero": 3},
-            "ZeRO 2, bf16, offloaded": {"zero": 2, "more": BF16_OFFLOADED},
-            "interleaved": INTERLEAVED,
-        }.items()
+        f"trial, Muon, {name}": Scenario(experiment(optimizer="Muon", **how), ("KILL_AT=after:8",))
+        for name, how in MUON.items()
     },
-    **{  # loaders and streams, with two micro-batches to a batch
-        f"trial, {trial}, {workers} workers": Scenario(
-            experiment(
-                trial=trial, num_workers=workers, zero=1, accumulation=2, pipe=1 + trial.startswith("Pipe")
-            ),
-            IN_THREE_PASSES,
-            trial != "PipelineStreamVictim",
-        )
-        for trial, workers in {
-            "TorchVictim": 2,
-            "StreamVictim": 0,
-            "PlacedStreamVictim": 2,
-            "PipelineStreamVictim": 2,
-        }.items()
+    **{
+        f"trial, {trial}": Scenario(experiment(zero=1, trial=trial, **how), IN_THREE_PASSES)
+        for trial, how in DATA.items()
     },
     # Stages cut by the times of their layers, when other layers take long.
     "trial, stages by times": Scenario(
@@ -83,17 +79,18 @@ SCENARIOS: dict[str, Scenario] = {
         changed={"SLOW_LAYER": "3"},
     ),
     # In the validation after a pass of five, in the middle of an accumulation, and after a validation.
-    "session, range": Scenario(session_experiment("range"), IN_A_PASS[:2], False),
+    "session, range": Scenario(session_experiment("range"), IN_A_PASS[:2]),
     "session, epochs": Scenario(session_experiment("epochs"), ("KILL_AT=validated:5", "STOP_AT=micro:10")),
     "session, steps": Scenario(session_experiment("steps"), ("KILL_AT=micro:7",)),
     "session, ZeRO 3": Scenario(session_experiment("range", zero=3), IN_A_PASS),
     "session, stream": Scenario(session_experiment("range"), IN_A_PASS, env={"DATA": "stream"}),
     "session, torch": Scenario(session_experiment("range", accumulation=1), IN_A_PASS, env={"DATA": "torch"}),
-    "transformers, stopped": Scenario(hf_experiment(1), ("STOP_AT=after:7",), False),
+    "transformers, stopped": Scenario(hf_experiment(1), ("STOP_AT=after:7",)),
     "transformers, ZeRO 3": Scenario(
         hf_experiment(3), ("KILL_AT=after:2", "STOP_AT=after:5", "KILL_AT=torn:9", "KILL_AT=after:10")
     ),
 }
+SHORT = ("trial, zero3", "trial, PipelineStreamVictim", "session, range", "transformers, stopped")
 LONG = pytest.mark.long("the same loop and checkpoints as in a case that is short")
 
 
@@ -129,12 +126,12 @@ def written(config: Mapping[str, Any], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "scenario",
-    [pytest.param(each, id=name, marks=LONG if each.is_long else ()) for name, each in SCENARIOS.items()],
+    "name", [pytest.param(name, marks=() if name in SHORT else LONG) for name in SCENARIOS]
 )
 def test_it_ends_as_if_it_had_never_stopped(
-    scenario: Scenario, whole_of: Callable[[Scenario], dict[str, Any]], tmp_path: Path
+    name: str, whole_of: Callable[[Scenario], dict[str, Any]], tmp_path: Path
 ) -> None:
+    scenario = SCENARIOS[name]
     whole, run_dir, config = whole_of(scenario), tmp_path / "run", written(scenario.config, tmp_path)
     for number, end in enumerate(scenario.ends):
         how, _, place = end.partition("=")
@@ -149,6 +146,7 @@ def test_it_ends_as_if_it_had_never_stopped(
     assert differences(whole, words_of(scenario, run_dir)) == []
 
 
+@pytest.mark.long("train/data/test_loaders.py has the order of samples")
 def test_torchs_loader_trains_what_determineds_does(whole_of: Callable[[Scenario], dict[str, Any]]) -> None:
     """The same samples in each step and in each validation, in the same order."""
     ours, torchs = (
@@ -157,7 +155,7 @@ def test_torchs_loader_trains_what_determineds_does(whole_of: Callable[[Scenario
     assert differences(ours, torchs) == []
 
 
-# ------------------------------------------------------------------------------------------- other ranks
+# ------------------------------------------------------------------------------------------- other ranks, other storage
 
 
 def test_on_other_ranks_under_another_stage_it_trains_as_if_nothing_had_changed(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_on_other_ranks_under_another_stage_it_trains_as_if_nothing_had_changed(
 
     Sums come in another order on other ranks, so that the last digits may differ.
     """
-    legs = [(2, 1), (1, 3), (4, 2), (2, 0)]
+    legs = [(2, 1), (1, 3), (4, 0)]
     config = experiment(zero=1, trial="PlainVictim")
     config["hyperparameters"]["fit"]["reporting_period"] = {"batches": 1}
     path = written(config, tmp_path)
@@ -183,7 +181,29 @@ def test_on_other_ranks_under_another_stage_it_trains_as_if_nothing_had_changed(
     assert json.loads((tmp_path / "run/result.json").read_text())["slots"] == legs[-1][0]
 
 
-# ------------------------------------------------------------------------------------------- other storage
+def train_under(run_dir: Path, schedule: str, steps: int, resume: str | None = None) -> str:
+    """Train in this rank, with a report of each batch and four to a validation. Returns the newest checkpoint."""
+
+    class Averaged(trial_class(ZERO[schedule])):  # type: ignore[misc]
+        def build_callbacks(self) -> Any:
+            return {"ema": EMA(0.8)}
+
+    periods: dict[str, Any] = {"reporting_period": ("batches", 1), "validation_period": ("batches", 4)}
+    how = {**periods, "checkpoint_policy": "none", "latest_checkpoint": resume}
+    fit(run_dir, Averaged, hparams=hyperparameters(ZERO[schedule]), max_length=("batches", steps), **how)
+    return checkpoints(run_dir)[0].name
+
+
+def test_under_other_schedules_it_trains_as_if_nothing_had_changed(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Four batches under each: the position in the data and the averages of ``EMA`` follow the layers, not the rank."""
+    way = ["dualpipev_zero1", "pipe2_zero1", "interleaved4"]  # every change of what ranks hold
+    two_ranks.run(train_under, tmp_path / "whole", "pipe2_zero1", 4 * len(way))
+    uuid = None
+    for number, schedule in enumerate(way):
+        uuid, *_ = two_ranks.run(train_under, tmp_path / "run", schedule, 4 * (number + 1), uuid)
+    whole, found = losses_of(tmp_path / "whole"), losses_of(tmp_path / "run")
+    assert len(whole) == 5 * len(way)
+    assert found == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -200,14 +220,14 @@ def test_from_object_storage_it_ends_as_if_it_had_never_stopped(
 ) -> None:
     """By Determined's own storage managers: three batches, and from the checkpoint then on; or six at once."""
     storage, whole, parts = storage_of(kind), tmp_path / "whole", tmp_path / "parts"
-    [(uuids, said), _] = two_ranks.run(train, whole, storage, 6, **how)
-    assert (len(uuids), said) == (2, "")
-    expected = fetched(storage, uuids[-1], whole)
-    [(uuids, said), _] = two_ranks.run(train, parts, storage, 3, **how)
-    assert (len(uuids), said) == (1, "")
-    [(uuids, said), _] = two_ranks.run(train, parts, storage, 6, uuids[-1], **how)
-    assert (len(uuids), said) == (1, "")
-    found = fetched(storage, uuids[-1], parts)
+
+    def trained(run_dir: Path, batches: int, latest: str | None = None) -> str:
+        [(uuids, said), _] = two_ranks.run(train, run_dir, storage, batches, latest, **how)
+        assert (len(uuids), said) == (2 if batches == 6 and latest is None else 1, "")
+        return str(uuids[-1])
+
+    expected = fetched(storage, trained(whole, 6), whole)
+    found = fetched(storage, trained(parts, 6, trained(parts, 3)), parts)
     assert damage(found) is None
     assert checkpoints(parts) == [found]
     assert (found / "metadata.json").read_bytes() == (expected / "metadata.json").read_bytes()

@@ -6,6 +6,7 @@ A point is ``PLACE:BATCH``, and several may be named; the run ends at the first 
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
@@ -42,20 +43,19 @@ class Remembering(pytorch.PyTorchCallback):
     """A callback with a state: the epochs it has seen, and the best loss, as early stopping keeps it."""
 
     def __init__(self) -> None:
-        self.epochs: list[int] = []
-        self.best = float("inf")
+        self.kept: dict[str, Any] = {"epochs": [], "best": float("inf")}
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.epochs.append(epoch_idx)
+        self.kept["epochs"].append(epoch_idx)
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.best = min(self.best, metrics["validation_loss"])
+        self.kept["best"] = min(self.kept["best"], metrics["validation_loss"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs, "best": self.best}
+        return copy.deepcopy(self.kept)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.epochs, self.best = list(state_dict["epochs"]), state_dict["best"]
+        self.kept = copy.deepcopy(state_dict)
 
 
 class _Mortal(ReconciledTrial):
@@ -164,28 +164,35 @@ class Stream(torch.utils.data.IterableDataset):
     def __init__(self, count: int, noise: float) -> None:
         self.samples = Noisy(count, noise)
 
+    def shuffled(self) -> list[int]:
+        return random.sample(range(len(self.samples)), len(self.samples))
+
     def __iter__(self) -> Iterator[Any]:
-        for index in random.sample(range(len(self.samples)), len(self.samples)):
-            yield self.samples[index]
+        return (self.samples[index] for index in self.shuffled())
 
 
 class PlacedStream(Stream):
     """Knows its place and its order."""
 
-    def __init__(self, count: int, noise: float) -> None:
-        super().__init__(count, noise)
-        self.order: list[int] = []
+    order: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
-        self.order = self.order or random.sample(range(len(self.samples)), len(self.samples))
+        self.order = self.order or (*self.shuffled(),)
         while self.order:
-            yield self.samples[self.order.pop()]
+            self.order, index = self.order[:-1], self.order[-1]
+            yield self.samples[index]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"order": list(self.order)}
+        return {"order": self.order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.order = list(state_dict["order"])
+        self.order = state_dict["order"]
+
+
+def _noisier(samples: list[Any]) -> Any:
+    """An augmentation in ``collate_fn``."""
+    inputs, targets = torch.utils.data.default_collate(samples)
+    return inputs + 0.1 * torch.randn_like(inputs), targets
 
 
 class _Streaming(_Mortal):
@@ -194,11 +201,8 @@ class _Streaming(_Mortal):
     stream = Stream
 
     def build_training_data_loader(self) -> Any:
-        return self.training_loader(
-            self.stream(43, 0.1),
-            num_workers=self.context.get_hparams().get("num_workers", 0),
-            collate_fn=_noisier,
-        )
+        workers = self.context.get_hparams().get("num_workers", 0)
+        return self.training_loader(self.stream(43, 0.1), num_workers=workers, collate_fn=_noisier)
 
     def build_validation_data_loader(self) -> Any:
         return self.validation_loader(Stream(11, 0.0))
@@ -212,12 +216,6 @@ class PlacedStreamVictim(StreamVictim):
     """And the stream for training knows its place."""
 
     stream = PlacedStream
-
-
-def _noisier(samples: list[Any]) -> Any:
-    """An augmentation in ``collate_fn``."""
-    inputs, targets = torch.utils.data.default_collate(samples)
-    return inputs + 0.1 * torch.randn_like(inputs), targets
 
 
 class PipelineVictim(_Mortal, PipelineTrial):
