@@ -19,7 +19,7 @@ from tests.checkpoints.trained import LORA, hyperparameters
 from tests.harness.command import det_ds
 from tests.harness.ranks import ROOT, Ranks
 from tests.interrupted.experiments import hf_experiment
-from tests.model_defs.causal_lm import tiny
+from tests.model_defs import tiny
 from tests.package import checkpoints
 
 BF16 = {"overwrite_deepspeed_args": {"bf16": {"enabled": True}}}

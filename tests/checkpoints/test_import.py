@@ -14,7 +14,7 @@ import transformers
 from tests.checkpoints import trained
 from tests.checkpoints.command import checkpoint, succeeded
 from tests.harness.ranks import Ranks
-from tests.model_defs.causal_lm import tiny
+from tests.model_defs import tiny
 from tests.package import checkpoints, damage, tensors
 
 GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 256, "n_positions": 32}

@@ -15,7 +15,7 @@ import transformers
 from tests.checkpoints.command import succeeded
 from tests.checkpoints.making import made
 from tests.interrupted.compared import differences
-from tests.model_defs.causal_lm import tiny
+from tests.model_defs import tiny
 
 KINDS: dict[str, dict[str, Any]] = {
     "rslora": {"use_rslora": True},

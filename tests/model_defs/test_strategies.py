@@ -1,4 +1,7 @@
-"""A strategy changes how a model is trained, and nothing of what it learns: losses and metrics are the same."""
+"""A strategy changes how a model is trained, and nothing of what it learns; checkpoints are of no strategy.
+
+Ranks share samples, sequences, layers or the experts of a mixture (DeepSpeed's AutoEP), under every ZeRO stage.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,60 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import transformers
 
+from determined_ds import load_model_from_checkpoint_path
+from determined_ds.errors import DeterminedDSError
 from tests.harness.ranks import ROOT, Ranks
-from tests.model_defs.training import train
-from tests.package import checkpoints, records
+from tests.model_defs.tiny import (
+    MODEL_CONFIG,
+    SEQUENCE_LENGTH,
+    SIZES,
+    checkpoint,
+    curve,
+    reported,
+    saved_model,
+    text_data,
+    train,
+)
+from tests.model_defs.tiny import hyperparameters as of_causal_lm
+from tests.package import records
 
-STEPS = 4
-# Small parameters would stay whole, and these are all small.
-SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
-# Models as small as can be: hyperparameters and data.
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+# --- Kinds of models: the trial, hyperparameters, and data; of a causal model a text ---
+
+LORA = {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
+DRY = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, **SIZES}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": MODEL_CONFIG,
+    "a gpt2": {**GPT2, **DRY},  # hands no positions on
+    "qwen3": {"model_type": "qwen3", "head_dim": 8, **SIZES},
+    "mistral": {"model_type": "mistral", "sliding_window": SEQUENCE_LENGTH, **SIZES},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **SIZES},
+    "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "norm_topk_prob": True, **FEW},
+    # With an expert that all tokens go to, and a router's bias.
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **FEW,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 8,
+    },
+}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit": ({"global_batch_size": 16, "weight_decay": 0.05}, {"validation_fraction": 0.02}),
     "drivable_vit": (
         {"global_batch_size": 8, "img_size": 16, "patch_size": 4, "embed_dim": 32, "num_heads": 2}
@@ -35,38 +80,80 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 DRAWING = ("vit", "dcgan")  # each rank draws crops or latents: two ranks are no one rank
 
 
-def hyperparameters(model: str, stage: int, accumulation: int = 1, **more: Any) -> dict[str, Any]:
-    overwritten = {"gradient_accumulation_steps": accumulation, "gradient_clipping": 0.1}
-    return {
-        "deepspeed_config": "experiments/deepspeed/zero1.json",
-        "zero_stage": stage,
-        "learning_rate": 0.002,
-        "warmup_num_steps": 2,
-        "overwrite_deepspeed_args": overwritten | (SPLIT_ALL if stage == 3 else {}),
-        **MODELS[model][0],
-        **more,
-    }
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return text_data(tmp_path_factory.mktemp("data"))
 
 
-def engines(generator: int, discriminator: int) -> dict[str, int]:
-    """The ZeRO stages of DCGAN's engines."""
-    return {"generator_zero_stage": generator, "discriminator_zero_stage": discriminator}
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model to start from."""
+    return saved_model(tmp_path_factory.mktemp("base"))
 
 
-RECOMPUTED = {"activation_checkpointing": True}
-# Model, ZeRO stage, accumulation, more hyperparameters.
-WAYS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
-    "vit, ZeRO 1": ("vit", 1, 1, {}),
-    "vit, ZeRO 3, computed again": ("vit", 3, 1, RECOMPUTED),
-    "drivable_vit, two ranks": ("drivable_vit", 0, 1, {}),
-    "drivable_vit, ZeRO 2, accumulation 2": ("drivable_vit", 2, 2, {}),
-    "drivable_vit, ZeRO 3, computed again": ("drivable_vit", 3, 1, RECOMPUTED),
-    "gpt2, ZeRO 2": ("gpt2", 2, 1, {}),
-    "gpt2, ZeRO 3, threes computed again": ("gpt2", 3, 1, {"activation_checkpoint_interval": 3}),
-    "dcgan, ZeRO 1, accumulation 4": ("dcgan", 0, 4, engines(1, 1)),
-    "dcgan, ZeRO 1 and 2, accumulation 2": ("dcgan", 0, 2, engines(1, 2)),
-    "dcgan, ZeRO 3": ("dcgan", 0, 1, engines(3, 3)),
-}
+@pytest.fixture(scope="module")
+def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
+    return {1: one_rank, 2: two_ranks, 4: four_ranks}
+
+
+def hyperparameters(kind: str, stage: int, accumulation: int = 2, **more: Any) -> dict[str, Any]:
+    if kind in OTHERS:
+        # Small parameters would stay whole, and these are all small.
+        split = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
+        found = {
+            "deepspeed_config": "experiments/deepspeed/zero1.json",
+            "zero_stage": stage,
+            "learning_rate": 0.002,
+            "warmup_num_steps": 2,
+            "overwrite_deepspeed_args": {"gradient_clipping": 0.1, "zero_optimization": split},
+            **OTHERS[kind][0],
+            **more,
+        }
+    else:
+        model = {"model_config": CONFIGS[kind.partition(" with ")[0]]} if "model" not in more else {}
+        found = of_causal_lm(stage, **model, **(LORA if "LoRA" in kind else {}), **more)
+    found["overwrite_deepspeed_args"]["gradient_accumulation_steps"] = accumulation
+    return found
+
+
+# --- Losses and metrics ---
+
+SEQUENCE_2, SEQUENCE_4 = {"sequence_parallel_size": 2}, {"sequence_parallel_size": 4}
+EXPERTS, RECOMPUTED, LOADED = (
+    {"expert_parallel_size": 2},
+    {"activation_checkpointing": True},
+    {"model": "base"},
+)
+ENGINES = ("generator_zero_stage", "discriminator_zero_stage")
+LONG = pytest.mark.long("the same code paths as in a case that is short")
+# Kind, ranks, ZeRO stage, accumulation, more hyperparameters.
+Way = tuple[str, int, int, int, dict[str, Any]]
+SHORT_WAYS: list[Way] = [
+    ("vit", 2, 3, 1, RECOMPUTED),
+    ("drivable_vit", 2, 2, 2, {}),
+    ("drivable_vit", 2, 3, 1, RECOMPUTED),
+    ("gpt2", 2, 3, 1, {"activation_checkpoint_interval": 3}),
+    ("dcgan", 2, 0, 2, dict(zip(ENGINES, (1, 2), strict=True))),
+    ("dcgan", 2, 0, 1, dict.fromkeys(ENGINES, 3)),
+    ("llama", 2, 3, 2, SEQUENCE_2 | RECOMPUTED),
+    ("llama with LoRA", 2, 3, 2, RECOMPUTED | LOADED),
+    # Without a capacity, no token is dropped: nothing depends on which rank has which expert.
+    ("mixtral", 2, 0, 2, EXPERTS),
+    ("mixtral", 2, 3, 2, EXPERTS),
+    ("mixtral", 4, 2, 1, EXPERTS),  # two groups, trained by the samples of all
+]
+LONG_WAYS: list[Way] = [
+    ("vit", 2, 1, 1, {}),
+    ("drivable_vit", 2, 0, 1, {}),
+    ("gpt2", 2, 2, 1, {}),
+    ("llama", 2, 1, 2, LOADED),
+    ("llama", 4, 1, 1, SEQUENCE_4),  # half as many heads of keys as ranks
+    ("llama with LoRA", 2, 2, 2, SEQUENCE_2),
+    *((kind, 2, 3, 2, SEQUENCE_2) for kind in ("a gpt2", "qwen3")),
+    ("mistral", 2, 0, 2, SEQUENCE_2),
+    ("qwen3_moe", 2, 2, 2, EXPERTS),
+]
+WAYS = [*SHORT_WAYS, *(pytest.param(*way, marks=LONG) for way in LONG_WAYS)]
 
 
 def curves(run_dir: Path) -> dict[str, list[float]]:
@@ -74,47 +161,216 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for group in ("training", "validation"):
         for _, metrics in records(run_dir, group):
-            for name in filter(re.compile("loss|accuracy|iou|distance").search, metrics):
+            for name in filter(re.compile("loss|norm|accuracy|iou|distance").search, metrics):
                 found.setdefault(f"{group} {name}", []).append(metrics[name])
     return found
 
 
 @pytest.fixture(scope="module")
-def plain(
-    one_rank: Ranks, two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], dict[str, list[float]]]:
-    """``plain(model)``: what a model reports without ZeRO, one whole batch at a time."""
+def trained(
+    ranks: dict[int, Ranks], data: dict[str, Any], base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, list[float]]]:
+    """``trained(kind, ranks, stage, accumulation, more)``: what four batches report; each training is made once."""
     known: dict[str, dict[str, list[float]]] = {}
 
-    def of(model: str) -> dict[str, list[float]]:
-        if model not in known:
-            run_dir = tmp_path_factory.mktemp("plain")
-            ranks = two_ranks if model in DRAWING else one_rank
-            ranks.run(train, run_dir, hyperparameters(model, 0), MODELS[model][1], STEPS, model=model)
-            known[model] = curves(run_dir)
-        return known[model]
+    def of(kind: str, size: int, stage: int, accumulation: int, more: dict[str, Any]) -> Any:
+        key = f"{kind, size, stage, accumulation, more}"
+        if key not in known:
+            run_dir, own = tmp_path_factory.mktemp("run"), OTHERS.get(kind, ({}, data))[1]
+            more = {**more, "model": str(base), "model_config": None} if "model" in more else more
+            model = kind if kind in OTHERS else "causal_lm"
+            hparams = hyperparameters(kind, stage, accumulation, **more)
+            ranks[size].run(train, run_dir, hparams, own, model=model)
+            known[key] = curves(run_dir)
+        return known[key]
 
     return of
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_losses_and_metrics_are_those_without_zero(
-    way: str, two_ranks: Ranks, plain: Callable[[str], dict[str, list[float]]], tmp_path: Path
+@pytest.mark.parametrize(("kind", "size", "stage", "accumulation", "more"), WAYS)
+def test_losses_metrics_and_norms_are_those_of_one_rank_without_zero(
+    kind: str,
+    size: int,
+    stage: int,
+    accumulation: int,
+    more: dict[str, Any],
+    trained: Callable[..., dict[str, list[float]]],
 ) -> None:
-    model, stage, accumulation, more = WAYS[way]
-    hparams = hyperparameters(model, stage, accumulation, **more)
-    two_ranks.run(train, tmp_path, hparams, MODELS[model][1], STEPS, model=model)
-    found = curves(tmp_path)
-    assert len(found["training loss"]) == STEPS
+    """One that has the whole model and each batch at once."""
+    found = trained(kind, size, stage, accumulation, more)
+    start = {name: value for name, value in more.items() if name in LOADED}
+    alone = 2 if kind in DRAWING else 1
+    plain = trained(kind, alone, 0, 1, start)
+    assert len(found["training loss"]) == 4
     # fp32 sums in another order differ by about 1e-6 of a loss.
-    assert found == {name: pytest.approx(values, rel=1e-4) for name, values in plain(model).items()}
+    assert found == {name: pytest.approx(values, rel=1e-4) for name, values in plain.items()}
 
 
-def test_a_resumed_dcgan_is_the_whole_one(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Each engine under another stage, latents that are drawn, and a process that reads ahead."""
-    hparams, data = hyperparameters("dcgan", 0, 2, **engines(2, 1)), {"num_workers": 1}
-    two_ranks.run(train, tmp_path / "whole", hparams, data, STEPS, model="dcgan", period=2)
-    two_ranks.run(train, tmp_path / "parts", hparams, data, 2, model="dcgan")
-    (latest,) = checkpoints(tmp_path / "parts")
-    two_ranks.run(train, tmp_path / "parts", hparams, data, STEPS, latest.name, model="dcgan", period=2)
+def layers_of(trial: Any) -> list[str]:
+    """In each rank: the layers that it has of a pipeline."""
+    return [type(layer).__name__ for layer in trial.engine.module.forward_funcs]
+
+
+def test_a_pipeline_of_gpt2_trains_the_same_however_it_is_cut(
+    two_ranks: Ranks, tmp_path: Path, data: dict[str, Any]
+) -> None:
+    common = hyperparameters("gpt2", 0, pipe_parallel_size=2, learning_rate=0.01)
+    common["deepspeed_config"] = "experiments/deepspeed/pipeline.json"
+    del common["zero_stage"]
+    cuts: dict[str, dict[str, Any]] = {
+        "blocks": {},
+        "uniform": {"partition_method": "uniform", "activation_checkpointing": True},
+        "parameters": {"partition_method": "parameters", "activation_checkpoint_interval": 2},
+    }
+    layers = {}
+    for name, more in cuts.items():
+        how = {"model": "gpt2 in a pipeline", "then": layers_of}
+        layers[name] = two_ranks.run(train, tmp_path / name, {**common, **more}, data, 2, **how)
+    assert [stage.count("Block") for stage in layers["blocks"]] == [2, 2]
+    assert [len(stage) for stage in layers["uniform"]] == [4, 4]
+    assert len(reported(tmp_path / "blocks")) == 2
+    for name in cuts:
+        assert reported(tmp_path / name) == pytest.approx(reported(tmp_path / "blocks"), rel=1e-4), name
+
+
+def test_sharing_experts_changes_no_losses_in_16_bits(
+    two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    """As many ranks, which share experts or have all of them; the balance of the experts is part of the loss."""
+    balanced = {**CONFIGS["mixtral"], "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    for degree in (2, None):
+        hparams = of_causal_lm(1, model_config=balanced, expert_parallel_size=degree)
+        hparams["overwrite_deepspeed_args"]["bf16"] = {"enabled": True}
+        two_ranks.run(train, tmp_path / str(degree), hparams, data)
+    assert curve(tmp_path / "2") == pytest.approx(curve(tmp_path / "None"), rel=1e-3)
+    losses, of_tokens, balances = (
+        reported(tmp_path / "2", name) for name in ("loss", "token_loss", "balance_loss")
+    )
+    assert losses == pytest.approx([a + 0.5 * b for a, b in zip(of_tokens, balances, strict=True)], rel=1e-2)
+    assert min(balances) >= 1.9, "two experts a token, as evenly as can be"
+
+
+# --- Checkpoints ---
+
+OWN_EXPERTS = {"expert_parallel_size": 1}
+# Kind; of the first steps, and of the others: ranks, ZeRO stage, more hyperparameters.
+Leg = tuple[int, int, dict[str, Any]]
+CHANGES: list[tuple[str, Leg, Leg]] = [
+    ("llama", (2, 3, SEQUENCE_2), (1, 1, {})),
+    ("llama", (1, 0, {}), (2, 2, SEQUENCE_2)),
+    ("mixtral", (2, 1, EXPERTS), (1, 3, OWN_EXPERTS)),
+    ("mixtral", (1, 3, OWN_EXPERTS), (2, 0, EXPERTS)),
+]
+
+
+@pytest.mark.parametrize(("kind", "first", "then"), CHANGES)
+def test_a_checkpoint_is_of_no_layout(
+    kind: str,
+    first: Leg,
+    then: Leg,
+    ranks: dict[int, Ranks],
+    data: dict[str, Any],
+    trained: Callable[..., dict[str, list[float]]],
+    tmp_path: Path,
+) -> None:
+    for (size, stage, more), batches in ((first, 2), (then, 4)):
+        hparams = hyperparameters(kind, stage, **more)
+        ranks[size].run(train, tmp_path, hparams, data, batches, resume=batches == 4)
+    whole = trained(kind, 1, 0, 1, {})["training loss"]
+    assert reported(tmp_path) == pytest.approx(whole, rel=1e-5)
+
+
+# Of whole matrices; its momentum lies otherwise than the weights under ZeRO 1 and 2.
+MUON = {"optimizer": {"type": "Muon"}, "gradient_clipping": 0.0, "scheduler": {"type": "WarmupLR"}}
+# Kind of model, ZeRO stage, more hyperparameters and DeepSpeed settings, data.
+RESUMED: dict[str, tuple[str, int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # Each engine under another stage, latents that are drawn, and a process that reads ahead.
+    "dcgan": ("dcgan", 0, dict(zip(ENGINES, (2, 1), strict=True)), {}, {"num_workers": 1}),
+    "experts": ("mixtral", 1, EXPERTS, {}, {}),
+    "experts, Muon": ("mixtral", 1, EXPERTS, MUON, {}),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_as_if_it_had_never_stopped(
+    name: str, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    kind, stage, more, settings, own = RESUMED[name]
+    hparams, model = hyperparameters(kind, stage, **more), "causal_lm" if kind == "mixtral" else kind
+    hparams["overwrite_deepspeed_args"].update(settings)
+    given = data if model == "causal_lm" else own
+    two_ranks.run(train, tmp_path / "whole", hparams, given, 4, model=model, period=2)
+    two_ranks.run(train, tmp_path / "parts", hparams, given, 2, model=model)
+    two_ranks.run(train, tmp_path / "parts", hparams, given, 4, model=model, period=2, resume=True)
     assert curves(tmp_path / "parts") == curves(tmp_path / "whole")
+
+
+def test_experts_load_in_plain_hugging_face(
+    ranks: dict[int, Ranks], data: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under the names that transformers has."""
+    models: list[Any] = []
+    for size, more in ((2, EXPERTS), (1, {})):
+        run_dir, hparams = tmp_path / str(size), hyperparameters("deepseek_v3", 1, **more)
+        ranks[size].run(train, run_dir, hparams, data, 2)
+        models.append(load_model_from_checkpoint_path(checkpoint(run_dir), context_dir=ROOT))
+    models[0].save_pretrained(tmp_path / "saved")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    tokens_BT = torch.arange(64).reshape(2, 32)
+    with torch.no_grad():
+        assert torch.equal(plain(tokens_BT).logits, models[0](tokens_BT).logits)
+        assert torch.allclose(plain(tokens_BT).logits, models[1](tokens_BT).logits, atol=1e-4)
+
+
+# --- What a rank holds, and what is refused ---
+
+
+def parameters_as_built(folder: str) -> dict[str, Any]:
+    """In each rank: how a model is held before there is an engine."""
+    import deepspeed
+
+    from model_defs.causal_lm import config, model
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    found = config.read_config(folder, MODEL_CONFIG, vocab_size=256)
+    ds_config = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
+    built = model.build_model(found, folder, seed=1, dtype=torch.float32, zero3=ds_config)
+    return {name: (p.numel(), p.ds_tensor.numel()) for name, p in built.named_parameters()}
+
+
+def test_under_zero_3_no_rank_holds_the_model(two_ranks: Ranks, base: Path) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(base).num_parameters()
+    for held in two_ranks.run(parameters_as_built, str(base)):
+        assert {numel for numel, _ in held.values()} == {0}, "each is a placeholder"
+        assert sum(share for _, share in held.values()) == pytest.approx(whole / 2, rel=0.01)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "DeepSpeed finds no experts in it": {"model_config": MODEL_CONFIG},
+    "would replace its adapters by layers without them": {"lora": {"r": 4}},
+    "average of experts that ranks share is not supported": {"averaged": True},
+}
+
+
+def refusals(run_dir: Path, data: dict[str, Any]) -> list[str]:
+    """In each rank: why each of these does not train."""
+    from determined_ds.callbacks import EMA
+    from model_defs.causal_lm.trial import CausalLMTrial
+
+    found = []
+    for number, more in enumerate(REFUSED.values()):
+        hparams = {**hyperparameters("mixtral", 1, **EXPERTS), **more}
+        callbacks = {"ema": EMA(0.9)} if hparams.pop("averaged", False) else {}
+        with (
+            mock.patch.object(CausalLMTrial, "build_callbacks", return_value=callbacks),
+            pytest.raises(DeterminedDSError) as caught,
+        ):
+            train(run_dir / str(number), hparams, data, 1)
+        found.append(str(caught.value))
+    return found
+
+
+def test_what_would_mix_experts_is_refused(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
+    for said in two_ranks.run(refusals, tmp_path, data):
+        for wanted, found in zip(REFUSED, said, strict=True):
+            assert wanted in found

@@ -1,4 +1,4 @@
-"""BERT: what it reports of a validation set, and exports. GPT-2: a pipeline, however it is cut."""
+"""BERT on two ranks reports the metrics of the whole validation set, and is exported to plain Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from tests.checkpoints.command import succeeded
 from tests.harness.ranks import ROOT, Ranks
-from tests.model_defs.training import reported, train
-from tests.package import checkpoints
-
-# --- BERT ---
+from tests.model_defs.tiny import checkpoint, reported, train
 
 
 def write_rows(path: Path, num_rows: int, seed: int) -> str:
@@ -42,7 +39,7 @@ def predictions(trial: Any) -> list[tuple[int, int]]:
 
 
 def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Its metrics are those of the whole set; the export has the names of its labels, and its tokenizer."""
+    """The export has the names of its labels, and its tokenizer."""
     data = {
         "path": write_rows(tmp_path / "train.jsonl", 200, 1),
         # Divides neither by the ranks nor by the micro-batch; the second rank ends on padding.
@@ -67,44 +64,8 @@ def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, 
     tokens, samples = (reported(run_dir, f"{name}_per_second")[-1] for name in ("tokens", "samples"))
     assert tokens == pytest.approx(12 * samples)
 
-    [checkpoint] = checkpoints(run_dir)
-    succeeded("export", checkpoint, "--to", "huggingface", "--context-dir", ROOT, "--output", saved)
+    words = ("--to", "huggingface", "--context-dir", ROOT, "--output", saved)
+    succeeded("export", checkpoint(run_dir), *words)
     classify = transformers.pipeline("text-classification", str(saved))
     rows = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
     assert [int(found["label"]) for found in classify([row["text"] for row in rows])] == predicted.tolist()
-
-
-# --- GPT-2 as a pipeline ---
-
-
-def layers_of(trial: Any) -> list[str]:
-    """In each rank: the layers that it has of a pipeline."""
-    return [type(layer).__name__ for layer in trial.engine.module.forward_funcs]
-
-
-def test_a_pipeline_trains_the_same_however_it_is_cut(
-    two_ranks: Ranks, tmp_path: Path, data: dict[str, Any]
-) -> None:
-    common = {
-        "global_batch_size": 4,
-        "sequence_length": 16,
-        "learning_rate": 0.01,
-        "warmup_num_steps": 2,
-        "pipe_parallel_size": 2,
-        "deepspeed_config": "experiments/deepspeed/pipeline.json",
-        "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
-    }
-    cuts: dict[str, dict[str, Any]] = {
-        "blocks": {},
-        "uniform": {"partition_method": "uniform", "activation_checkpointing": True},
-        "parameters": {"partition_method": "parameters", "activation_checkpoint_interval": 2},
-    }
-    layers = {}
-    for name, more in cuts.items():
-        how = {"model": "gpt2 in a pipeline", "then": layers_of}
-        layers[name] = two_ranks.run(train, tmp_path / name, {**common, **more}, data, 2, **how)
-    assert [stage.count("Block") for stage in layers["blocks"]] == [2, 2]
-    assert [len(stage) for stage in layers["uniform"]] == [4, 4]
-    assert len(reported(tmp_path / "blocks")) == 2
-    for name in cuts:
-        assert reported(tmp_path / name) == pytest.approx(reported(tmp_path / "blocks"), rel=1e-4), name
