@@ -6,31 +6,11 @@ from datetime import datetime
 
 import pytest
 
-from tests.cluster.cluster import FakeCluster, Trial
-from tests.cluster.http import Fault
+from tests.cluster.cluster import FakeCluster
 from tests.cluster.scenarios import CONST, tiny
 
 TRIAL = r"/api/v1/trials/[0-9]+/"
 BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
-
-
-def trained(fake: FakeCluster, number: int, faults: list[Fault], length: int) -> Trial:
-    """The trial of an experiment that has met all these faults, once it has ended with every report and checkpoint."""
-    [trial] = fake.wait(number)
-    assert all(fault.is_met for fault in faults)
-    assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, length + 1))
-    saved = list(range(2, length + 1, 2))
-    assert [steps for steps, _ in fake.reports(trial, "validation")] == saved
-    assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == saved
-    kept = fake.kept(trial)
-    assert not any(report.archived for report in kept.reports)
-    for found in kept.checkpoints.values():
-        assert (fake.storage / found.uuid / "manifest.json").exists()
-        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
-        assert all(
-            report.at <= found.at for report in kept.of_group("training") if report.steps <= found.steps
-        )
-    return trial
 
 
 def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
@@ -54,9 +34,19 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
         ),
     ]
     fake.activate(number)
-    trial = trained(fake, number, met, 6)
-    first, *_, last = fake.kept(trial).of_group("training")
-    began, ended = (datetime.fromisoformat(each.at.replace("Z", "+00:00")) for each in (first, last))
+    [trial] = fake.wait(number)
+    assert all(fault.is_met for fault in met)
+    assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, 7))
+    assert [steps for steps, _ in fake.reports(trial, "validation")] == [2, 4, 6]
+    assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == [2, 4, 6]
+    kept = fake.kept(trial)
+    reports = kept.of_group("training")
+    assert not any(report.archived for report in kept.reports)
+    for found in kept.checkpoints.values():
+        assert (fake.storage / found.uuid / "manifest.json").exists()
+        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
+        assert all(report.at <= found.at for report in reports if report.steps <= found.steps)
+    began, ended = (datetime.fromisoformat(reports[end].at.replace("Z", "+00:00")) for end in (0, -1))
     assert (ended - began).total_seconds() < 20.0
 
 

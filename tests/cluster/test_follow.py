@@ -1,4 +1,7 @@
-"""The front door: an experiment is created and followed, paused and activated meanwhile, looked at and downloaded."""
+"""A trial of a cluster, created by the real ``det``: followed, paused, killed and restarted, looked at, downloaded.
+
+What is paused or killed and activated ends, to the last digit, as ``det-ds run`` does that never was.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,38 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from determined.common.api import bindings
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
-from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH, SAVED_EVERY
+from tests.cluster.cluster import Cluster, FakeCluster, Trial, best_of, metrics_of
+from tests.cluster.scenarios import (
+    CONST,
+    HF_TRAINER,
+    LENGTH,
+    LONG_ENOUGH,
+    ONE_SLOT,
+    ONE_THREAD,
+    PIPELINE,
+    REAL,
+    SAVED_EVERY,
+    SHORT,
+    ZB_H1,
+    by_launcher,
+    entrypoint,
+)
 from tests.harness.command import ROOT
+from tests.harness.forked import marked
+from tests.package import NO_RESTART_HELPS
 
-pytestmark = pytest.mark.programs
+SEED = 441365315  # as a real master's database had it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Followed:
+class Followed(NamedTuple):
     """An experiment whose log was followed to its end."""
 
     number: int
@@ -46,21 +65,16 @@ def followed(cluster: Cluster, run_here: Callable[..., Path]) -> Followed:
         cluster.activate(number)
         here = run_here(CONST, *LONG_ENOUGH)
         [trial] = cluster.wait(number)
-        shown = following.result(timeout=60).stdout
-    return Followed(number=number, trial=trial, shown=shown, stopped_at=stopped_at, here=here)
+        return Followed(number, trial, following.result(timeout=60).stdout, stopped_at, here)
 
 
-def test_it_is_followed_to_its_end(followed: Followed) -> None:
-    """The log of both runs is shown, and it ends when the trial does."""
-    assert f"stopped     batch {followed.stopped_at} of {LENGTH}, as requested" in followed.shown
-    assert f"resumed at batch {followed.stopped_at} of {LENGTH}" in followed.shown
+@pytest.mark.programs
+def test_it_is_followed_and_its_metrics_are_those_of_a_run_here(cluster: Cluster, followed: Followed) -> None:
+    trial, here, stopped_at = followed.trial, metrics_of(followed.here), followed.stopped_at
+    assert f"stopped     batch {stopped_at} of {LENGTH}, as requested" in followed.shown
+    assert f"resumed at batch {stopped_at} of {LENGTH}" in followed.shown
     end = rf"\[rank=0\].* validation  batch {LENGTH}/{LENGTH}  validation_loss [0-9.]+"
     assert re.search(end, followed.shown)
-
-
-def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, followed: Followed) -> None:
-    """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; see also ``test_interrupted``."""
-    trial, here = followed.trial, metrics_of(followed.here)
     assert (trial.state.name, trial.restarts, trial.totalBatchesProcessed) == ("COMPLETED", 0, LENGTH)
     assert cluster.experiment(followed.number).progress == 1.0
     assert len(cluster.starts(trial)) == 2
@@ -71,62 +85,147 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, follo
         assert all(isinstance(value, (int, float)) for value in metrics.values()), "a list is an empty chart"
     saved = {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
     # A real master deletes the one in the middle, which is neither the best nor the last, some time after the end.
-    assert {followed.stopped_at, LENGTH} <= saved
-    assert all(batch % SAVED_EVERY == 0 for batch in saved - {followed.stopped_at})
-    result = json.loads((followed.here / "result.json").read_text())
-    assert result["trial_seed"] == 441365315  # as a real master's database had it
+    assert {stopped_at, LENGTH} <= saved
+    assert all(batch % SAVED_EVERY == 0 for batch in saved - {stopped_at})
+    assert json.loads((followed.here / "result.json").read_text())["trial_seed"] == SEED
 
 
+@pytest.mark.programs
 def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     fake: FakeCluster, followed: Followed
 ) -> None:
     """Determined's ``core.init`` itself tells the master of every rank that starts; nothing else may."""
     kept = fake.kept(followed.trial)
-    assert kept.seed == 441365315
+    assert kept.seed == SEED
     assert [allocation.acked for allocation in kept.allocations] == [True, False]
     calls = [each for each in fake.calls(".*", allocation=kept.allocations[1].id) if each.rank is not None]
     of_others = [call for call in calls if call.rank != 0]
     assert [(call.method, call.path) for call in of_others] == [("POST", "/api/v1/runs/start")]
     count = Counter(call.path.split("/")[-1] for call in calls if call.rank == 0)
     rest = range(followed.stopped_at + 1, LENGTH + 1)
-    validations, saves = (
-        {step for step in rest if step % every == 0} for every in (LENGTH // 2, SAVED_EVERY)
+    reports, validations, saves = (
+        len([step for step in rest if step % every == 0]) for every in (2, LENGTH // 2, SAVED_EVERY)
     )
-    num_reports = len([step for step in rest if step % 2 == 0])
-    assert count["metrics"] == num_reports + len(validations)
-    assert count["progress"] == num_reports
-    assert count["best_searcher_validation_metric"] == len(validations)
-    assert count["checkpoints"] == len(saves)
+    assert count["metrics"] == reports + validations
+    assert count["progress"] == reports
+    assert count["best_searcher_validation_metric"] == validations
+    assert count["checkpoints"] == saves
     assert count["preemption"] <= 3
     assert count[str(followed.trial.id)] == 0  # its searcher, ``single``, stops no trial
-    states = [call.body["state"] for call in calls if call.path.endswith("/runner/metadata")]
-    expected = ["training"]
-    for step in rest:
-        expected += ["validating"] * (step in validations) + ["checkpointing"] * (step in saves)
-        expected += ["training"] * (step in saves)
-    assert states == expected[: len(states)]
+    states = {call.body["state"] for call in calls if call.path.endswith("/runner/metadata")}
+    assert states == {"training", "validating", "checkpointing"}
     assert not [call for call in calls if call.status not in (200, 404, None)]
 
 
+@pytest.mark.programs
 def test_its_checkpoint_is_downloaded_and_its_model_loaded(
     cluster: Cluster, followed: Followed, tmp_path: Path
 ) -> None:
     """``det checkpoint download`` gives the files of a run without a cluster, the code besides, and the same model."""
+
+    def files_in(folder: Path) -> set[Path]:
+        return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
     got = tmp_path / "got"
     cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
-    saved = (followed.here / "checkpoints").iterdir()
-    [here] = [path for path in saved if path.is_dir() and steps_of(path) == LENGTH]
-    assert [path for path in files_in(got) if path.parts[0] != "code"] == files_in(here)
-    assert steps_of(got) == LENGTH
-    model = load_model_from_checkpoint_path(got, context_dir=ROOT).state_dict()
-    same = load_model_from_checkpoint_path(here, context_dir=ROOT).state_dict()
+    steps = {
+        path.parent: json.loads(path.read_text())["steps_completed"]
+        for path in (followed.here / "checkpoints").glob("*/metadata.json")
+    }
+    [here] = [folder for folder, completed in steps.items() if completed == LENGTH]
+    assert {path for path in files_in(got) if path.parts[0] != "code"} == files_in(here)
+    assert json.loads((got / "metadata.json").read_text())["steps_completed"] == LENGTH
+    model, same = (
+        load_model_from_checkpoint_path(each, context_dir=ROOT).state_dict() for each in (got, here)
+    )
     assert model.keys() == same.keys()
     assert all(torch.equal(model[name], same[name]) for name in model)
 
 
-def steps_of(checkpoint: Path) -> int:
-    return int(json.loads((checkpoint / "metadata.json").read_text())["steps_completed"])
+CIFAR10 = "tests/session/scripts/cifar10.yaml"
+PORTED = ROOT / "tests/session/scripts/cifar10_ported.py"
+EPOCHS = 40 if REAL else 2  # of five steps each
+# Determined ends this launcher five seconds after its ranks; on a busy machine that is a failure, and a restart.
+BY_DEEPSPEED = (by_launcher(CONST, "deepspeed"), "max_restarts=5")
+IN_CIFAR10 = (
+    ONE_THREAD,
+    "hyperparameters.fit.reporting_period.batches=1",
+    "reproducibility.experiment_seed=7",
+)
+FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "pipeline": (PIPELINE, LONG_ENOUGH, {}),
+    "launched by deepspeed": (CONST, (*LONG_ENOUGH, *BY_DEEPSPEED), {}),
+    "transformers' Trainer": (HF_TRAINER, LONG_ENOUGH, {}),
+    # A script with a session, sent as it is.
+    "session": (
+        CIFAR10,
+        (*IN_CIFAR10, entrypoint(CIFAR10, more=f" --epochs {EPOCHS}")),
+        {"include": PORTED},
+    ),
+}
 
 
-def files_in(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+@pytest.mark.programs
+@pytest.mark.long("the same under another strategy or launcher; the tests above pause and activate a trial")
+@pytest.mark.parametrize("form", FORMS)
+def test_paused_and_activated_it_ends_as_if_it_never_was(
+    cluster: Cluster, run_here: Callable[..., Path], form: str
+) -> None:
+    path, words, sent = FORMS[form]
+    number = cluster.create(path, *words, **sent, paused=True)
+    length = 5 * EPOCHS if sent else LENGTH
+    stopped = cluster.stop(number, at=2)
+    assert 2 <= stopped < length
+    cluster.activate(number)
+    here = metrics_of(run_here(path, *words, context=PORTED.parent if sent else ROOT))
+    [trial] = cluster.wait(number)
+    assert trial.restarts == 0 or "max_restarts=5" in words
+    found = cluster.metrics(trial)
+    assert found["validation"] == here["validation"]
+    assert found["training"] == here["training"] or path == HF_TRAINER  # which reports as it logs
+    validations = [metrics for _, metrics in here["validation"]]
+    if path == HF_TRAINER:
+        assert best_of(trial)["eval_loss"] == min(metrics["eval_loss"] for metrics in validations)
+    elif sent:
+        assert best_of(trial)["accuracy"] == max(metrics["accuracy"] for metrics in validations)
+    else:
+        assert f"resumed at batch {stopped} of {LENGTH}" in cluster.log(trial)
+
+
+def test_a_trial_that_fails_is_restarted_as_often_as_allowed(cluster: Cluster) -> None:
+    """The log keeps what each run said; nothing is left running."""
+    number = cluster.create(CONST, "max_restarts=1", ONE_SLOT, "entrypoint=echo I fail; exit 3")
+    [trial] = cluster.wait(number, "ERROR")
+    assert len(cluster.starts(trial)) == 2
+    assert len(re.findall(r"I fail$", cluster.log(trial), re.MULTILINE)) == 2
+    if isinstance(cluster, FakeCluster):
+        left = cluster.kept(trial).allocations
+        cluster.poll(lambda: not any(marked(allocation.id, "DET_ALLOCATION_ID") for allocation in left))
+
+
+# What no restart can help: the template, what is changed, and what is said.
+HOPELESS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "configuration": (
+        CONST,
+        ("hyperparameters.global_batch_size=33",),
+        r"hyperparameters\.global_batch_size = 33 .*; fix: use ",
+    ),
+    "data path": (CONST, ("data.path=/nowhere",), r"data\.path = '/nowhere': .*; fix: "),
+    "loss, launched by deepspeed": (
+        CONST,
+        ("hyperparameters.learning_rate=1.0e30", by_launcher(CONST, "deepspeed")),
+        "the loss was not finite at batch ",
+    ),
+    "schedule": (ZB_H1, ("hyperparameters.activation_checkpoint_interval=1",), "zb-h1"),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_what_no_restart_can_help_is_started_once_and_says_why(cluster: Cluster, name: str) -> None:
+    """Whatever ``max_restarts`` says; in one line, where the web UI's filter "Error" finds it."""
+    path, overrides, said = HOPELESS[name]
+    [trial] = cluster.wait(cluster.create(path, *SHORT, *overrides), "ERROR")
+    assert (trial.restarts, len(cluster.starts(trial))) == (0, 1)
+    errors = cluster.log(trial, bindings.v1LogLevel.ERROR)
+    assert re.search(said, errors), errors
+    assert NO_RESTART_HELPS.removeprefix("ERROR: ") in errors.splitlines()[-1]

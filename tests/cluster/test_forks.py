@@ -1,4 +1,7 @@
-"""What a trial leaves to others: a checkpoint that loads anywhere, and a training that goes on, here or elsewhere."""
+"""What a trial leaves to others: a checkpoint that loads anywhere, and a training that goes on, here or elsewhere.
+
+On our cluster its checkpoints are in S3, by the real harness and boto3: a server that answers this machine only.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
-from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, SHORT, entrypoint
+from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, REAL, SHORT, entrypoint
+from tests.package import damage
 
 pytestmark = pytest.mark.long(
-    "forks and continues on a cluster; test_follow downloads, cli/test_going_on.py forks"
+    "forks and continues on a cluster, from S3; test_follow downloads, cli/test_going_on.py forks"
 )
 
 # What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
@@ -35,14 +39,29 @@ print(sum(parameter.numel() for parameter in model.parameters()))
 
 
 @pytest.fixture(scope="module")
-def source(cluster: Cluster) -> Trial:
-    """``const.yaml``, cut short, profiled; on ours held in its first report until the system metrics have come."""
-    number = cluster.create(CONST, *SHORT, ONE_SLOT, "profiling.enabled=true", paused=True)
+def storage(request: pytest.FixtureRequest) -> list[str]:
+    """Overrides that put checkpoints into S3, where that can be reached."""
+    where = {} if REAL else {**request.getfixturevalue("s3"), "prefix": "of/a/team"}
+    return [f"checkpoint_storage.{key}={value}" for key, value in where.items()]
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster, storage: list[str]) -> Trial:
+    """``const.yaml``, cut short, profiled and paused; on ours held until the system metrics have come."""
+    number = cluster.create(CONST, *SHORT, *storage, "profiling.enabled=true", paused=True)
     with cluster.reached(2, number):
         if isinstance(cluster, FakeCluster):  # the Profiler tab's, in the groups of Determined's own trials
             kept = cluster.kept(cluster.trial(number))
             cluster.poll(lambda: {"cpu", "memory", "disk", "network"} <= kept.profiled.keys())
+            [of_machine] = kept.profiled["memory"][0].values()
+            assert of_machine["memory_free"] > 0
+            cluster.det("experiment", "pause", number)
+    if isinstance(cluster, FakeCluster):
+        cluster.poll(lambda: cluster.trial(number).state.name == "PAUSED")
+        cluster.poll(lambda: all(start.endTime for start in cluster.starts(cluster.trial(number))))
+        cluster.activate(number)
     [trial] = cluster.wait(number)
+    assert (trial.restarts, len(cluster.starts(trial))) == (0, 1 if REAL else 2)
     return trial
 
 
@@ -51,20 +70,21 @@ def last(cluster: Cluster, trial: Trial) -> str:
     return cluster.checkpoints(trial)[-1].uuid
 
 
-def test_profiling_fills_the_profiler_tab_by_machine(fake: FakeCluster, source: Trial) -> None:
-    [of_machine] = fake.kept(source).profiled["memory"][0].values()
-    assert of_machine["memory_free"] > 0
+def test_paused_and_activated_with_its_checkpoints_in_s3_it_ends_as_if_it_never_was(
+    fake: FakeCluster, source: Trial, run_here: Callable[..., Path]
+) -> None:
+    assert fake.metrics(source) == metrics_of(run_here(CONST, *SHORT))
+    assert not list(fake.storage.glob(f"{last(fake, source)}*"))
 
 
 def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     cluster: Cluster, source: Trial, tmp_path: Path
 ) -> None:
-    """In a fresh process and an empty folder, by its own ``code/``, which has all but this library.
-
-    And its manifest holds that code, too.
-    """
-    got = tmp_path / "got"
-    cluster.det("checkpoint", "download", last(cluster, source), "-o", got)
+    """In a fresh process, by its own ``code/``, which has all but this library, and which its manifest holds, too."""
+    got, checkpoint = tmp_path / "got", cluster.checkpoints(source)[-1]
+    cluster.det("checkpoint", "download", checkpoint.uuid, "-o", got)
+    assert {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()} == set(checkpoint.files)
+    assert damage(got) is None
     files = json.loads((got / "manifest.json").read_text())["files"]
     code = {Path(name) for name in files if name.startswith("code/")}
     assert Path("code/model_defs/gpt2/trial.py") in code
@@ -73,11 +93,9 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     assert sum((got / path).stat().st_size for path in code) < 300_000
 
     def loaded() -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [sys.executable, "-c", LOADS]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-        )
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
 
     done = loaded()
     assert done.returncode == 0, done.stderr
@@ -90,10 +108,14 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     assert "code/model_defs/gpt2/trial.py has" in done.stderr
 
 
-def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial) -> None:
+@pytest.mark.parametrize("by", ["source_trial_id", "source_checkpoint_uuid"])
+def test_a_fork_begins_with_the_weights_and_says_so(
+    cluster: Cluster, source: Trial, storage: list[str], by: str
+) -> None:
     """As the web UI's Continue Trial does, which makes a new experiment: the rate is that of a first step again."""
     checkpoint = last(cluster, source)
-    [fork] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, f"searcher.source_trial_id={source.id}"))
+    origin = f"searcher.{by}={source.id if by == 'source_trial_id' else checkpoint}"
+    [fork] = cluster.wait(cluster.create(CONST, *SHORT, *storage, origin))
     taken = "its weights alone, with a new optimizer and schedule; counting from batch 0"
     assert f"warm start  batch 10 of trial {source.id}, checkpoint {checkpoint}: {taken}" in cluster.log(fork)
     before, after = (cluster.reports(trial, "training") for trial in (source, fork))
@@ -103,11 +125,11 @@ def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Tr
 
 
 def test_a_checkpoint_is_evaluated_by_its_uuid_and_nothing_is_trained(
-    cluster: Cluster, source: Trial
+    cluster: Cluster, source: Trial, storage: list[str]
 ) -> None:
-    """On two slots, where one has trained."""
+    """On one slot, where two have trained."""
     evaluates = entrypoint(CONST, more=f" --evaluate {last(cluster, source)}")
-    [trial] = cluster.wait(cluster.create(CONST, *SHORT, evaluates))
+    [trial] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, *storage, evaluates))
     [(steps, metrics)] = cluster.metrics(trial)["validation"]
     then = cluster.metrics(source)["validation"][-1]
     assert steps == then[0]
@@ -142,10 +164,9 @@ def test_canceled_and_continued_it_trains_the_same(
     """Each batch once, and the losses are those of one training."""
     path, then, at_last, said = CONTINUED[name]
     number = cluster.create(path, *EVERY_BATCH, paused=True)
-    cluster.stop(number, at=LENGTH // 4, how="cancel")
-    cluster.continue_(number, *then)
-    cluster.stop(number, at=LENGTH // 2, how="cancel")
-    cluster.continue_(number, *at_last)
+    for at, changed in ((LENGTH // 4, then), (LENGTH // 2, at_last)):
+        cluster.stop(number, at=at, how="cancel")
+        cluster.continue_(number, *changed)
     [trial] = cluster.wait(number)
     assert (trial.restarts, len(cluster.starts(trial))) == (0, 3)
     here, found = metrics_of(run_here(path, *EVERY_BATCH)), cluster.metrics(trial)

@@ -12,11 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cluster.master import Master
 from tests.cluster.state import Checkpoint, Report, Trial, now
 from tests.cluster.still import create, still_master
 
-RATES = {"type": "categorical", "vals": [0.001, 0.002]}
 CONFIG = {
     "name": "gpt2_cluster",
     "entrypoint": "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial",
@@ -24,40 +22,35 @@ CONFIG = {
     "searcher": {"name": "grid", "metric": "validation_loss", "smaller_is_better": True},
     "hyperparameters": {
         "global_batch_size": 32,
-        "learning_rate": RATES,
+        "learning_rate": {"type": "categorical", "vals": [0.001, 0.002]},
         "fit": {"max_length": {"batches": 40}},
     },
 }
+# Group, batch, metric, value, run, and when it was reported, of a day.
+REPORTS = [
+    ("training", 10, "loss", 4.0, 2, "01:10"),
+    ("training", 20, "loss", 3.0, 1, "01:20"),
+    ("training", 20, "loss", 3.5, 2, "01:20"),
+    ("training", 30, "loss", "NaN", 2, "02:30"),
+    ("validation", 20, "validation_loss", 3.25, 2, "03:05"),
+    ("dataset", 20, "rows", 7, 2, "03:05"),
+]
 
 
 @pytest.fixture
-def master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Master]:
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
+    """The first of two trials of a search; it was restarted once, and what its first run said then is overtaken."""
     monkeypatch.setenv("HOME", str(tmp_path))  # the client keeps who is logged in there
     monkeypatch.chdir(tmp_path)
-    with still_master() as made:
-        monkeypatch.setenv("DET_MASTER", made.server.url)
-        yield made
-
-
-@pytest.fixture
-def trials(master: Master) -> list[Trial]:
-    """Two trials of a search; the first one has trained, was restarted once."""
-    first, second = create(master, CONFIG).trials
-    for step, value, run in ((10, 4.0, 2), (20, 3.0, 1), (20, 3.5, 2), (30, "NaN", 2)):
-        metrics = {"loss": value, "samples_per_second": 100.0, "batches": step}
-        first.reports.append(
-            Report(group="training", steps=step, metrics=metrics, run_id=run, archived=run == 1)
-        )
-    first.reports.append(Report(group="validation", steps=20, metrics={"validation_loss": 3.25}, run_id=2))
-    first.reports.append(Report(group="dataset", steps=20, metrics={"rows": 7}, run_id=2))
-    body = {
-        "uuid": "a-uuid",
-        "reportTime": now(),
-        "resources": {"a": 1},
-        "metadata": {"steps_completed": 20},
-    }
-    first.checkpoints["a-uuid"] = Checkpoint(body=body)
-    return [first, second]
+    with still_master() as master:
+        monkeypatch.setenv("DET_MASTER", master.server.url)
+        found, _ = create(master, CONFIG).trials
+        for group, steps, name, value, run, at in REPORTS:
+            how = {"run_id": run, "archived": run == 1, "at": f"2026-01-01T{at}:00Z"}
+            found.reports.append(Report(group=group, steps=steps, metrics={name: value}, **how))
+        made = {"uuid": "a-uuid", "reportTime": now(), "resources": {"a": 1}}
+        found.checkpoints["a-uuid"] = Checkpoint(body={**made, "metadata": {"steps_completed": 20}})
+        yield found
 
 
 def invoke(*words: str | int) -> Any:
@@ -73,9 +66,9 @@ def shown(trial: Trial) -> Any:
     return found
 
 
-def test_a_trial_is_shown_as_a_run_is(trials: list[Trial]) -> None:
-    found = shown(trials[0])
-    assert (found["label"], found["name"]) == (f"trial {trials[0].id}", "gpt2_cluster")
+def test_a_trial_is_shown_as_a_run_is(trial: Trial) -> None:
+    found = shown(trial)
+    assert (found["label"], found["name"]) == (f"trial {trial.id}", "gpt2_cluster")
     assert found["status"] == "running"
     assert found["curves"]["training/loss"]["steps"] == [10, 20, 30]
     assert found["curves"]["training/loss"]["values"] == [4.0, 3.5, "NaN"]
@@ -83,43 +76,29 @@ def test_a_trial_is_shown_as_a_run_is(trials: list[Trial]) -> None:
     assert found["best"] == {"metric": "validation_loss", "value": 3.25, "steps": 20}
     assert [(each["uuid"], each["steps_completed"]) for each in found["checkpoints"]] == [("a-uuid", 20)]
     rate = found["configuration"]["hyperparameters"]["learning_rate"]["value"]
-    assert rate == str(trials[0].hparams["learning_rate"])
+    assert rate == str(trial.hparams["learning_rate"])
 
 
-@pytest.mark.parametrize(
-    ("restarts", "kind"),
-    [(0, "resume"), (2, "restart"), (1, "restart or resume")],
-    ids=["paused", "lost", "both"],
-)
-def test_each_start_of_its_containers_is_shown(trials: list[Trial], restarts: int, kind: str) -> None:
+@pytest.mark.parametrize(("restarts", "kind"), [(0, "resume"), (2, "restart"), (1, "restart or resume")])
+def test_each_start_of_its_containers_is_shown(trial: Trial, restarts: int, kind: str) -> None:
     """And pauses are left out of the time of training."""
-    trial = trials[0]
     trial.restarts = restarts
     [first] = trial.allocations
     trial.allocations = [
         replace(first, id=f"{trial.task_id}.{number}", start_time=f"2026-01-01T0{number}:00:00.719")
         for number in (1, 2, 3)
     ]
-    for report, at in zip(trial.reports, ("01:10", "01:20", "01:20", "02:30", "03:05", "03:05"), strict=True):
-        report.at = f"2026-01-01T{at}:00Z"
     found = shown(trial)
     starts = [(each["kind"], each["steps_completed"]) for each in found["launches"]]
     assert starts == [("start", 0), (kind, 20), (kind, 30)]
     assert found["curves"]["training/loss"]["seconds"] == [600.0, 1200.0, 1200.0 + 1800.0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trial", 4711], "--trial = 4711"),
-        (["--experiment", 4711], "--experiment = 4711"),
-        (["--trial", 1, "--master", "http://127.0.0.1:1"], "DET_MASTER"),
-    ],
-)
-def test_what_cannot_be_read_is_an_error_with_a_fix(
-    master: Master, words: list[str | int], said: str
-) -> None:
-    done = invoke(*words)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert "fix: " in done.stderr
+@pytest.mark.usefixtures("trial")
+def test_what_cannot_be_read_is_an_error_with_a_fix() -> None:
+    elsewhere = ("--trial", 1, "--master", "http://127.0.0.1:1")
+    for words in (("--trial", 4711), ("--experiment", 4711), elsewhere):
+        done = invoke(*words)
+        assert done.exit_code == 2
+        assert ("DET_MASTER" if words == elsewhere else f"{words[0]} = 4711") in done.stderr
+        assert "fix: " in done.stderr

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.cluster import Cluster, FakeCluster, Trial
+from tests.cluster.cluster import Cluster, FakeCluster
 from tests.cluster.scenarios import CONST, SEARCH, SHORT, tiny
 from tests.harness.command import ROOT
+
+pytestmark = pytest.mark.long(
+    "whole searches; test_recorded has what is stopped, and train/test_invalid_hp.py the dropped point"
+)
+STATE = "/api/v1/trials/[0-9]+"
 
 
 def changed(path: str, folder: Path, searcher: dict[str, Any], **hyperparameters: Any) -> Path:
@@ -22,36 +27,19 @@ def changed(path: str, folder: Path, searcher: dict[str, Any], **hyperparameters
     return folder / "search.yaml"
 
 
-STATE = "/api/v1/trials/[0-9]+"
-
-
-def a_search_of_two(cluster: Cluster, folder: Path) -> int:
-    """Create a search, paused, whose second trial learns next to nothing; judged after 20 batches of 40."""
+def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
+    """It learns so by its state alone, which the chief reads once after each validation."""
     halving = {"name": "adaptive_asha", "mode": "aggressive", "max_rungs": 2, "divisor": 2}
     trials = {"max_trials": 2, "max_concurrent_trials": 1, "time_metric": "batches", "max_time": 40}
     rates = {"type": "categorical", "vals": [1e-9, 0.003]}
-    path = changed(CONST, folder, {**halving, **trials}, learning_rate=rates)
+    path = changed(CONST, tmp_path, {**halving, **trials}, learning_rate=rates)
     periods = {"max_length": 40, "validation_period": 20, "checkpoint_period": 20, "reporting_period": 2}
     fit = [f"hyperparameters.fit.{name}.batches={value}" for name, value in periods.items()]
-    seed = "reproducibility.experiment_seed=5"  # draws 0.003, then 1e-9
-    return cluster.create(path, *SHORT, *fit, seed, paused=True)
-
-
-def loser_of(cluster: Cluster, number: int) -> Trial:
-    """The second trial, once the search has ended."""
-    best, loser = cluster.wait(number)
+    seed = "reproducibility.experiment_seed=5"  # draws 0.003, then 1e-9, which learns next to nothing
+    best, loser = cluster.wait(cluster.create(path, *SHORT, *fit, seed))
     assert [trial.hparams["learning_rate"] for trial in (best, loser)] == [0.003, 1e-9]
     assert {(trial.state.name, trial.restarts) for trial in (best, loser)} == {("COMPLETED", 0)}
     assert best.totalBatchesProcessed == 40
-    return loser
-
-
-@pytest.mark.long("a whole search; test_recorded has what is stopped, and test_follow a trial of a cluster")
-def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
-    """It learns so by its state alone, which the chief reads once after each validation."""
-    number = a_search_of_two(cluster, tmp_path)
-    cluster.activate(number)
-    loser = loser_of(cluster, number)
     stopped = cluster.checkpoints(loser)[-1].batch
     assert stopped in (20, 21)
     assert f"stopped     batch {stopped} of 40, by the searcher (adaptive_asha)" in cluster.log(loser)
@@ -61,7 +49,6 @@ def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
         assert [call.rank for call in cluster.calls(STATE, allocation=allocation.id)] == [0]
 
 
-@pytest.mark.long("trials of a search; runtime/test_invalid_hp.py has the dropped point")
 def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
     """That a point is impossible may be said twice; it is started once, and that is no failure."""
     sizes = {"type": "categorical", "vals": [5, 8]}
@@ -70,7 +57,7 @@ def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster,
     )
     number = cluster.create(path, *tiny(2), paused=True)
     if isinstance(cluster, FakeCluster):
-        cluster.inject("close after", "POST", "/api/v1/trials/[0-9]+/early_exit")
+        cluster.inject("close after", "POST", f"{STATE}/early_exit")
     cluster.activate(number)
     trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.wait(number)}
     assert {(trial.state.name, trial.restarts) for trial in trials.values()} == {("COMPLETED", 0)}

@@ -12,22 +12,13 @@ import pytest
 from tests.cluster.master import Master
 from tests.cluster.still import still_master
 from tests.harness.command import ROOT, det_ds, det_ds_program
-from tests.package import checkpoints
+from tests.package import checkpoints, records
 
-OWN_MODEL = ROOT / "tests/cli/own_model"
+OWN_MODEL, OWN_SCRIPT = ROOT / "tests/cli/own_model", ROOT / "tests/cli/own_script"
 # One rank of torchrun's; another launcher's is the same from there on.
-RANK = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "1",
-}
-LENGTH = "hyperparameters.fit.max_length.batches"
+ONE = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_PORT"), "1")
+RANK = {**ONE, **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"), "MASTER_ADDR": "127.0.0.1"}
+RANK["TORCHELASTIC_RUN_ID"] = "none"
 
 
 @pytest.fixture
@@ -36,68 +27,57 @@ def master() -> Iterator[Master]:
         yield made
 
 
-def run(
-    run_dir: Path, master: str, *words: str, env: dict[str, str] | None = None, folder: Path = OWN_MODEL
-) -> Any:
-    environment = {
-        **(env or {}),
-        "HOME": str(run_dir.parent),
-        "DET_MASTER": master,
-    }  # who is logged in is kept there
+def run(run_dir: Path, master: str, length: int, *words: str, folder: Path = OWN_MODEL, **env: str) -> Any:
+    """On one slot; who is logged in is kept in ``HOME``."""
     start = det_ds_program if env else det_ds  # a rank starts itself anew, as a program
     [config] = folder.glob("*.yaml")
-    return start("run", config, folder, "--run-dir", run_dir, *words, env=environment)
+    sets = ("--set", f"hyperparameters.fit.max_length.batches={length}", *([] if env else ["--slots", "1"]))
+    env |= {"HOME": str(run_dir.parent), "DET_MASTER": master}
+    return start("run", config, folder, "--run-dir", run_dir, *(sets if length else ()), *words, env=env)
 
 
 def assert_all_is_told(master: Master, run_dir: Path) -> None:
     """Of the only trial: the metrics of its run directory, and its checkpoints, with no folder beside them."""
     [trial] = master.trials.values()
     assert (trial.state, trial.progress) == ("COMPLETED", 1.0)
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    told = [(each.group, each.steps, each.metrics) for each in trial.reports if not each.archived]
-    kept = [(each["group"], each["steps_completed"], each["metrics"]) for each in records]
-    assert sorted(told, key=lambda each: each[:2]) == sorted(kept, key=lambda each: each[:2])
-    assert {found.uuid for found in trial.complete} == {
-        checkpoint.name for checkpoint in checkpoints(run_dir)
-    }
+    for group in ("training", "validation"):
+        assert [(each.steps, each.metrics) for each in trial.of_group(group)] == records(run_dir, group)
+    assert {found.uuid for found in trial.complete} == {found.name for found in checkpoints(run_dir)}
 
 
 def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_there(
     master: Master, tmp_path: Path
 ) -> None:
-    run_dir = tmp_path / "run"
-    first = run(run_dir, master.server.url, "--set", f"{LENGTH}=4", "--slots", "1", "--report-to-master")
+    run_dir, url = tmp_path / "run", master.server.url
+    first = run(run_dir, url, 4, "--report-to-master")
     assert first.returncode == 0, first.stderr
-    assert f"reported to {master.server.url}/det/experiments/1" in first.stdout
-    again = run(run_dir, master.server.url, "--set", f"{LENGTH}=6", "--resume", env=RANK)
+    assert f"reported to {url}/det/experiments/1" in first.stdout
+    again = run(run_dir, url, 6, "--resume", **RANK)
     assert again.returncode == 0, again.stderr
     assert_all_is_told(master, run_dir)
     [trial] = master.trials.values()
     assert (trial.run_id, trial.hparams["global_batch_size"]) == (2, 8)
-    experiment = master.experiments[1]
-    assert (experiment.config["name"], experiment.config["searcher"]["metric"]) == ("tiny", "validation_loss")
+    config = master.experiments[1].config
+    assert (config["name"], config["searcher"]["metric"]) == ("tiny", "validation_loss")
 
 
-def test_a_master_that_cannot_be_reached_is_one_warning(tmp_path: Path) -> None:
-    done = run(tmp_path / "run", "http://127.0.0.1:1", "--set", f"{LENGTH}=2", "--report-to-master")
+def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(master: Master, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", master.server.url, 0, "--report-to-master", folder=OWN_SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert "is not reported" not in done.stderr
+    assert_all_is_told(master, tmp_path / "run")
+
+
+def test_it_is_reported_only_where_asked_for_and_a_master_that_is_away_is_one_warning(
+    master: Master, tmp_path: Path
+) -> None:
+    assert run(tmp_path / "quiet", master.server.url, 2).returncode == 0
+    assert not master.trials
+    nowhere = run(tmp_path / "nowhere", "", 2, "--report-to-master")
+    assert nowhere.returncode == 2
+    assert "DET_MASTER is not set" in nowhere.stderr
+    done = run(tmp_path / "run", "http://127.0.0.1:1", 2, "--report-to-master")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("is not reported to the master") == 1
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
-
-
-def test_our_own_launcher_reports_only_where_it_is_asked_to(master: Master, tmp_path: Path) -> None:
-    words = ["--set", f"{LENGTH}=2", "--slots", "1"]
-    assert run(tmp_path / "quiet", master.server.url, *words).returncode == 0
-    assert not master.trials
-    nowhere = run(tmp_path / "nowhere", "", *words, "--report-to-master")
-    assert nowhere.returncode == 2
-    assert "DET_MASTER is not set" in nowhere.stderr
-
-
-def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(master: Master, tmp_path: Path) -> None:
-    folder = ROOT / "tests/cli/own_script"
-    done = run(tmp_path / "run", master.server.url, "--report-to-master", folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert "is not reported" not in done.stderr
-    assert_all_is_told(master, tmp_path / "run")
