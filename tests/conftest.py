@@ -85,23 +85,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("long")
         if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
             raise pytest.UsageError(f"{item.nodeid}: write long(reason): what it proves beyond a short test")
-    _choose_long_tests(config, items)
+    if (tenth := config.getoption("--long-tenth")) is not None:
+
+        def is_of_it(item: pytest.Item) -> bool:
+            mine = zlib.crc32(item.nodeid.encode()) % 10 == tenth % 10
+            return mine and item.get_closest_marker("long") is not None
+
+        config.hook.pytest_deselected(items=[item for item in items if not is_of_it(item)])
+        items[:] = filter(is_of_it, items)
     if hasattr(config, "workerinput"):
         items.sort(key=_place)
-
-
-def _choose_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of ``--long-tenth=N``: keep the long tests of that tenth, 0 to 9; each of them belongs to one, by its name."""
-    tenth = config.getoption("--long-tenth")
-    if tenth is None:
-        return
-    kept = [item for item in items if item.get_closest_marker("long") and _tenth(item) == tenth % 10]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
-
-
-def _tenth(item: pytest.Item) -> int:
-    return zlib.crc32(item.nodeid.encode()) % 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from tests.harness.command import ROOT
 from tests.harness.damaging import damaged
 from tests.package import own_hyperparameters
 
-NUM_MUTANTS = 6 * settings().max_examples
+NUM_MUTANTS = 4 * settings().max_examples
 EXPERIMENTS = ROOT / "experiments"
 GOOD = [*sorted(EXPERIMENTS.glob("gpt2/*.yaml")), *sorted(EXPERIMENTS.glob("deepspeed/*.json"))]
 

@@ -37,6 +37,44 @@ def test_a_trial_in_determineds_own_form_trains_as_long_as_the_experiment_says()
     assert "searcher.max_length" in problem.origin
 
 
+# ------------------------------------------------------------------------------------------- what is run
+
+LAUNCH, FORM = "python3 -m determined.launch.", "python3 -m determined_ds.train"
+# An entrypoint, whichever launcher of Determined is before it -> its trial, Determined's own form of one, or a script.
+RUNS = {
+    ENTRYPOINT: "trial:Trial",
+    f"{LAUNCH}deepspeed --trial x -- python3 -m determined_ds.train 'trial:Trial'": "trial:Trial",
+    f"{FORM} trial:Trial --pipeline-trial=a:B": "trial:Trial --pipeline-trial a:B",
+    "trial:Trial": "legacy trial:Trial",
+    f"{LAUNCH}deepspeed --trial trial:Trial": "legacy trial:Trial",
+    "/usr/bin/python3.11 -u -X dev src/train.py --lr 1 -- a:B": "script src/train.py --lr 1 -- a:B",
+    f"{LAUNCH}torch_distributed --nnodes=1 -- python3 train.py --b": "script train.py --b",
+    f"{LAUNCH}deepspeed python3 -m package": "script -m package",
+}
+
+
+@pytest.mark.parametrize("entrypoint", RUNS)
+def test_an_entrypoint_names_its_trial_or_script(entrypoint: str) -> None:
+    found = experiment({"entrypoint": entrypoint}).entrypoint
+    kind = "script " if found.is_script else "legacy " if found.is_legacy else ""
+    assert kind + " ".join(found.words) == RUNS[entrypoint]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "fix"),
+    [
+        (None, FORM),
+        ("pip install x && python3 train.py", "startup-hook.sh"),
+        ("torchrun --nproc_per_node 2 train.py", "slots_per_trial"),
+        (f"{LAUNCH}torch_distributed --nnodes 1 python3 a.py", "-- python3"),
+    ],
+)
+def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, fix: str) -> None:
+    assert fix in refusal(lambda: experiment({"entrypoint": entrypoint})).fix
+
+
+# ------------------------------------------------------------------------------------------- --set
+
 BASE = f"""
 name: base
 entrypoint: {ENTRYPOINT}
