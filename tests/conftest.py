@@ -148,6 +148,8 @@ FIRST = (
     "tests/model_defs/",
     "tests/launch/",
     "tests/trial/",
+    "tests/session/",
+    "tests/transformers/",
     "tests/checkpoints/",
     "tests/train/",
     "tests/cli/",

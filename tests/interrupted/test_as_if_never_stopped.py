@@ -208,7 +208,7 @@ def test_under_other_schedules_it_trains_as_if_nothing_had_changed(two_ranks: Ra
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("s3", {"pipe": 2}), ("gcs", {"zero": 1}), ("azure", {"zero": 3})],
+    [("s3", {"pipe": 2}), pytest.param("gcs", {"zero": 1}, marks=LONG), ("azure", {"zero": 3})],
     ids=["s3", "gcs", "azure"],
 )
 def test_from_object_storage_it_ends_as_if_it_had_never_stopped(

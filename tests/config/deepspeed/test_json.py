@@ -29,6 +29,9 @@ def errors(data: Json, at: str | None = None) -> list[Problem]:
 # ------------------------------------------------------------------------------------------------------- keys
 
 
+@pytest.mark.long(
+    "of another DeepSpeed; what is decided is read by the installed one in test_reconcile_deepspeed"
+)
 def test_the_keys_that_are_known_are_those_of_the_installed_deepspeed(tmp_path: Path) -> None:
     """In a process of its own: the generator fixes DeepSpeed's accelerator before it imports DeepSpeed."""
     generator, fresh = Path(__file__).with_name("generate_deepspeed_keys.py"), tmp_path / KEYS.name
