@@ -172,11 +172,10 @@ def address(collected: Sequence[str] = ()) -> str:
 
 def serve(descriptor: int, collected: list[str]) -> None:
     """Fork whatever a connection asks for, and answer with its process id and its exit code, or why it cannot."""
-    failure = ""
     try:
-        _load(collected)
-    except BaseException as error:
-        failure = str(error) if isinstance(error, ServerFailed) else traceback.format_exc()
+        failure = _load(collected)
+    except BaseException:
+        failure = traceback.format_exc()
     listener = socket.socket(fileno=descriptor)
     with selectors.DefaultSelector() as ready:
         ready.register(sys.stdin.fileno(), selectors.EVENT_READ, ("owner",))
@@ -218,53 +217,45 @@ def serve(descriptor: int, collected: list[str]) -> None:
                         connection.close()
 
 
-def _load(collected: Sequence[str]) -> None:
-    """Load what forks use, and what they collect; with a thread, a fork may hang."""
+def _load(collected: Sequence[str]) -> str:
+    """Load what forks use, and what they collect. Returns why they cannot be forked, if so."""
     gc.disable()
     # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     importlib.import_module("tests.package").load_as_a_rank_does()
     for name in LOADED:
         importlib.import_module(name)
-        _refuse_threads(name)
     del sys.modules["mlflow"]
     importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
+    failure = _threads_since("what every rank loads")
     if collected:
         import pytest
 
         class Watch:
-            """Notes the first module whose import starts a thread: what a hook raises would not come through."""
-
-            failure: ServerFailed | None = None
-
             @pytest.hookimpl(wrapper=True)
             def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
+                nonlocal failure
                 report = yield
-                try:
-                    _refuse_threads(collector.nodeid)
-                except ServerFailed as error:
-                    self.failure = self.failure or error
+                failure = failure or _threads_since(collector.nodeid)
                 return report
 
-        watch = Watch()
-        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected], plugins=[watch])
-        if watch.failure is not None:
-            raise watch.failure
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected], plugins=[Watch()])
         gc.disable()  # conftest.py has enabled it
     gc.collect()
     gc.freeze()
-    _refuse_threads("what the server of forks loads")
+    return failure
 
 
-def _refuse_threads(module: str) -> None:
+def _threads_since(loaded: str) -> str:
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
-    if tasks:
-        threads = {(task / "comm").read_text().strip() for task in tasks}
-        threads |= {each.name for each in threading.enumerate()} - {"MainThread"}
-        raise ServerFailed(
-            f"{module} starts a thread when it is imported ({', '.join(sorted(threads))}), and a process with threads"
-            " cannot be forked safely. Import what starts it in the function that needs it."
-        )
+    if not tasks:
+        return ""
+    threads = {(task / "comm").read_text().strip() for task in tasks}
+    threads |= {each.name for each in threading.enumerate()} - {"MainThread"}
+    return (
+        f"{loaded} starts a thread when it is imported ({', '.join(sorted(threads))}), and a process with threads"
+        " cannot be forked safely. Import what starts it in the function that needs it."
+    )
 
 
 def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
