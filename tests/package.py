@@ -547,9 +547,9 @@ def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) 
 
 def load_as_a_rank_does() -> None:
     """Load everything of the package that a rank on CPU loads."""
-    from determined_ds.train.group.process_group import load_muon
+    from determined_ds.train.group.process_group import load_deepspeed
 
-    load_muon("cpu")
+    load_deepspeed("cpu")
 
 
 def moved(batch: Any, device: str) -> Any:

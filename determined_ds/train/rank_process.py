@@ -39,7 +39,7 @@ from determined_ds.rundir.signals import (
     outlive_readers,
     stop_on_signal,
 )
-from determined_ds.train.group.watch import leave_watch, say_missing_ranks, watch_from_start
+from determined_ds.train.group.watch import leave_watch, say_missing_ranks
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
@@ -168,7 +168,6 @@ class RankProcess:
             return
         if PARENT in os.environ:
             end_with(int(os.environ[PARENT]))
-            watch_from_start()
         else:
             die_with_parent()
         stop_on_signal(listens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -27,17 +28,16 @@ def take_addresses() -> None:
     Source: ``getPorts`` in determined 0.38.1's ``master/internal/task/allocation.go``; ``_create_c10d_store`` in torch
     2.13's ``torch/distributed/rendezvous.py``; ``main`` in determined's ``launch/deepspeed.py``.
     """
-    own, is_there = os.environ.get("C10D_PORT"), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if own and not is_there and os.environ.get("MASTER_PORT") == DEEPSPEEDS_PORT:
-        os.environ["MASTER_PORT"] = own
-    of_cluster = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
-    if of_cluster and not os.environ.get("NCCL_SOCKET_IFNAME"):
-        os.environ["NCCL_SOCKET_IFNAME"] = of_cluster
-    is_one = of_cluster in (name for _, name in socket.if_nameindex())
-    if not os.environ.get("GLOO_SOCKET_IFNAME"):
-        interface = of_cluster if is_one else interface_to(os.environ.get("MASTER_ADDR", ""))
-        if interface:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if "C10D_PORT" in os.environ and not is_there and os.environ.get("MASTER_PORT") == DEEPSPEEDS_PORT:
+        os.environ["MASTER_PORT"] = os.environ["C10D_PORT"]
+    interface: str | None = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
+    if interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if interface not in psutil.net_if_addrs():
+        interface = interface_to(os.environ.get("MASTER_ADDR", ""))
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_to(host: str) -> str | None:
@@ -45,19 +45,15 @@ def interface_to(host: str) -> str | None:
 
     A machine reaches its own address from that address, so this works on the chief, too.
     """
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []
-    except OSError:
-        return None
-    for family, kind, _, _, address in found:
-        try:
-            with socket.socket(family, kind) as probe:
+    with contextlib.suppress(OSError):  # an unknown host, or no route
+        for family, kind, _, _, address in (
+            socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)  # UDP: nothing is sent
                 source = probe.getsockname()[0].partition("%")[0]
-        except OSError:  # no route
-            continue
-        if not ipaddress.ip_address(source).is_loopback:
-            for name, addresses in psutil.net_if_addrs().items():
-                if any(own.address.partition("%")[0] == source for own in addresses):
-                    return str(name)
+                for name, addresses in psutil.net_if_addrs().items():
+                    own = (each.address.partition("%")[0] for each in addresses)
+                    if source in own and not ipaddress.ip_address(source).is_loopback:
+                        return str(name)
     return None

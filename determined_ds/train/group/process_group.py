@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import determined as det
 import torch
@@ -30,33 +32,17 @@ from determined_ds.devices import GPU_NODES, detect_accelerator
 from determined_ds.errors import ChiefFailed, DeterminedDSError
 from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
+from determined_ds.train.group.addresses import take_addresses
 from determined_ds.train.group.watch import ENDS_WITHIN_S, watch_joined
 from determined_ds.train.rank_process import ending_of
 
 T = TypeVar("T")
-# How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
-PATIENCE = timedelta(hours=6)
-FOR_EVER = timedelta(days=7)
-# A pipeline's engine and a schedule log this before their first step, in every run.
-AT_EVERY_START = "Attempting to get learning rate from scheduler before it has started"
+# How long ranks wait for one that is busy with an upload, a deletion, a master that does not answer, or the user's own
+# work. The watch ends a hang far sooner, unless the user wants none to be ended.
+PATIENCE = timedelta(days=7)
 
 
-class _Later(types.ModuleType):
-    """A module that is loaded, and takes this one's place, when anything but its ``own`` attributes is asked of it."""
-
-    def __init__(self, name: str, **own: Any) -> None:
-        super().__init__(name)
-        vars(self).update(own)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # who looks through all modules wants none of them
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _compiler_later() -> types.ModuleType:
+class _CompilerLater(types.ModuleType):
     """``torch._dynamo``, until something is compiled; until then there is nothing to keep from being compiled.
 
     Torch loads its compiler, which takes longer than DeepSpeed, for three functions: at the first call of anything that
@@ -65,55 +51,57 @@ def _compiler_later() -> types.ModuleType:
     ``init_process_group``.
     """
 
-    def disable(function: Any = None, recursive: bool = True, **how: Any) -> Any:
+    def __init__(self) -> None:
+        super().__init__("torch._dynamo")
+        self.__spec__ = importlib.util.find_spec(self.__name__)
+        self.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
+
+    def graph_break(self, *_: Any) -> None: ...
+
+    def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
         if function is None:
-            return functools.partial(disable, recursive=recursive, **how)
-        own: Callable[..., Any] | None = None
+            return functools.partial(self.disable, recursive=recursive, **how)
+        disabled = functools.cache(lambda: torch._dynamo.disable(function, recursive, **how))
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal own
-            if sys.modules.get(later.__name__) is later:
-                return function(*args, **kwargs)
-            own = own or torch._dynamo.disable(function, recursive, **how)
-            return own(*args, **kwargs)
+            return (function if sys.modules.get(self.__name__) is self else disabled())(*args, **kwargs)
 
         return call
 
-    def nothing(*_: Any, **__: Any) -> None:
-        pass
-
-    rules = _Later("torch._dynamo.trace_rules", clear_lru_cache=nothing)
-    name = "torch._dynamo"
-    spec = importlib.util.find_spec(name)
-    later = _Later(name, disable=disable, graph_break=nothing, trace_rules=rules, __spec__=spec)
-    return later
+    def __getattr__(self, name: str) -> Any:  # anything else is asked of the compiler, which takes its place
+        if name.startswith("__") and name != "__path__":  # who looks through all modules wants none of them
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
-def _import_deepspeed() -> None:
-    """Import DeepSpeed, and neither the compiler of torch nor MLflow, which its autotuner would import (0.19.8).
+if not any(Path(node).exists() for node in GPU_NODES):
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it finds no GPU
+if "torch._dynamo" not in sys.modules:
+    sys.modules["torch._dynamo"] = torch._dynamo = _CompilerLater()  # type: ignore[assignment]
+if _is_absent := "mlflow" not in sys.modules:
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed's autotuner would import it (0.19.8)
+import deepspeed  # noqa: E402
+from deepspeed.accelerator import (  # noqa: E402
+    cpu_accelerator,
+    cuda_accelerator,
+    get_accelerator,
+    set_accelerator,
+)
+from deepspeed.constants import default_pg_timeout  # noqa: E402
+from deepspeed.runtime import compiler  # noqa: E402
 
-    It warns where it finds no GPU and nobody says so.
-    """
-    if not any(Path(node).exists() for node in GPU_NODES):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if "torch._dynamo" not in sys.modules:
-        sys.modules["torch._dynamo"] = torch._dynamo = _compiler_later()
-    is_absent = "mlflow" not in sys.modules
-    if is_absent:
-        sys.modules["mlflow"] = None  # type: ignore[assignment]
-    try:
-        import deepspeed  # noqa: F401
-    finally:
-        if is_absent:
-            del sys.modules["mlflow"]
-
-
-_import_deepspeed()
+if _is_absent:
+    del sys.modules["mlflow"]
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(AT_EVERY_START)
+    # A pipeline's engine and a schedule log this before their first step, in every run.
+    return not record.getMessage().startswith(
+        "Attempting to get learning rate from scheduler before it has started"
+    )
 
 
 def load_deepspeed(name: str) -> None:
@@ -125,15 +113,11 @@ def load_deepspeed(name: str) -> None:
         name: ``cpu`` or ``cuda``.
     """
     os.environ["DS_ACCELERATOR"] = name
-    import deepspeed
-    from deepspeed.accelerator import cpu_accelerator, cuda_accelerator, get_accelerator, set_accelerator
-
     theirs = logging.getLogger("DeepSpeed")
     if logging.getLogger().isEnabledFor(logging.DEBUG):
         theirs.setLevel(logging.DEBUG)
     else:
-        if _is_news not in theirs.filters:
-            theirs.addFilter(_is_news)
+        theirs.addFilter(_is_news)
         logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
@@ -143,40 +127,26 @@ def load_deepspeed(name: str) -> None:
         set_accelerator(kinds[name]())
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    load_muon(name)
+    # For any optimizer, ZeRO loads Muon, whose functions are decorated with ``torch.compile``: its code generator takes
+    # three seconds. On a CPU they stay as they are: to compile them takes a minute and g++. On a GPU they are compiled
+    # at the first call, with sizes as constants: a function of any sizes, which torch makes at the second shape, rounds
+    # otherwise for the first one too, so that a run would not resume bit for bit.
+    decorator = _compiled_when_called if name == "cuda" else lambda function: function
+    with mock.patch.object(compiler, "compile", return_value=decorator):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     if name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def load_muon(name: str) -> None:
-    """Load Muon without torch's code generator, which takes three seconds; again, this changes nothing.
+def _compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
 
-    For any optimizer, ZeRO of deepspeed 0.19.8 loads ``runtime/zero/muon/original_muon.py``, whose functions are
-    decorated with ``torch.compile``. On a CPU they are left as they are: to compile them takes a minute and g++. On a
-    GPU they are compiled at the first call, with sizes as constants: a function of any sizes, which torch makes at the
-    second shape, rounds otherwise for the first one too, so that a run would not resume bit for bit.
-    """
-    from deepspeed.runtime import compiler
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # As part of another function that is compiled, it is compiled with that.
+        return (function if torch.compiler.is_compiling() else compiled())(*args, **kwargs)
 
-    def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] | None = None
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal compiled
-            if torch.compiler.is_compiling():  # it is part of another function that is compiled
-                return function(*args, **kwargs)
-            compiled = compiled or torch.compile(function, dynamic=False)
-            return compiled(*args, **kwargs)
-
-        return call
-
-    own = compiler.compile
-    compiler.compile = lambda: compiled_when_called if name == "cuda" else lambda function: function
-    try:
-        import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
-    finally:
-        compiler.compile = own
+    return call
 
 
 @contextlib.contextmanager
@@ -217,16 +187,16 @@ def _wait_for_workers() -> None:
     A collective is over for Python before such a thread has let go of its tensors, for which it takes the GIL. One that
     waits for the GIL wakes every few milliseconds. Source: ``runLoop`` in torch 2.13's ``ProcessGroupGloo.cpp``.
     """
-    before: dict[str, list[str]] | None = None
-    until_s = time.monotonic() + ENDS_WITHIN_S
+    before, until_s = None, time.monotonic() + ENDS_WITHIN_S
     while time.monotonic() < until_s:
         now: dict[str, list[str]] = {}
         for task in Path("/proc/self/task").glob("*"):
             with contextlib.suppress(OSError):
                 if (task / "comm").read_text() == "pt_gloo_runloop\n":
-                    lines = (task / "status").read_text().splitlines()
-                    now[task.name] = [line for line in lines if line.startswith(("State:", "voluntary_ctxt"))]
-        if now == before and not any("R" in state for state, _ in now.values()):
+                    now[task.name] = re.findall(
+                        r"(?m)^(?:State|voluntary\S+):\s+(\w+)", (task / "status").read_text()
+                    )
+        if now == before and not any("R" in states for states in now.values()):
             return
         before = now
         time.sleep(0.02)
@@ -239,17 +209,13 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     ``CROSS_RANK``, ``CROSS_SIZE``). The ranks of ``det-ds run`` meet by a file, and a single rank needs no meeting:
     neither opens a port to other machines. Under another launcher they meet as that one says; on a cluster, at the
     allocation's own port. From then on they are watched: a rank that hangs ends the run. A trial that initializes the
-    process group itself finds it there (``DET_MANUAL_INIT_DISTRIBUTED`` changes nothing).
+    process group itself finds it there.
     """
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout_s = hang_timeout_s()
+    hang_timeout_s()  # refused before anything is opened
     load_deepspeed(accelerator.name)
-
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-
     file = os.environ.get(STORE)
     if size == 1 or file or (LAUNCHED_BY in os.environ and os.environ["GROUP_WORLD_SIZE"] == "1"):
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
@@ -257,8 +223,6 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
     else:
-        from determined_ds.train.group.addresses import take_addresses
-
         take_addresses()
     backend = get_accelerator().communication_backend_name()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -279,14 +243,11 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         world_size=size,
     )
     store: Any = distributed_c10d._get_default_store()
-    if "DEEPSPEED_TIMEOUT" in os.environ:
-        from deepspeed.constants import default_pg_timeout as timeout
-    else:
-        timeout = PATIENCE if timeout_s else FOR_EVER
     # All ranks are there, and wait for one another as long as any may be busy: in all groups, those that DeepSpeed
-    # makes without a timeout too (torch's are 10 minutes for NCCL, 30 for gloo). The watch ends a hang far sooner.
+    # makes without a timeout too (torch's are 10 minutes for NCCL, 30 for gloo).
     # Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
     # ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
+    timeout = default_pg_timeout if "DEEPSPEED_TIMEOUT" in os.environ else PATIENCE
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     distributed_c10d._set_pg_timeout(timeout)
     store.set_timeout(timeout)
@@ -350,11 +311,10 @@ class TorchDistributedContext(core.DistributedContext):
         return gathered if self.local_rank == 0 else None
 
     def broadcast(self, stuff: Any) -> Any:
-        if self.size < 2:
-            return stuff
         sent = [stuff]
-        dist.broadcast_object_list(sent, src=0, group=self._group)
-        return stuff if self.rank == 0 else sent[0]
+        if self.size > 1:
+            dist.broadcast_object_list(sent, src=0, group=self._group)
+        return sent[0]
 
     def broadcast_local(self, stuff: Any = None) -> Any:
         return self.allgather_local(stuff)[0]

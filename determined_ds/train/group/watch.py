@@ -1,10 +1,10 @@
 """The watch over ranks that hang or are lost, under every launcher.
 
 A rank that loses another one is not always notified: where a cable is cut or a machine loses power, no connection is
-closed. So a thread of each rank shows a sign of life every second: in a folder under ``det-ds run``, else in the store
-by which the ranks have met. Rank 0 compares the signs and publishes its verdict, which the others read. The watch
-begins once the ranks have joined. Where nothing moves for the hang timeout, every rank shows its stack, reports which
-rank hangs or is lost, and ends. A rank that is busy alone, for example with an upload, says so, and is waited for.
+closed. So from the moment the ranks have joined, a thread of each shows a sign of life every second: in a folder under
+``det-ds run``, else in the store by which they have met. Rank 0 compares the signs and publishes its verdict, which
+the others read. Where nothing moves for the hang timeout, every rank shows its stack, reports which rank hangs or is
+lost, and ends. A rank that is busy alone, for example with an upload, says so, and is waited for.
 
 Before the first batch, Python code that moves on counts as progress, and so does one call that does not wait for other
 ranks, for up to ``CALL_BEFORE_FIRST`` times the timeout: a compiler, a download, a large file.
@@ -63,76 +63,60 @@ class Sign(NamedTuple):
     done: bool = False
 
 
-class Verdict(NamedTuple):
-    """Why the ranks have to end: some show no sign of life, or all do, and the others wait for those behind."""
-
-    lost: Sequence[int] = ()
-    behind: Sequence[int] = ()
-    steps: int = 0  # batches trained by the slowest rank
-
-
 class Folder:
-    """Texts by name that the ranks of one machine see: a file for each."""
+    """A store of torch's for the ranks of one machine: a file for each text."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(exist_ok=True)
 
-    def write(self, name: str, text: str) -> None:
+    def set(self, name: str, text: str) -> None:
         partial = self._path / f"{name}.{os.getpid()}"
         partial.write_text(text)
         partial.rename(self._path / name)
 
-    def read(self, name: str) -> str:
-        path = self._path / name
-        return path.read_text() if path.exists() else ""
+    def check(self, names: list[str]) -> bool:
+        return all((self._path / name).exists() for name in names)
+
+    def get(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
 
 
-class Store:
-    """The same on the server by which ranks have met, by a separate connection: a store answers one call at a time."""
-
-    def __init__(self, server: Any, timeout_s: float) -> None:
-        import torch.distributed as dist
-
-        attempt = (os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-        timeout = timedelta(seconds=max(1.0, timeout_s))
-        own = dist.TCPStore(server.host, server.port, is_master=False, timeout=timeout)
-        self._store = dist.PrefixStore("/".join(("determined_ds/watch", *attempt)), own)
-
-    def write(self, name: str, text: str) -> None:
-        self._store.set(name, text)
-
-    def read(self, name: str) -> str:
-        return self._store.get(name).decode() if self._store.check([name]) else ""
+def _read(board: Any, name: str) -> Any:
+    return json.loads(board.get(name)) if board.check([name]) else None
 
 
 class Watch:
-    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever."""
+    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever.
+
+    Args:
+        distributed: The ranks, which have joined.
+        connect: Makes a connection to the board, a store of torch's or a :class:`Folder`.
+        timeout_s: How long nothing may move.
+        is_over: Whether the ranks have left one another.
+    """
 
     def __init__(
-        self,
-        rank: int,
-        machines: Sequence[tuple[int, str]],  # number and name of that of each rank
-        connect: Callable[[], Any],  # to a Folder or a Store
-        timeout_s: float,
-        is_over: Callable[[], bool] = lambda: False,  # whether the ranks have left one another
+        self, distributed: Any, connect: Callable[[], Any], timeout_s: float, is_over: Callable[[], bool]
     ) -> None:
-        self._rank, self._machines, self._connect = rank, machines, connect
-        self._timeout_s, self._is_over = timeout_s, is_over
+        self._rank, self._connect, self._timeout_s, self._is_over = (
+            distributed.rank,
+            connect,
+            timeout_s,
+            is_over,
+        )
+        self._machines = distributed.allgather((distributed.cross_rank, socket.gethostname()))
         self._interval_s = min(INTERVAL_S, timeout_s / 10)
         self._few_s = FEW * self._interval_s
         self._is_done, self._ended, self._count = False, threading.Event(), 0
-        self._heard = [Sign()] * len(machines)  # by rank 0, of all; as it has read them,
+        self._heard = [Sign()] * len(self._machines)  # by rank 0, of all; as it has read them,
         self._signs = self._heard  # and as it has judged them last
-        self._silent_s = [0.0] * len(machines)  # elsewhere of rank 0 alone
+        self._silent_s = [0.0] * len(self._machines)  # elsewhere of rank 0 alone
         self._still_s = 0.0
         self._word: dict[str, Any] = {}  # of rank 0, for the others
         self._stack: list[tuple[str, int]] = []  # of the main thread before its first batch
         self._moved_s = time.monotonic()
-        self._threads = [
-            threading.Thread(target=task, name=f"watch{task.__name__}", daemon=True)
-            for task in (self._talk, self._look)
-        ]
+        self._threads = [threading.Thread(target=task, daemon=True) for task in (self._talk, self._look)]
         for thread in self._threads:
             thread.start()
         atexit.register(self._close)
@@ -160,29 +144,27 @@ class Watch:
                 board = board or self._connect()
                 self._show(board)
                 if self._rank == 0:
-                    texts = [board.read(str(rank)) for rank in range(len(self._machines))]
-                    self._heard = [Sign(*json.loads(text or "[]")) for text in texts]
+                    ranks = range(len(self._machines))
+                    self._heard = [Sign(*_read(board, str(rank)) or ()) for rank in ranks]
                 else:
-                    self._word = json.loads(board.read("word") or "{}")
+                    self._word = _read(board, "word") or {}
             except Exception:  # the board may come back
                 board = None
             self._ended.wait(self._interval_s)
 
     def _show(self, board: Any) -> None:
         self._count += 1
-        board.write(str(self._rank), json.dumps(self._own_sign(self._count)))
+        board.set(str(self._rank), json.dumps(self._own_sign(self._count)))
         if self._rank == 0:
-            board.write("word", json.dumps({**self._word, "count": self._count}))
+            board.set("word", json.dumps({**self._word, "count": self._count}))
 
     def _own_sign(self, number: int) -> Sign:
         waits = any(map(_waits, sys._current_frames().values()))
-        patient, done = bool(HEART.patient), self._is_done or HEART.rests
-        return Sign(number, HEART.steps, HEART.beats, patient=patient, waits=waits, done=done)
+        done = self._is_done or HEART.rests
+        return Sign(number, HEART.steps, HEART.beats, bool(HEART.patient), waits, done)
 
     def _note_start(self) -> None:
         """Before the first batch, take what the main thread does for a sign of progress."""
-        if HEART.steps or not HEART.beats:
-            return
         now_s, frame = time.monotonic(), _main_frame()
         stack = [(each.f_code.co_filename, each.f_lasti) for each, _ in traceback.walk_stack(frame)]
         if stack != self._stack:
@@ -200,31 +182,33 @@ class Watch:
             if self._is_over() or HEART.rests:
                 self.stop()
                 return
-            self._note_start()
+            if not HEART.steps:
+                self._note_start()
             now_s = time.monotonic()
             elapsed_s, last_s = min(2 * self._interval_s, now_s - last_s), now_s
             if self._rank == 0:
-                signs = [self._own_sign(int(1e6 * now_s)), *self._heard[1:]]
-                verdict = self._judged(signs, elapsed_s)
+                verdict = self._judged([self._own_sign(int(1e6 * now_s)), *self._heard[1:]], elapsed_s)
                 self._word = {"missing": self._silent_for(self._few_s), "verdict": verdict}
             else:
-                unheard = word == self._word and HEART.beats  # before it has joined, rank 0 need not be there
-                self._silent_s[0] = self._silent_s[0] + elapsed_s if unheard else 0.0
+                self._silent_s[0] = self._silent_s[0] + elapsed_s if word == self._word else 0.0
                 word = self._word
-                verdict = Verdict(*word["verdict"]) if word.get("verdict") else None
+                verdict = word.get("verdict")
                 if self._silent_s[0] >= self._timeout_s:
-                    verdict = Verdict(lost=(0,))
+                    verdict = {"lost": [0], "behind": [], "steps": 0}
             if verdict is not None:
-                self._end(verdict)
+                self._end(**verdict)
 
     def _silent_for(self, seconds: float) -> list[int]:
         return [r for r, s in enumerate(self._silent_s) if s >= seconds and not self._signs[r].done]
 
-    def _judged(self, signs: list[Sign], elapsed_s: float) -> Verdict | None:
-        """Rank 0's verdict on the newest sign of each rank; None where they may continue."""
+    def _judged(self, signs: list[Sign], elapsed_s: float) -> dict[str, Any] | None:
+        """Rank 0's verdict on the newest sign of each rank; None where they may continue.
+
+        Returns:
+            ``lost``, ranks without a sign; else ``behind``, those that the others wait for; ``steps``, batches that the
+            slowest has trained.
+        """
         before, self._signs = self._signs, signs
-        if not any(sign.beats for sign in signs):  # they have not joined
-            return None
         for rank, (old, new) in enumerate(zip(before, signs, strict=True)):
             self._silent_s[rank] = 0.0 if old.number != new.number else self._silent_s[rank] + elapsed_s
         moved = [sign[1:3] for sign in before] != [sign[1:3] for sign in signs]  # steps and beats
@@ -235,54 +219,54 @@ class Watch:
         steps = min(sign.steps for sign in counting)
         is_still, missing = self._still_s >= self._timeout_s, self._silent_for(self._few_s)
         if self._silent_for(self._timeout_s) or (is_still and missing):
-            return Verdict(lost=missing, steps=steps)
+            return {"lost": missing, "behind": [], "steps": steps}
         slowest = [rank for rank, sign in enumerate(signs) if sign.steps == steps or sign not in counting]
         busy = [rank for rank in slowest if not signs[rank].waits]
-        return Verdict(behind=busy or slowest, steps=steps) if is_still else None
+        return {"lost": [], "behind": busy or slowest, "steps": steps} if is_still else None
 
     # ------------------------------------------------------------------------------------ ending
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, lost: list[int], behind: list[int], steps: int) -> None:
         """Show this rank's stack, report why with those of all, and end."""
         frames = islice(traceback.walk_stack(_main_frame()), SHOWN_FRAMES)
         places = ((each.f_code.co_filename, line, each.f_code.co_name) for each, line in frames)
-        own = "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in places)
-        stacks = {self._rank: own}
+        stacks = {
+            self._rank: "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in places)
+        }
         with contextlib.suppress(Exception):
             board = self._connect()
-            board.write(f"stack{self._rank}", own)
+            board.set(f"stack{self._rank}", json.dumps(stacks[self._rank]))
             if self._rank == 0:
-                board.write("word", json.dumps(self._word))
+                board.set("word", json.dumps(self._word))
             time.sleep(2 * self._few_s)  # the others have to read the verdict, and to answer
-            stacks |= {r: text for r in range(len(self._machines)) if (text := board.read(f"stack{r}"))}
+            ranks = range(len(self._machines))
+            stacks |= {rank: text for rank in ranks if (text := _read(board, f"stack{rank}"))}
         for_so_long = f"for {in_words(self._timeout_s)}"
-        if verdict.lost:
-            reason = f"no sign of life from {self._named(verdict.lost)} {for_so_long}: {GONE}"
+        if lost:
+            reason = f"no sign of life from {self._named(lost)} {for_so_long}: {GONE}"
             fix = "check the machine and its network, then resume from the last checkpoint"
         else:
-            who = f"{self._named(verdict.behind)} hangs" if len(verdict.behind) == 1 else "the ranks hang"
-            since = f"since batch {verdict.steps}" if verdict.steps else "before the first batch"
+            who = f"{self._named(behind)} hangs" if len(behind) == 1 else "the ranks hang"
+            since = f"since batch {steps}" if steps else "before the first batch"
             reason = f"{who}: nothing has moved {for_so_long}, {since}"
             fix = f"if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
-        shown = sorted(stacks, key=lambda rank: (rank not in verdict.behind, rank))[:MOST_STACKS]
+        shown = sorted(stacks, key=lambda rank: (rank not in behind, rank))[:MOST_STACKS]
         standing = [f"rank {rank} stands here, innermost call first:\n{stacks[rank]}" for rank in shown]
         words = "\n".join([reason, *standing, f"  fix: {fix}"])
-        cause = LOST_MACHINE if verdict.lost else HANG
-        if not report_failure(words, EXIT_CRASHED, cause=cause, reason=reason):
-            self._say(words, verdict.lost)
+        if not report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if lost else HANG, reason=reason):
+            self._say(words, lost)
         for act in LAST_ACTS:
             with contextlib.suppress(Exception):
                 act(EXIT_CRASHED)
         os._exit(EXIT_CRASHED)
 
     def say_missing(self) -> None:
-        """After an error that another rank caused: wait a moment, and report which one shows no signs of life."""
-        until_s = time.monotonic() + 3 * self._few_s
-        missing: Sequence[int] = ()
+        """Wait a moment, and report which rank shows no signs of life."""
+        until_s, missing = time.monotonic() + 3 * self._few_s, list[int]()
         while not missing and time.monotonic() < until_s:
             time.sleep(self._interval_s)
-            silent = self._rank and self._silent_s[0] >= self._few_s
-            missing = (0,) if silent else self._word.get("missing", ())
+            is_silent = self._rank and self._silent_s[0] >= self._few_s
+            missing = [0] if is_silent else self._word.get("missing", [])
         if missing:
             self._say(f"no sign of life from {self._named(missing)}: {GONE}", missing)
 
@@ -320,33 +304,28 @@ def _waits(frame: Any) -> bool:
 _watch: Watch | None = None
 
 
-def watch_from_start() -> None:
-    """Of a rank of ``det-ds run``: show signs of life from now on, in a folder beside the file by which ranks meet."""
-    global _watch
-    there, timeout_s = os.environ.get(STORE), hang_timeout_s()
-    if there and timeout_s:
-        rank, machines = int(os.environ["RANK"]), [(0, socket.gethostname())] * int(os.environ["WORLD_SIZE"])
-        _watch = Watch(rank, machines, lambda: Folder(Path(f"{there}-watch")), timeout_s)
-
-
 def watch_joined(distributed: Any, store: Any) -> None:
     """The ranks have joined by a store, and are watched from now on until they leave their group; a collective."""
     import torch.distributed as dist
 
     global _watch
-    timeout_s = hang_timeout_s()
+    timeout_s, folder, group = hang_timeout_s(), os.environ.get(STORE), dist.group.WORLD
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    if _watch is None and distributed.size > 1 and timeout_s and isinstance(store, dist.TCPStore):
-        group, answers_s = dist.group.WORLD, FEW * min(INTERVAL_S, timeout_s / 10)
-        _watch = Watch(
-            distributed.rank,
-            distributed.allgather((distributed.cross_rank, socket.gethostname())),
-            lambda: Store(store, answers_s),
-            timeout_s=timeout_s,
-            is_over=lambda: dist.group.WORLD is not group,
-        )
+
+    def connect() -> Any:
+        if folder:
+            return Folder(Path(f"{folder}-watch"))
+        # By a separate connection: a store answers one call at a time.
+        timeout = timedelta(seconds=max(1.0, FEW * min(INTERVAL_S, timeout_s / 10)))
+        own = dist.TCPStore(store.host, store.port, is_master=False, timeout=timeout)
+        attempt = (os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+        return dist.PrefixStore("/".join(("determined_ds/watch", *attempt)), own)
+
+    is_met = folder or (distributed.size > 1 and isinstance(store, dist.TCPStore))
     HEART.begin()
+    if _watch is None and timeout_s and is_met:
+        _watch = Watch(distributed, connect, timeout_s, lambda: dist.group.WORLD is not group)
 
 
 def say_missing_ranks() -> None:
