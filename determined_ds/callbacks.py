@@ -1,4 +1,4 @@
-"""Callbacks for ``build_callbacks``: Determined's, with what the loop of this library calls besides."""
+"""What a trial's ``build_callbacks`` returns, and a callback for it: an average of the weights."""
 
 from __future__ import annotations
 
@@ -18,30 +18,6 @@ from determined_ds.trial.returned import method_of, refused
 logger = logging.getLogger("determined_ds")
 
 
-class Callback(pytorch.PyTorchCallback):
-    """Determined's ``PyTorchCallback`` with three more methods. Under Determined's own loop they are not called."""
-
-    def attach(self, engines: Sequence[Any]) -> None:
-        """Called once, before a checkpoint is loaded and anything is trained.
-
-        Args:
-            engines: The trial's engines.
-        """
-
-    def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
-        """Called after each optimizer step, as the trial's method of this name.
-
-        Args:
-            batch_idx: The step just taken, from 0.
-            metrics: Its metrics on this rank, on the device.
-        """
-
-    @contextlib.contextmanager
-    def validating(self) -> Iterator[None]:
-        """Entered around each validation, by all ranks; left also where they fail."""
-        yield
-
-
 class _OwnParts:
     """The trained parameters of an engine, of which each replica has its own part; other weights in their place.
 
@@ -53,29 +29,29 @@ class _OwnParts:
     """
 
     def __init__(self, engine: Any) -> None:
-        for key, degree, what in (
-            ("model_parallel_size", degree_of(engine), "weights that tensor-parallel ranks cut"),
-            ("expert_parallel_size", expert_degree_of(engine), "experts that ranks share"),
-        ):
-            if degree > 1:
-                message = f"an average of {what} is not supported"
-                raise refused(f"hyperparameters.{key}", message, "leave EMA out", "own-parts", value=degree)
         self._engine = engine
         self.parameters: list[Any] = [each for each in engine.module.parameters() if each.requires_grad]
         self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self.parameters)
         self._group = getattr(engine, "seq_data_parallel_group", None)
+        offload, is_copied = None, False
         if self._is_split:
-            offload = engine._config.zero_config.offload_param
-            if (offload is not None and offload.device == "nvme") or any(
+            offload, self._group = (
+                engine._config.zero_config.offload_param,
+                self.parameters[0].ds_process_group,
+            )
+            is_copied = any(
                 getattr(each, "ds_secondary_tensor", None) is not None
                 or not each.ds_tensor.is_floating_point()
                 for each in self.parameters
-            ):
-                message = (
-                    "weights on NVMe, quantized, or with a copy by zero_hpz_partition_size cannot be averaged"
-                )
-                raise refused("zero_optimization", message, "remove that, or leave EMA out", "own-parts")
-            self._group = self.parameters[0].ds_process_group
+            )
+        for lacks, what in (
+            (degree_of(engine) > 1, "weights that tensor-parallel ranks cut"),
+            (expert_degree_of(engine) > 1, "experts that ranks share"),
+            (offload is not None and offload.device == "nvme", "weights on NVMe"),
+            (is_copied, "weights that are quantized, or have a copy by zero_hpz_partition_size,"),
+        ):
+            if lacks:
+                raise refused("EMA", f"an average of {what} is not supported", "leave EMA out", "ema")
         alone = not dist.is_initialized()
         self._replicas = 1 if alone else dist.get_world_size(self._group)
         replica = 0 if alone else dist.get_rank(self._group)
@@ -105,9 +81,10 @@ class _OwnParts:
             before = [parameter.data for parameter in self.parameters]
             for parameter, size, part in zip(self.parameters, self._sizes, parts, strict=True):
                 own = torch.nn.functional.pad(part.to(parameter.dtype), (0, size - part.numel()))
-                rows = [own]
+                rows = (
+                    [own] if self._replicas == 1 else [torch.empty_like(own) for _ in range(self._replicas)]
+                )
                 if self._replicas > 1:
-                    rows = [torch.empty_like(own) for _ in range(self._replicas)]
                     dist.all_gather(rows, own, group=self._group)
                 parameter.data = torch.cat(rows)[: parameter.numel()].view(parameter.shape)
         try:
@@ -134,7 +111,7 @@ class _OwnParts:
             persistent[0].all_gather(persistent)
 
 
-class EMA(Callback):
+class EMA(pytorch.PyTorchCallback):  # type: ignore[misc]
     """An exponential moving average of the weights, used for validation.
 
     After each optimizer step ``average = decay * average + (1 - decay) * weights``, in fp32, of all parameters that
@@ -152,15 +129,15 @@ class EMA(Callback):
     """
 
     def __init__(self, decay: float = 0.999, *, from_step: int = 0) -> None:
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay < 1:
+        if not isinstance(decay, float) or not 0 < decay < 1:
             message, fix = "must be between 0 and 1 (exclusive)", "write e.g. EMA(0.999)"
             raise refused("EMA.decay", message, fix, "ema", value=decay)
-        self.decay = float(decay)
-        self.from_step = from_step
+        self.decay, self.from_step = decay, from_step
         self._engines: list[_OwnParts] = []
         self._averages: list[list[torch.Tensor]] = []
 
     def attach(self, engines: Sequence[Any]) -> None:
+        """Average these engines; before a checkpoint is loaded."""
         self._engines = [_OwnParts(engine) for engine in engines]
 
     def on_training_start(self) -> None:
@@ -187,7 +164,7 @@ class EMA(Callback):
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """In here the engines compute with the average."""
+        """In here the engines compute with the average; for all ranks."""
         with contextlib.ExitStack() as stack:
             for engine, averages in zip(self._engines, self._averages, strict=False):
                 stack.enter_context(engine.replaced_by(averages))
@@ -219,20 +196,18 @@ class EMA(Callback):
 
 
 def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
-    """What a trial's ``build_callbacks`` returns; those of this library's kind are introduced to its engines."""
+    """What a trial's ``build_callbacks`` returns; an ``EMA`` averages its engines."""
     fix = "call super().__init__(context) first" if hasattr(trial, "build_model") else "call it on the engine"
     called = "context.wrap_model_engine(engine)"
     returned.check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")
-    found = trial.build_callbacks()
-    are_right = isinstance(found, dict) and all(
-        isinstance(each, pytorch.PyTorchCallback) for each in found.values()
-    )
+    found, kind = trial.build_callbacks(), pytorch.PyTorchCallback
+    are_right = isinstance(found, dict) and all(isinstance(each, kind) for each in found.values())
     fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
     expected = "a dict of names and PyTorchCallback objects"
     returned.check(are_right, trial, "build_callbacks", found, expected, fix)
-    hooks = {"on_step_end", *dir(pytorch.PyTorchCallback)}
+    hooks = {"on_step_end", *dir(kind)}
     for callback in found.values():
-        if isinstance(callback, Callback):
+        if isinstance(callback, EMA):
             callback.attach(context.models)
         for name in dir(callback) if context.distributed.rank == 0 else ():
             if name.startswith("on_") and name not in hooks:

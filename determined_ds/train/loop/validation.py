@@ -14,7 +14,7 @@ from determined import util
 from determined.pytorch import deepspeed as det_ds
 from torch.utils._pytree import tree_leaves, tree_map
 
-from determined_ds.callbacks import Callback
+from determined_ds.callbacks import EMA
 from determined_ds.errors import TrainingError, TrialError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
@@ -74,7 +74,7 @@ class Validator:
         # The reducers keep what they hold of the training since the last report.
         with self._reducers.kept(), evaluating(self._pipelines), contextlib.ExitStack() as stack:
             for callback in callbacks:
-                if isinstance(callback, Callback):  # what it has the engines compute with meanwhile
+                if isinstance(callback, EMA):
                     stack.enter_context(callback.validating())
             context.reset_reducers()
             for callback in callbacks:
