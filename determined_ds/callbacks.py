@@ -125,14 +125,13 @@ class EMA(pytorch.PyTorchCallback):  # type: ignore[misc]
 
     Args:
         decay: 0 to 1, both excluded; e.g. 0.999.
-        from_step: Optimizer steps after which averaging begins; until then the average is the weights.
     """
 
-    def __init__(self, decay: float = 0.999, *, from_step: int = 0) -> None:
+    def __init__(self, decay: float = 0.999) -> None:
         if not isinstance(decay, float) or not 0 < decay < 1:
             message, fix = "must be between 0 and 1 (exclusive)", "write e.g. EMA(0.999)"
             raise refused("EMA.decay", message, fix, "ema", value=decay)
-        self.decay, self.from_step = decay, from_step
+        self.decay = decay
         self._engines: list[_OwnParts] = []
         self._averages: list[list[torch.Tensor]] = []
 
@@ -155,12 +154,11 @@ class EMA(pytorch.PyTorchCallback):  # type: ignore[misc]
     @torch.no_grad()
     def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
         """Average the weights of this step."""
-        weight = 1 - self.decay if batch_idx >= self.from_step else 1.0
         for engine, averages in zip(self._engines, self._averages, strict=True):
             pairs = [pair for pair in zip(averages, engine.values(), strict=True) if pair[0].numel()]
             if pairs:
                 own, now = (list(column) for column in zip(*pairs, strict=True))
-                torch._foreach_lerp_(own, [value.to(own[0]) for value in now], weight)
+                torch._foreach_lerp_(own, [value.to(own[0]) for value in now], 1 - self.decay)
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:

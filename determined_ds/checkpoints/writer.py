@@ -27,7 +27,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -364,21 +364,17 @@ class Checkpoints:
         Raises:
             CheckpointError: it is missing or damaged, lacks this rank's part, or DeepSpeed refuses it.
         """
-        try:
-            with self._context._core.checkpoint.restore_path(uuid) as found:
-                path = Path(found)
-                state = self._verified(path)
-                if not self._is_local and state.trial_id != trial_id:
-                    self._warm_started(path, state)
-                    return TrialState(trial_id=trial_id), {}
-                part = self._load(path, state)
-                self._engines.load_averages(path)
-                for owners, kind in ((self._callbacks, "callbacks"), (self.parts, "parts")):
-                    for name, own in part.get(kind, {}).items():
-                        if name in owners:
-                            owners[name].load_state_dict(own)
-        except CheckpointNotFound as error:
-            raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
+        with self._folder(uuid) as path:
+            state = self._verified(path)
+            if not self._is_local and state.trial_id != trial_id:
+                self._warm_started(path, state)
+                return TrialState(trial_id=trial_id), {}
+            part = self._load(path, state)
+            self._engines.load_averages(path)
+            for owners, kind in ((self._callbacks, "callbacks"), (self.parts, "parts")):
+                for name, own in part.get(kind, {}).items():
+                    if name in owners:
+                        owners[name].load_state_dict(own)
         if Path(uuid).is_absolute():  # another run's: those beside it are not this run's to delete
             state.kept, state.best = [], ""
         elif self._total_limit is not None and self._is_local:
@@ -389,13 +385,22 @@ class Checkpoints:
             state.kept = self._distributed.broadcast(counted)
         return state, part.get("rng_state", {})
 
-    def take(self, path: Path) -> TrialState:
-        """Load a folder's weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective."""
-        state = self._verified(path)
-        self._load(path, state, weights_alone=True)
-        if self._averages.keys() - self._engines.load_averages(path):
-            self._note("EMA         the checkpoint holds no average: its weights are used")
+    def take(self, uuid: str) -> TrialState:
+        """Load a checkpoint's weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective."""
+        with self._folder(uuid) as path:
+            state = self._verified(path)
+            self._load(path, state, weights_alone=True)
+            if self._averages.keys() - self._engines.load_averages(path):
+                self._note("EMA         the checkpoint holds no average: its weights are used")
         return state
+
+    @contextlib.contextmanager
+    def _folder(self, uuid: str) -> Iterator[Path]:
+        try:
+            with self._context._core.checkpoint.restore_path(uuid) as path:
+                yield Path(path)
+        except CheckpointNotFound as error:
+            raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
 
     def fork(self, path: Path) -> None:
         """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""

@@ -532,11 +532,14 @@ class Session:
         if training.fit_options.max_length is None:
             training.fit_options = replace(training.fit_options, max_length=self._length)
         gather, validator = self._context.distributed.allgather, training.validator
-        self._batches = training.begin(self._state.restore_modes, lambda: any(gather(validator.is_pending)))
+        self._state.restore_modes()
+        self._batches = training.begin()
         if training.schedule.stated_batches is None and training.schedule.batches_per_epoch is None:
             message = "the training data has no length, so nothing says when a pass over it ends"
             fix = "state fit.max_length: {batches: 1000}, or give the dataset a __len__"
             raise ConfigError(Problem(key="s.loader", message=message, fix=fix, code="epochs-without-length"))
+        if any(gather(validator.is_pending)):  # what was reported before the first batch
+            training.do(Due(validate=True))
         self._is_open = True
 
     def _end_step(self, *, agreed: bool, ends: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 
 from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.units import GIB
 from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.rundir.run_dir import STEP_GROUP
@@ -56,7 +56,7 @@ def measure_throughput(
 
 
 class Measuring:
-    """Observes the steps of a :class:`Trainer`, and is its validator: what it reports is what was measured."""
+    """Observes the steps of a :class:`Trainer`, which saves and validates nothing."""
 
     def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
         self._trial, self._context, self._length = trial, context, length
@@ -129,19 +129,11 @@ class Measuring:
 
     @property
     def is_pending(self) -> bool:
-        """Whether all steps have ended: what was measured is reported."""
+        """Whether all steps have ended."""
         return len(self._seconds) == self._length.total
 
     def add(self, metrics: Any, weight: float) -> None:
         """What a script reports of its own validation is not looked at."""
-
-    def run(self, _callbacks: list[Any]) -> dict[str, Any]:
-        """The metrics; a collective."""
-        row = self.row()
-        measured = {name: getattr(row, name) for name in ("samples_per_second", "tokens_per_second", "loss")}
-        measured["step_seconds"], peak = row.median_step_seconds, row.peak_memory_bytes
-        measured["peak_memory_gib"] = None if peak is None else peak / GIB
-        return {name: value for name, value in measured.items() if value is not None}
 
     def row(self) -> Row:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
@@ -216,16 +208,14 @@ def _median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | Non
     """
     if (times := pipeline_times(engines)) is None:
         return None
-    steps = [step for step in times.recorded() if step]
-    lengths = [step[-1].end - step[0].start for step in steps]
-    gathered = distributed.allgather((times.stage, socket.gethostname(), lengths))
-    rank_of: dict[int, int] = {}  # of each stage; slices of a stage run alike
-    for rank in times.pipelines[0]:
-        rank_of.setdefault(gathered[rank][0], rank)
-    ranks = [rank_of[stage] for stage in sorted(rank_of)]
-    longest = [max(each) for each in zip(*(gathered[rank][2] for rank in ranks), strict=False)]
-    if not longest or len({gathered[rank][1] for rank in ranks}) > 1:
+    ranks, steps = times.pipelines[0], [step for step in times.recorded() if step]
+    gathered = distributed.allgather((times.stage, socket.gethostname(), steps))
+    # Slices of a stage run alike.
+    of_stage = dict(sorted((stage, steps) for rank in ranks for stage, _, steps in [gathered[rank]]))
+    lengths = [
+        max(one[-1].end - one[0].start for one in each) for each in zip(*of_stage.values(), strict=False)
+    ]
+    if not lengths or len({gathered[rank][1] for rank in ranks}) > 1:
         return None
-    chosen = sorted(range(len(longest)), key=longest.__getitem__)[(len(longest) - 1) // 2]
-    spans = distributed.allgather(steps[chosen] if distributed.rank in ranks else [])
-    return recorded_step(times.pipeline, [spans[rank] for rank in ranks])
+    chosen = lengths.index(statistics.median_low(lengths))
+    return recorded_step(times.pipeline, [each[chosen] for each in of_stage.values()])

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import torch
 from determined import core, pytorch, util
-from determined.errors import CheckpointNotFound
 from torch.utils._pytree import tree_flatten
 
 from determined_ds.callbacks import built_callbacks
@@ -28,7 +27,7 @@ from determined_ds.checkpoints.files import TrialState, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.checkpoints.writer import Checkpoints
-from determined_ds.config.params import FitOptions, Length, ProfiledSteps, read_model
+from determined_ds.config.params import FitOptions, Length, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
@@ -87,7 +86,7 @@ class Trainer:
         warm_start: str = "weights",
         asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
-        profile: ProfiledSteps | Mapping[str, int] | None = None,
+        profile: Mapping[str, int] | None = None,
     ) -> None:
         """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
 
@@ -115,9 +114,12 @@ class Trainer:
         """
         given = dict(locals())
         stated = {name: given[name] for name in vars(FitOptions())}
-        stated |= {name: _stated_length(given[name]) for name in LENGTHS}
-        if isinstance(profile, ProfiledSteps):
-            stated["profile"] = vars(profile)
+        for name in LENGTHS:  # as hyperparameters state them; what is no unit is refused
+            if isinstance(unit := given[name], timedelta):
+                stated[name] = {"seconds": unit.total_seconds()}
+            elif isinstance(unit, pytorch.TrainUnit):
+                value = list(unit.value) if isinstance(unit.value, Iterable) else unit.value
+                stated[name] = {"epochs" if isinstance(unit, pytorch.Epoch) else "batches": value}
         arguments = Document(name="Trainer.fit", data={"fit": as_plain(stated)})
         options, problems = read_model(FitOptions, arguments, ("fit",))
         if problems:
@@ -152,13 +154,17 @@ class Trainer:
             validator: What validates, made when a checkpoint is to be loaded; the trial's own if None.
             source: The method that the training metrics come from, as messages name it; the trial's if "".
             measuring: What measures the steps, by ``begin_step()``, ``stop()`` once the work of a step is done, and
-                ``end_step(batches_trained)``, and reports in place of a validation. Nothing is shown or saved.
+                ``end_step(batches_trained)``. Nothing is shown, validated or saved.
         """
-        trial, context, chief = self.trial, self.context, self.context.distributed.rank == 0
-        self.is_chief, self.is_stopped, self._test_mode = chief, False, test_mode
+        trial, context, info = self.trial, self.context, cluster_info()
+        self.is_chief, self.is_stopped, self._test_mode = context.distributed.rank == 0, False, test_mode
         self.observers = [] if measuring is None else [measuring]
         self.validator, self._keeps = measuring or validator, measuring is None
-        info, self._searcher = cluster_info(), section_of(context, "searcher")
+        try:
+            experiment = context.get_experiment_config()
+        except ValueError:  # Determined's: no experiment configuration was given
+            experiment = {}
+        self._searcher = experiment.get("searcher") or {}
         self._metric = str(self._searcher.get("metric") or "") if self._keeps else ""
         self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
         if test_mode:
@@ -168,26 +174,33 @@ class Trainer:
             )
         elif fit.checkpoint_policy == "best" and not self._metric:
             fit = replace(fit, checkpoint_policy="all")
-            if chief:
+            if self.is_chief:
                 logger.warning(
                     "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
                 )
-        if fit.profiling_enabled or section_of(context, "profiling").get("enabled"):
+        if fit.profiling_enabled or (experiment.get("profiling") or {}).get("enabled"):
             context._core.profiler.on()
         self.fit_options = fit
-        self.progress = Progress(shows=chief and self._keeps, records=context._run_dir.metrics)
+        self.progress = Progress(shows=self.is_chief and self._keeps, records=context._run_dir.metrics)
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
-        self._named_callbacks = named = built_callbacks(trial, context)
-        self.callbacks, hook = list(named.values()), "on_step_end"
-        self._hooks = [getattr(each, hook) for each in self.callbacks if callable(getattr(each, hook, None))]
+        self.callbacks, hook = built_callbacks(trial, context), "on_step_end"
+        steps = [getattr(each, hook, None) for each in self.callbacks.values()]
         if isinstance(trial, ReconciledTrial) and util.is_overridden(trial.on_step_end, ReconciledTrial):
-            self._hooks.insert(0, trial.on_step_end)
+            steps.insert(0, trial.on_step_end)
+        self._hooks = [step for step in steps if callable(step)]
         self._of_step: dict[str, list[Any]] = {}  # metrics of the micro-batches of a step, for the hooks
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
-        most, warm_start, note = fit.save_total_limit, fit.warm_start, self.progress.note
-        self.checkpoints = Checkpoints(trial, context, named, parts, most, warm_start=warm_start, note=note)
+        self.checkpoints = Checkpoints(
+            trial,
+            context,
+            self.callbacks,
+            parts,
+            fit.save_total_limit,
+            warm_start=fit.warm_start,
+            note=self.progress.note,
+        )
         self.reporter = Reporter(trial, context, self.progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
@@ -212,13 +225,17 @@ class Trainer:
             latest_checkpoint = find_checkpoint(self.context, latest_checkpoint)
         with self.closing:
             self.load(latest_checkpoint, fork)
-            batches = self.begin()
-            counted = None if batches is None else self._counted(batches)
+            for model in self.context.models:
+                model.train()
+            batches, state, stops = self.begin(), self.state, self._stops
+            if state.last_validation != state.batches_trained == self.schedule.num_batches:
+                self._validate()  # it failed at the end of an earlier process
             if not self._test_mode:  # a task may have been preempted while it started
-                self._stops.ask(self.state.batches_trained)
-                self._stops.start(self.state.batches_trained)
-                if self._stops.requested:
+                stops.ask(state.batches_trained)
+                stops.start(state.batches_trained)
+                if stops.requested:
                     self._stop()
+            counted = None if batches is None else self._counted(batches)
             while self.goes_on:
                 self.begin_step()
                 for metrics in self._train_batch(counted):
@@ -291,14 +308,22 @@ class Trainer:
 
     def do(self, due: Due) -> None:
         """Do what is due after a batch; a collective."""
-        state = self.state
+        state, done, stops = self.state, self.state.batches_trained, self._stops
         self._check_frozen()
         if due.report:
-            self._report(1.0 if due.end else min(1.0, state.batches_trained / self.schedule.num_batches))
+            metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), stops.vote(done))
+            self._check_loss([first_bad for first_bad, *_ in rows])
+            stops.count([vote for _, *vote in rows], done)
+            metrics["batches"] = done
+            self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
+            self.context.reset_reducers()
+            share = 1.0 if due.end else min(1.0, done / self.schedule.num_batches)
+            self.reporter.training(done, metrics, progress=share)
+            self._seal_written()
         elif due.validate or due.checkpoint:
             self._check_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
             self.reporter.pause()
-        if due.validate and state.last_validation != state.batches_trained:
+        if due.validate and self._keeps and state.last_validation != done:
             try:
                 is_worth_it = self._validate()
             except NotFiniteError:
@@ -364,12 +389,7 @@ class Trainer:
         optimizer leaves out a parameter without a gradient.
         """
         for engine, name, each, was_on in self._built:
-            if each.requires_grad == was_on:
-                continue
-            groups = (
-                engine.optimizer.param_groups if isinstance(engine.optimizer, torch.optim.Optimizer) else ()
-            )
-            if not any(each is own for group in groups for own in group["params"]):
+            if each.requires_grad != was_on and not isinstance(engine.optimizer, torch.optim.Optimizer):
                 raise TrainingError(
                     f"{name} was {'frozen' if was_on else 'unfrozen'} in training, and the engine does not follow\n"
                     "  fix: let it require a gradient in build_model, put it into a group of its own in "
@@ -390,7 +410,7 @@ class Trainer:
         self._seal_written()
 
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for callback in self.callbacks:
+        for callback in self.callbacks.values():
             getattr(callback, hook)(*args, **kwargs)
 
     def _set_status(self, status: str) -> None:
@@ -401,17 +421,6 @@ class Trainer:
                 self.context._core.train.set_status(status)
 
     # ------------------------------------------------------------------------------------ report, validate
-
-    def _report(self, share: float) -> None:
-        done = self.state.batches_trained
-        metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), self._stops.vote(done))
-        self._check_loss([first_bad for first_bad, *_ in rows])
-        self._stops.count([vote for _, *vote in rows], done)
-        metrics["batches"] = done
-        self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
-        self.context.reset_reducers()
-        self.reporter.training(done, metrics, progress=share)
-        self._seal_written()
 
     def _check_loss(self, first_bad: list[float]) -> None:
         """Before the weights are used: stop where a loss of a rank was not finite, first at these batches."""
@@ -436,7 +445,7 @@ class Trainer:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
         state, name = self.state, self._metric
         self._set_status("validating")
-        metrics = self.validator.run(self.callbacks)
+        metrics = self.validator.run(list(self.callbacks.values()))
         batch = state.last_validation = state.batches_trained
         position = {"batches": batch}
         # Only where something is counted in them: ``epochs``, though always 0, would be the web UI's first chart.
@@ -503,87 +512,41 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ start and end
 
-    def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
-        """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`train`."""
-        self._start_up(latest_checkpoint or (fork.name if fork is not None else None))
+    def load(
+        self, latest_checkpoint: str | None, fork: Path | None = None, weights: str | None = None
+    ) -> None:
+        """Load the checkpoint, if there is one, or weights alone; a collective. Arguments as of :meth:`train`."""
+        context, begins_with = self.context, latest_checkpoint or fork or weights
+        for callback in self.callbacks.values():
+            name = Path(begins_with).name if begins_with else None
+            callback.on_trial_startup(context.get_initial_batch(), name)
+            self.closing.callback(callback.on_trial_shutdown)
+        if self.validator is None:
+            note = self.progress.note
+            self.validator = Validator(self.trial, context, test_mode=self._test_mode, note=note)
+        context.reset_reducers()
         if latest_checkpoint is not None:
             self.read(latest_checkpoint)
         elif fork is not None:
             self.checkpoints.fork(fork)
-
-    def _start_up(self, begins_with: str | None) -> None:
-        for callback in self.callbacks:
-            callback.on_trial_startup(self.context.get_initial_batch(), begins_with)
-            self.closing.callback(callback.on_trial_shutdown)
-        if self.validator is None:
-            note = self.progress.note
-            self.validator = Validator(self.trial, self.context, test_mode=self._test_mode, note=note)
-        self.context.reset_reducers()
+        elif weights is not None:
+            self.state.batches_trained = self.checkpoints.take(weights).batches_trained
 
     def read(self, uuid: str) -> None:
         """Load a checkpoint of this run, or its own trial's; a collective."""
         self.state, self._generators = self.checkpoints.load(uuid, trial_id=self.state.trial_id)
 
-    def begin(
-        self, set_modes: Callable[[], None] | None = None, catch_up: Callable[[], bool] | None = None
-    ) -> Any:
-        """Open the data, and do all that comes before the first batch; a collective.
-
-        Args:
-            set_modes: Sets modules to training or evaluation; all to training if None.
-            catch_up: Whether a validation is to be reported before the first batch; if None, the one that failed at the
-                end of an earlier process.
-        """
-        state, context = self.state, self.context
-        self._open_data()
-        context.adopt()
-        total, metric, is_less = self.schedule.stated_batches, self._metric, self._smaller_is_better
-        self.progress.start(total=total, done=state.batches_trained, metric=metric, smaller_is_better=is_less)
-        self._call_back("on_training_start")
-        check_callbacks(self._named_callbacks)
-        self.checkpoints.prepare(self.fit_options.asynchronous_checkpoints)
-        if self.fit_options.step_zero_validation and state.batches_trained == 0:
-            self._validate()
-        for set_mode in [model.train for model in context.models] if set_modes is None else [set_modes]:
-            set_mode()
-        self._seed()  # nothing is built from here on
-        self._steps_before = [engine.global_steps for engine in context.models]
-        self._built = [
-            (engine, name, each, each.requires_grad)
-            for engine in context.models
-            for name, each in engine.module.named_parameters()
-        ]
-        self.closing.enter_context(context.profiler or contextlib.nullcontext())
-        self._set_status("training")
-        self._stops.start(state.batches_trained)
-        is_missing = state.last_validation != state.batches_trained == self.schedule.num_batches
-        if is_missing if catch_up is None else catch_up():
-            self._validate()
-        if (steps := self.fit_options.profile) is None:
-            return self.data.batches
-        from determined_ds.logs.tensorboard import uploaded_to
-        from determined_ds.profile.capture import Capture
-        from determined_ds.report.results import PROFILE_DIR
-
-        kept_in, parent = "", Path(context._run_dir.path)
-        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
-            parent = Path(context._core.train.get_tensorboard_path())
-            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
-        note = self.progress.note
-        capture = Capture(steps, context, folder=parent / PROFILE_DIR, note=note, kept_in=kept_in)
-        self.closing.callback(capture.close)
-        self.observers.append(capture)
-        return None if self.data.batches is None else capture.data(self.data.batches)
-
-    def _open_data(self) -> None:
+    def begin(self) -> Any:
+        """Do all that comes before the first batch; a collective. Returns the micro-batches, None on ranks without."""
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
+        fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
         if mpu.should_build_data_loader:
             data.open(
                 build_loader(self.trial, context, METHOD, note),
                 batch=context.resolved.batch,
                 replica=mpu.data_parallel_rank,
-                seed=context.get_trial_seed(),
-                start_batch=self.state.batches_trained,
+                seed=seed,
+                start_batch=done,
                 note=note,
             )
         here = None if data.batches is None else (data.batches_per_epoch, data.first)
@@ -592,12 +555,16 @@ class Trainer:
         lengths = [length for length, _ in loading]
         per_epoch = None if None in lengths else min(lengths)
         context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
-        self.schedule = Schedule(self.fit_options, per_epoch)
-
-    def _seed(self) -> None:
-        """Have random numbers continue from where the checkpoint was made, or begin."""
-        context, mpu = self.context, self.context._mpu
-        seed = context.get_trial_seed()
+        self.schedule = Schedule(fit, per_epoch)
+        context.adopt()
+        total, metric, is_less = self.schedule.stated_batches, self._metric, self._smaller_is_better
+        self.progress.start(total=total, done=done, metric=metric, smaller_is_better=is_less)
+        self._call_back("on_training_start")
+        check_callbacks(self.callbacks)
+        self.checkpoints.prepare(fit.asynchronous_checkpoints)
+        if fit.step_zero_validation and done == 0:
+            self._validate()
+        # Nothing is built from here on: random numbers continue from where the checkpoint was made, or begin.
         if self._generators:
             set_rng_state(self._generators, context.device)
         else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
@@ -605,6 +572,29 @@ class Trainer:
             slices_before = context.distributed.rank % size * mpu.data_parallel_world_size
             seed_everything(seed + mpu.data_parallel_rank + slices_before)
         seed_layers(context.models, seed, mpu.data_parallel_rank)
+        self._steps_before = [engine.global_steps for engine in context.models]
+        self._built = [
+            (engine, name, each, each.requires_grad)
+            for engine in context.models
+            for name, each in engine.module.named_parameters()
+        ]
+        self.closing.enter_context(context.profiler or contextlib.nullcontext())
+        self._set_status("training")
+        self._stops.start(done)
+        if fit.profile is None:
+            return data.batches
+        from determined_ds.logs.tensorboard import uploaded_to
+        from determined_ds.profile.capture import Capture
+        from determined_ds.report.results import PROFILE_DIR
+
+        kept_in, parent = "", Path(context._run_dir.path)
+        if not isinstance(context._core.train, core.DummyTrainContext):  # beside the files that are uploaded
+            parent = Path(context._core.train.get_tensorboard_path())
+            kept_in = f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"
+        capture = Capture(fit.profile, context, folder=parent / PROFILE_DIR, note=note, kept_in=kept_in)
+        self.closing.callback(capture.close)
+        self.observers.append(capture)
+        return None if data.batches is None else capture.data(data.batches)
 
     def end(self, validate: Callable[[], Any] | None = None) -> None:
         """What comes after the last batch; a collective. A test validates by ``validate``, if given."""
@@ -623,41 +613,18 @@ class Trainer:
         They are loaded with the averages of ``EMA``, whichever ranks wrote them.
         """
         with self.closing:
-            self._start_up(Path(checkpoint).name)
-            try:
-                path = self.closing.enter_context(self.context._core.checkpoint.restore_path(checkpoint))
-            except CheckpointNotFound as error:
-                message = f"checkpoint {checkpoint} is not in checkpoint_storage: {error}"
-                raise CheckpointError(message) from error
-            batches = self.checkpoints.take(Path(path)).batches_trained
+            self.load(None, weights=checkpoint)
             self.context.adopt()
-            metrics = {"batches": batches, **self.validator.run(self.callbacks)}
+            batches = self.state.batches_trained
+            metrics = {"batches": batches, **self.validator.run(list(self.callbacks.values()))}
             if self.is_chief:
                 self.reporter.validation(batches, metrics)
             self.reporter.upload()
 
 
-def section_of(context: Any, name: str) -> dict[str, Any]:
-    """A section of the experiment's configuration, empty where there is none."""
-    try:
-        return dict(context.get_experiment_config().get(name) or {})
-    except ValueError:  # Determined's: no experiment configuration was given
-        return {}
-
-
 def of_hyperparameters(fit: FitOptions) -> FitOptions:
     """``hyperparameters.fit``, where a reporting period that is not stated is Determined's."""
     return replace(fit, reporting_period=fit.reporting_period or REPORTING_PERIOD)
-
-
-def _stated_length(unit: Any) -> Any:
-    """``{"batches": 3}`` for ``Batch(3)``, as hyperparameters state it; what is no unit stays, and is refused."""
-    if isinstance(unit, timedelta):
-        return {"seconds": unit.total_seconds()}
-    if not isinstance(unit, pytorch.TrainUnit):
-        return unit
-    value = list(unit.value) if isinstance(unit.value, Iterable) else unit.value
-    return {"epochs" if isinstance(unit, pytorch.Epoch) else "batches": value}
 
 
 def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[], Any]) -> str:
@@ -669,13 +636,13 @@ def prove_checkpoint(context: Any, validate: Callable[[], Any], load: Callable[[
             getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
     load()
     after = validate()
-    on_gpu = context.device.type == "cuda"
+    tolerance = GPU_TOLERANCE if context.device.type == "cuda" else 0.0
 
     def is_same(each: Any, then: Any) -> bool:
         are_floats = isinstance(each, float) and isinstance(then, float)
-        return each == then or (on_gpu and are_floats and math.isclose(each, then, rel_tol=GPU_TOLERANCE))
+        return each == then or (are_floats and math.isclose(each, then, rel_tol=tolerance))
 
     (left, shape), (right, other) = tree_flatten(before), tree_flatten(after)
     if shape != other or not all(map(is_same, left, right)):
         raise CheckpointError(f"validated {before} before the checkpoint and {after} after loading it back")
-    return f"the same number within {GPU_TOLERANCE:.1%}" if on_gpu else "the same number"
+    return f"the same number within {GPU_TOLERANCE:.1%}" if tolerance else "the same number"

@@ -43,7 +43,7 @@ class Validator:
         self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
-        self._declared = DeclaredMetrics(trial)
+        self._metrics = ValidationMetrics(trial, context)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
@@ -83,7 +83,7 @@ class Validator:
             # Every rank takes part: a custom reducer gathers from all of them.
             metrics.update(context.reduce_metrics(for_training=False))
         metrics = context.distributed.broadcast(metrics)
-        _check_names(self._trial, DECLARED, self._declared.names, metrics)
+        self._metrics.check_names(metrics)
         for model in context.models:
             model.train()
         for callback in callbacks:
@@ -91,16 +91,16 @@ class Validator:
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
-        strategy = self._context.resolved.strategy
+        resolved, name = self._context.resolved, "evaluate_full_dataset"
+        strategy = resolved.strategy
         sizes = (strategy.expert_parallel_size, strategy.model_parallel_size, strategy.sequence_parallel_size)
-        if self._context.resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(sizes) > 1:
+        if resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(sizes) > 1:
             raise TrainingError(
                 "evaluate_full_dataset runs on the chief alone, which hangs where ranks compute a batch together "
                 "(ZeRO 3; pipeline, expert, tensor and sequence parallel): define evaluate_batch instead"
             )
         if self._context.distributed.rank != 0:
             return {}
-        name = "evaluate_full_dataset"
         with HEART.patiently():
             metrics = self._trial.evaluate_full_dataset(self._share)  # type: ignore[arg-type]
         return plain(returned.metrics(self._trial, metrics, name), method_of(self._trial, name))
@@ -108,48 +108,36 @@ class Validator:
     def _in_batches(self, callbacks: list[Any]) -> dict[str, Any]:
         for callback in callbacks:
             callback.on_validation_epoch_start()
-        trial, context, declared = self._trial, self._context, self._declared
-        stated, replica = trial.evaluation_reducer(), context._mpu.data_parallel_rank
-        sums = MetricSums(context.device, declared.begin(stated), source=method_of(trial, *METHODS))
-        outputs: list[Any] = []
+        trial, context, outputs = self._trial, self._context, list[Any]()
+        self._metrics.begin()
         at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
         batches = Calls(self._share, self._sizes, context.distributed, at_most=at_most)
-        for index in range(declared.test_batches) if self._test_mode else itertools.count():
+        for index in range(self._metrics.test_batches) if self._test_mode else itertools.count():
             if not (count := batches.next_call()):
                 break
             if not self._is_checked:
                 self._is_checked = True
                 check_first_rows(batches.firsts, self._note)
-            batches.weights = []
-            metrics = self._evaluate(batches, count, index)
-            weight = sum(batches.weights) if self.counts else 0
-            metrics = declared.take(metrics, index, replica, counts=weight > 0)
-            sums.add(metrics, weight)
-            if sum(batches.weights):
+            before, batches.weights = batches.taken, []
+            for engine in self._pipelines:
+                engine.micro_batches = count
+            with self._reducers.kept() if batches.exhausted else contextlib.nullcontext():
+                given = (batches, index) if self._takes_index else (batches,)
+                metrics = trial.evaluate_batch(*given)  # type: ignore[arg-type]
+            if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
+                batches.skip(count)
+            elif batches.taken == before:
+                did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
+                raise failed(trial, METHODS[0], None, "one or more", fix, did=did)
+            reports, weight = context._mpu.should_report_metrics, sum(batches.weights)
+            metrics = returned.metrics(trial, metrics, *METHODS) if reports else {}
+            metrics = self._metrics.add(metrics, weight if self.counts else 0, index)
+            if weight:
                 outputs.append(metrics)
             HEART.beat()
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
-        metrics = sums.reduce()[0] | declared.compute(context.distributed)
-        if isinstance(stated, Mapping):
-            _check_names(trial, "evaluation_reducer", stated, metrics)
-        return metrics
-
-    def _evaluate(self, batches: Calls, count: int, index: int) -> dict[str, Any]:
-        """The metrics of one ``evaluate_batch``, of ``count`` micro-batches."""
-        before = batches.taken
-        for engine in self._pipelines:
-            engine.micro_batches = count
-        with self._reducers.kept() if batches.exhausted else contextlib.nullcontext():
-            given = (batches, index) if self._takes_index else (batches,)
-            metrics = self._trial.evaluate_batch(*given)  # type: ignore[arg-type]
-        if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
-            batches.skip(count)
-        elif batches.taken == before:
-            did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
-            raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
-        reports = self._context._mpu.should_report_metrics
-        return returned.metrics(self._trial, metrics, *METHODS) if reports else {}
+        return self._metrics.reduce()
 
 
 @contextlib.contextmanager
@@ -173,69 +161,74 @@ def evaluating(engines: list[Any]) -> Iterator[None]:
             engine.reset_activation_shape()
 
 
-# ------------------------------------------------------------------------------------ over all predictions
-
-DECLARED = "validation_metrics"
+DECLARED, REDUCER = "validation_metrics", "evaluation_reducer"
 WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
 
 
-class DeclaredMetrics:
-    """How each metric of a validation is reduced, those over all predictions of all ranks among them."""
+class ValidationMetrics:
+    """The metrics of a validation, each reduced as the trial says: over batches and ranks, or over all predictions."""
 
-    def __init__(self, trial: Any) -> None:
+    def __init__(self, trial: Any, context: Any) -> None:
         declared = getattr(trial, DECLARED, ())
-        self._trial, self.names = trial, dict(declared if isinstance(declared, Mapping) else {})
-        self._reducers: dict[str, Reducer] = {}
+        self._trial, self._context = trial, context
+        self._declared = dict(declared if isinstance(declared, Mapping) else {})
+        self._stated: Any = Reducer.AVG  # by the method
         self._of_all: dict[str, Any] = {}
-        for name, how in self.names.items():
-            if isinstance(reducer := WORDS.get(str(how), how), Reducer):
-                self._reducers[name] = reducer
-            elif callable(how) or _is_updated(how):
-                self._of_all[name] = how
-            else:
+        for name, how in self._declared.items():
+            if str(how) in WORDS or isinstance(how, Reducer):
+                continue
+            if not (callable(how) or _is_updated(how)):
                 did, fix = f"declares {name!r} otherwise", f'write {DECLARED} = {{"{name}": "mean"}}'
                 expected = (
                     "'mean', 'sum', 'max', 'min', a function, or an object with reset, update and compute"
                 )
                 raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
+            self._of_all[name] = how
         # Batches that ``--test`` validates: an AUC, for example, needs samples of both classes.
         self.test_batches = 16 if self._of_all else 1
-        self._kept: list[tuple[int, int, dict[str, Any]]] = []
 
-    def begin(self, stated: Any) -> Any:
-        """Begin a validation. Returns what ``evaluation_reducer`` returned, with the declared reducers added."""
-        self._kept = []
+    def begin(self) -> None:
+        """Begin a validation."""
+        reducers = {name: WORDS.get(str(how), how) for name, how in self._declared.items()}
+        reducers = {name: how for name, how in reducers.items() if name not in self._of_all}
+        self._stated = stated = self._trial.evaluation_reducer()
         if isinstance(stated, Mapping):
-            return {**self._reducers, **{name: Reducer(how) for name, how in stated.items()}}
-        if self._reducers and stated != Reducer.AVG:
+            reducers |= {name: Reducer(how) for name, how in stated.items()}
+        elif reducers and stated != Reducer.AVG:
             expected, fix = (
                 f"none beside {DECLARED}",
                 f"declare all in {DECLARED}, without evaluation_reducer",
             )
-            raise TrialError(wrong(self._trial, "evaluation_reducer", stated, expected, fix))
-        return self._reducers or Reducer(stated)
+            raise TrialError(wrong(self._trial, REDUCER, stated, expected, fix))
+        source = method_of(self._trial, *METHODS)
+        self._sums = MetricSums(self._context.device, reducers or Reducer(stated), source=source)
+        self._kept: list[
+            tuple[int, int, dict[str, Any]]
+        ] = []  # of all predictions: batch, replica, values by name
 
-    def take(self, metrics: dict[str, Any], index: int, replica: int, *, counts: bool) -> dict[str, Any]:
-        """Keep what belongs to metrics over all predictions. Returns the other metrics of a batch."""
+    def add(self, metrics: dict[str, Any], weight: float, index: int) -> dict[str, Any]:
+        """Add those of a batch. Returns those that are not over all predictions."""
         kept = {name: metrics[name] for name in self._of_all if name in metrics}
         for name, value in kept.items():
             if not all(isinstance(each, ARRAYS) and each.ndim for each in tree_leaves(value)):
                 did = f"returned {described(value)} for {name!r}, which {DECLARED} declares over all predictions"
                 fix = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
                 raise failed(self._trial, "evaluate", value, "tensors with a row for each", fix, did=did)
-        if counts and kept:
+        if weight and kept:
             kept = tree_map(lambda value: torch.as_tensor(value).detach().cpu(), kept)
             # numpy, which most functions compute in, has no bfloat16
             kept = tree_map(lambda value: value.float() if value.dtype == torch.bfloat16 else value, kept)
-            self._kept.append((index, replica, kept))
-        return {name: value for name, value in metrics.items() if name not in kept}
+            self._kept.append((index, self._context._mpu.data_parallel_rank, kept))
+        metrics = {name: value for name, value in metrics.items() if name not in kept}
+        self._sums.add(metrics, weight)
+        return metrics
 
-    def compute(self, distributed: Any) -> dict[str, Any]:
-        """The metrics over all predictions, in the order of the data; a collective. Computed on the chief."""
+    def reduce(self) -> dict[str, Any]:
+        """Those over all batches and ranks; a collective."""
+        reduced = self._sums.reduce()[0]
         if not self._of_all:
-            return {}
-        gathered = distributed.gather(self._kept)
-        self._kept = []
+            return dict(reduced)
+        gathered, self._kept = self._context.distributed.gather(self._kept), []
 
         @torch.no_grad()
         def computed() -> dict[str, Any]:
@@ -259,16 +252,17 @@ class DeclaredMetrics:
                 found[name] = how.compute() if _is_updated(how) else result
             return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
 
-        return dict(as_chief(distributed, computed))
+        return reduced | as_chief(self._context.distributed, computed)
+
+    def check_names(self, metrics: Mapping[str, Any]) -> None:
+        """Refuse a name that is not reported: it is misspelled."""
+        stated = self._stated if isinstance(self._stated, Mapping) else {}
+        for method, names in ((DECLARED, self._declared), (REDUCER, stated)):
+            if unknown := [name for name in names if name not in metrics]:
+                did = f"names {unknown[0]!r}, which is not reported"
+                fix = f"use: {', '.join(metrics)}" if metrics else "return this metric from the validation"
+                raise failed(self._trial, method, unknown[0], "names of reported metrics", fix, did=did)
 
 
 def _is_updated(how: Any) -> bool:
     return all(callable(getattr(how, name, None)) for name in ("reset", "update", "compute"))
-
-
-def _check_names(trial: Any, method: str, names: Any, metrics: Mapping[str, Any]) -> None:
-    """A name that is not reported is misspelled."""
-    if unknown := [name for name in names if name not in metrics]:
-        did = f"names {unknown[0]!r}, which is not reported"
-        fix = f"use: {', '.join(metrics)}" if metrics else "return this metric from the validation"
-        raise failed(trial, method, unknown[0], "names of reported metrics", fix, did=did)
