@@ -194,10 +194,10 @@ class Progress:
         if self._panel is None or group != TRAINING:
             self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
 
-    def checkpoints(self, newest: int | None, writing: int | None) -> None:
-        """The batch of the newest checkpoint that is complete, and of one that is written while training continues."""
+    def checkpoints(self, newest: int, writing: int | None) -> None:
+        """The batch of the newest checkpoint, and again that of one which is still written while training continues."""
         state = self._state
-        if newest is not None and newest != state.checkpoint:
+        if writing is None and newest != state.checkpoint:
             state.checkpoint, state.checkpoint_time = newest, time.time()
         state.writing = writing
         self._draw(if_due=True)

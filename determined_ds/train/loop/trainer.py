@@ -168,16 +168,13 @@ class Trainer:
         self._metric = str(self._searcher.get("metric") or "") if self._keeps else ""
         self._smaller_is_better = self._searcher.get("smaller_is_better") is not False
         if test_mode:
-            one = Length(unit="batches", value=1)
-            fit = replace(
-                fit, max_length=one, step_zero_validation=False, profile=None, checkpoint_policy="none"
-            )
+            fit = replace(fit, max_length=Length(unit="batches", value=1), checkpoint_policy="none")
+            fit = replace(fit, step_zero_validation=False, profile=None)
         elif fit.checkpoint_policy == "best" and not self._metric:
             fit = replace(fit, checkpoint_policy="all")
             if self.is_chief:
-                logger.warning(
-                    "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
-                )
+                missing = "checkpoint_policy best has no searcher.metric to go by"
+                logger.warning("warning: %s: every validation is kept", missing)
         if fit.profiling_enabled or (experiment.get("profiling") or {}).get("enabled"):
             context._core.profiler.on()
         self.fit_options = fit
@@ -192,14 +189,9 @@ class Trainer:
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
+        most, warm_start, note = fit.save_total_limit, fit.warm_start, self.progress.note
         self.checkpoints = Checkpoints(
-            trial,
-            context,
-            self.callbacks,
-            parts,
-            fit.save_total_limit,
-            warm_start=fit.warm_start,
-            note=self.progress.note,
+            trial, context, self.callbacks, parts, most, warm_start=warm_start, note=note
         )
         self.reporter = Reporter(trial, context, self.progress)
         self._guard = LossGuard(context.device)
@@ -336,6 +328,7 @@ class Trainer:
         if due.checkpoint:
             self.checkpoint(waits=due.end)
         if due.validate or due.checkpoint:
+            self._set_status("training")
             self.reporter.upload()
             if not due.end:  # they may have taken long
                 self._ask()
@@ -359,11 +352,9 @@ class Trainer:
                 metrics = returned.metrics(trial, metrics, *METHODS)
                 # Source: ``make_metrics`` in determined 0.38.1's ``util.py`` leaves None out of the mean, too.
                 found.append({name: value for name, value in metrics.items() if value is not None})
-        taken, did = self._taken - before, ""
+        taken, did, fix = self._taken - before, "", ""
         if batches is not None and not is_pipeline and (not taken if is_manual else taken != accumulation):
-            did = (
-                f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator in {accumulation} call(s)"
-            )
+            did = f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
             fix = "call next(dataloader_iter) once; to take all micro-batches of a step in one call, "
             fix += "context.disable_auto_grad_accumulation()"
         elif is_manual and not is_pipeline and (rest := context.models[0].micro_steps % accumulation):
@@ -375,10 +366,7 @@ class Trainer:
                 "call engine.backward(loss) and engine.step()",
             )
         if did:
-            expected = (
-                f"a step of {accumulation} micro-batch{'es' * (accumulation > 1)}, each taken by one call"
-            )
-            raise failed(trial, METHODS[0], None, expected, fix, did=did)
+            raise failed(trial, METHODS[0], None, f"{accumulation} in a step, one a call", fix, did=did)
         return found
 
     def _check_frozen(self) -> None:
@@ -427,13 +415,11 @@ class Trainer:
         first = min((batch for batch in first_bad if batch != NONE), default=NONE)
         if first != NONE and self.fit_options.stop_on_nan:
             at = [str(rank) for rank, batch in enumerate(first_bad) if batch == first]
-            said = (
-                f"the loss was not finite at batch {first:.0f}, on rank{'s' * (len(at) > 1)} {', '.join(at)}"
+            ranks = f"rank{'s' * (len(at) > 1)} {', '.join(at)}"
+            advice = (
+                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
             )
-            self._end_not_finite(
-                said,
-                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch",
-            )
+            self._end_not_finite(f"the loss was not finite at batch {first:.0f}, on {ranks}", advice)
 
     def _end_not_finite(self, said: str, advice: str) -> NoReturn:
         self.checkpoints.finish()  # its weights are good
@@ -467,7 +453,6 @@ class Trainer:
         if better:
             self._best_at = batch
         policy = self.fit_options.checkpoint_policy
-        self._set_status("training")
         return (better if policy == "best" else policy == "all") and batch > 0
 
     # ------------------------------------------------------------------------------------ checkpoints
@@ -485,8 +470,7 @@ class Trainer:
         best = self._best_at == state.batches_trained
         self.checkpoints.save(state, best=best, waits=waits and not self._test_mode)
         self._stops.saved_s = time.monotonic()
-        self._show_checkpoints()
-        self._set_status("training")
+        self.progress.checkpoints(state.last_checkpoint, self.checkpoints.batch_in_writing)
 
     def _seal_written(self) -> None:
         """Complete a checkpoint that was written meanwhile, if the last vote says that all ranks have."""
@@ -494,11 +478,7 @@ class Trainer:
             self._stops.is_written = False
             self.reporter.pause()
             self.checkpoints.finish()
-            self._show_checkpoints()
-
-    def _show_checkpoints(self) -> None:
-        newest, writing = self.state.last_checkpoint, self.checkpoints.batch_in_writing
-        self.progress.checkpoints(newest if writing is None else None, writing)
+            self.progress.checkpoints(self.state.last_checkpoint, None)
 
     def _save_before_error(self) -> None:
         """Write a checkpoint before an error is raised, where all ranks have one and so can take part in it."""

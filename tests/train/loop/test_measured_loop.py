@@ -99,18 +99,13 @@ def test_its_losses_are_those_of_training_to_the_bit(
 
 
 def test_nothing_is_saved_or_validated_and_the_row_says_what_ran(rows: list[Any], run_dir: Path) -> None:
-    """The trial would refuse it; what is reported as validation is what was measured."""
-    assert checkpoints(run_dir) == []
-    [(step, report)] = records(run_dir, "validation")
+    """The trial would refuse it."""
+    assert checkpoints(run_dir) == records(run_dir, "validation") == []
     row = rows[0]
-    assert step == WARMUP + STEPS
-    assert {"tokens_per_second", "step_seconds", "peak_memory_gib", "loss"} < report.keys()
-    assert report["samples_per_second"] == pytest.approx(row.samples_per_second)
     assert (row.status, row.reason, row.slots, row.name) == ("measured", "", 2, "ZeRO 0")
     assert (row.zero_stage, row.replicas, row.pipe_parallel_size) == (0, 2, 1)
     assert (row.micro_batch_size, row.accumulation, row.samples_per_step) == (4, 1, 8)
-    assert (row.precision, row.tokens_per_sample) == ("fp32", 3)
-    assert row.bubble is None
+    assert (row.precision, row.tokens_per_sample, row.bubble) == ("fp32", 3, None)
 
 
 def test_a_pipelines_bubble_beside_the_ideal_one(two_ranks: Ranks, tmp_path: Path) -> None:
@@ -120,7 +115,6 @@ def test_a_pipelines_bubble_beside_the_ideal_one(two_ranks: Ranks, tmp_path: Pat
     assert row.status == "measured"
     assert (row.pipe_parallel_size, row.accumulation, row.micro_batch_size) == (2, 4, 2)
     assert row.bubble_ideal == pytest.approx(1 / 5)
-    assert row.bubble is not None
     assert 0 < row.bubble < 1
     assert len(row.losses) == WARMUP + STEPS
     step = row.repetitions[0].pipeline_step

