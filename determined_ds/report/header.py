@@ -37,29 +37,30 @@ def decided(
         by_script: Whether a script runs, which may go by something else than the experiment states.
     """
 
-    def listed(title: str, entries: list[str]) -> list[str]:
+    def line(title: str, *entries: str) -> list[str]:
         return wrap(", ".join(entries), initial_indent=f"  {title:<10} ", subsequent_indent=" " * 13)
 
-    lines, own = (
-        wrap(f"{name}: {runs}", subsequent_indent="    "),
-        f"  slots      {slots} on {accelerator.name}",
-    )
-    used = listed("versions", [f"{package} {version}" for package, version in versions(more=False).items()])
+    lines, where = wrap(f"{name}: {runs}", subsequent_indent="    "), f"{slots} on {accelerator.name}"
+    used = line("versions", *(f"{package} {version}" for package, version in versions(more=False).items()))
     if resolved is None:
-        return [*lines, own, f"  batch      decided by the {'script' if by_script else 'trial'}", *used]
+        by = "script" if by_script else "trial"
+        return [*lines, *line("slots", where), *line("batch", f"decided by the {by}"), *used]
     topology, batch, strategy = resolved.topology, resolved.batch, resolved.strategy
-    layout = count(topology.data_parallel_world_size, "replica")
-    for degree, what in (
-        (topology.pipe_parallel_size, "pipeline stages"),
-        (topology.model_parallel_size, "model-parallel"),
-        (topology.sequence_parallel_size, "sequence-parallel"),
-    ):
-        layout += f" x {degree} {what}" if degree > 1 else ""
-    lines += [
-        f"{own}: {layout}, ZeRO {resolved.zero_stage}",
-        f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
-        f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
-    ]
+    replicas = count(batch.replicas, "replica")
+    degrees = {
+        "pipeline stages": topology.pipe_parallel_size,
+        "model-parallel": topology.model_parallel_size,
+        "sequence-parallel": topology.sequence_parallel_size,
+    }
+    layout = " x ".join(
+        [
+            count(topology.data_parallel_world_size, "replica"),
+            *(f"{num} {what}" for what, num in degrees.items() if num > 1),
+        ]
+    )
+    sizes = f"micro-batch {batch.micro_batch_size} x {batch.accumulation} accumulated x {replicas}"
+    lines += [f"  slots      {where}: {layout}, ZeRO {resolved.zero_stage}"]
+    lines += [f"  batch      {batch.global_batch_size} = {sizes}"]
     if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
         chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
         bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"
@@ -69,7 +70,7 @@ def decided(
         if path[0] not in BATCH_KEYS or path[1:]:
             value = resolved.ds.get(path)
             filled.append(f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}")
-    lines += listed("filled in", filled)
+    lines += line("filled in", *filled)
     lines += [BY_SCRIPT] if by_script else []
     if isinstance(period := resolved.fit.checkpoint_period, Duration):
         after = f"after the first batch that ends {period.value:g} {period.unit} after the last one"

@@ -1,12 +1,10 @@
 """A run while it trains, from its loop or from its files: what is known of it, a report as a line, and the panel.
 
-The panel is a run in at most seven lines, drawn in place on a terminal by rich, which is loaded where one is drawn. A
-line is cut where it has no room.
+The panel is a run in at most seven lines, drawn in place on a terminal by rich, which is loaded where one is drawn.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import time
@@ -32,11 +30,9 @@ MARKS = 120  # how far back the speed goes by which the time left is computed: a
 ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
 HIDDEN = {*POSITION, *("grad_norm", "loss_scale", "peak_memory_gib", "peak_memory_gib_min", "bubble_ideal")}
 MOST_TEXT = 40
-
-# Of the panel.
-LABEL, BAR, CURVE = 12, 30, 40  # columns
-NAMED = {"checkpointing": "checkpoint"}
-# What curves and bars are drawn with: levels from low to high, full and empty; ASCII where a terminal has no more.
+# Of the panel: columns, and what curves and bars are drawn with: levels from low to high, full and empty; ASCII where
+# a terminal has no more.
+LABEL, BAR, CURVE = 12, 30, 40
 UNICODE, ASCII = ("▁▂▃▄▅▆▇█", "━", "─"), ("_.-~=+*#", "#", "-")
 Part = tuple[str, str]  # words and their style
 
@@ -54,11 +50,12 @@ def report_line(
         digits: Of the batch at least, so that lines stand below each other.
     """
     words = [f"{group:<10}", f"batch {batch:>{digits}}" + (f"/{total}" if total else "")]
-    names = [name for name in ORDER if name in metrics]
-    for name in (*names, *(name for name in metrics if name not in ORDER and name not in HIDDEN)):
-        value = metrics[name]
+    for name in dict.fromkeys((*ORDER, *metrics)):
+        value = metrics.get(name)
+        if name not in metrics or name in HIDDEN:
+            continue
         if name.endswith("_per_second"):
-            words.append(rate(value, name.removesuffix("_per_second")))
+            words.append(rate(metrics[name], name.removesuffix("_per_second")))
         elif isinstance(value, (list, tuple, Mapping)):
             words.append(f"{name} [{len(value)} values]")
         else:
@@ -101,15 +98,14 @@ class RunState:
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS))
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], status: str = TRAINING) -> RunState:
+    def of_config(cls, config: Mapping[str, Any]) -> RunState:
         """That of an experiment that has reported nothing yet: its metric, its length in batches."""
-        searcher = dict(config.get("searcher") or {})
         batches = get_path(config, ("hyperparameters", "fit", "max_length", "batches"))
         return cls(
-            metric=str(searcher.get("metric") or ""),
-            smaller_is_better=searcher.get("smaller_is_better") is not False,
+            metric=str(get_path(config, ("searcher", "metric")) or ""),
+            smaller_is_better=get_path(config, ("searcher", "smaller_is_better")) is not False,
             total=batches if isinstance(batches, int) else None,
-            status=status,
+            status=STARTING,
         )
 
     def take(self, group: str, batch: int, metrics: Mapping[str, Any]) -> None:
@@ -124,7 +120,7 @@ class RunState:
                 if (value := as_number(metrics.get(name))) is None:
                     continue
                 self.validation = Validation(name, value, batch)
-                before = None if self.best is None else self.best.value
+                before = self.best and self.best.value
                 # Of a metric that is not the searcher's, which of two is better is not known.
                 if name == self.metric and is_better(value, before, smaller_is_better=self.smaller_is_better):
                     self.best = self.validation
@@ -190,75 +186,78 @@ class DrawnPanel:
         from rich.text import Text
 
         is_unicode = self.console.encoding.lower().replace("-", "").startswith("utf")
-        columns = self.console.width
-        lines: list[Text] = []
-        for label, parts in _parts(self.state, columns, UNICODE if is_unicode else ASCII):
+        columns, lines = self.console.width, list[Text]()
+        for label, parts in _lines(self.state, columns, *(UNICODE if is_unicode else ASCII)):
             if parts:
-                line = Text(no_wrap=True, overflow="crop")
-                line.append(f"{label:<{LABEL}}", "dim" if lines else "bold")
-                for words, style in parts:
-                    line.append(f"{words}  ", style)
+                head, words = (
+                    (f"{label:<{LABEL}}", "dim" if lines else "bold"),
+                    ((f"{w}  ", s) for w, s in parts),
+                )
+                line = Text.assemble(head, *words, no_wrap=True, overflow="crop")
                 line.truncate(columns - 1)
                 lines.append(line)
         return Group(*lines, Text())
 
 
-def _parts(state: RunState, columns: int, signs: tuple[str, str, str]) -> list[tuple[str, list[Part]]]:
+def _lines(state: RunState, columns: int, levels: str, full: str, empty: str) -> list[tuple[str, list[Part]]]:
     """A label, and what stands in its line; nothing where nothing is known."""
-    levels, full, empty = signs
-    now: list[Part] = [(state.detail or f"batch {state.batch:,}", "")]
+
+    def plain(*words: str | None) -> list[Part]:
+        return [(each, "") for each in words if each]
+
+    now = plain(state.detail or f"batch {state.batch:,}")
     if state.total and not state.detail:
         share, left = min(1.0, state.batch / state.total), state.seconds_left()
         bar = min(BAR, columns - 50)
         done = math.floor(bar * share)
-        now = [(f"batch {state.batch:,}/{state.total:,}", ""), (f"{math.floor(100 * share)} %", "")]
+        now = plain(f"batch {state.batch:,}/{state.total:,}", f"{math.floor(100 * share)} %")
         now.append((full * done + empty * (bar - done), "cyan"))
-        now += [(f"{duration(round(left))} left", "")] if left is not None and share < 1 else []
+        now += plain(f"{duration(round(left))} left") if left is not None and share < 1 else []
 
     known = {name: value for name in state.training if (value := metric_of(state.training, name)) is not None}
     losses: list[Part] = []
     if (loss := metric_of(known, *LOSS)) is not None:
         curve = _sparkline(state.losses, min(CURVE, columns - 2 * LABEL), levels)
-        losses = [(f"{short_number(loss):<8}", "" if math.isfinite(loss) else "bold red"), (curve, "cyan")]
+        losses = [(f"{short_number(loss):<8}", _odd(loss)), (curve, "cyan")]
         losses += [(f"from {short_number(state.losses[0])}", "dim")] if len(state.losses) > 1 else []
-    lr = metric_of(known, *RATE)
-    steps: list[Part] = [(f"{lr:.3g}", "")] if lr is not None else []
-    for name in ("grad_norm", "loss_scale", "skipped_steps"):
-        if name in known and (known[name] or name != "skipped_steps"):
-            words = {"grad_norm": "gradient norm"}.get(name, name.replace("_", " "))
-            steps.append((f"{words} {short_number(known[name])}", ""))
-    speed: list[Part] = []
-    for unit in ("samples", "tokens"):
-        if (value := known.get(f"{unit}_per_second")) is not None:
-            speed.append((rate(value, unit), ""))
-    speed += [(f"bubble {percent(known['bubble'], 0)}", "")] if "bubble" in known else []
-    memory: list[Part] = []
+    lr, skipped = metric_of(known, *RATE), known.get("skipped_steps")
+    steps = plain(
+        None if lr is None else f"{lr:.3g}",
+        f"gradient norm {short_number(known['grad_norm'])}" if "grad_norm" in known else None,
+        f"loss scale {short_number(known['loss_scale'])}" if "loss_scale" in known else None,
+        f"skipped steps {short_number(skipped)}" if skipped else None,
+    )
+    units = (unit for unit in ("samples", "tokens") if f"{unit}_per_second" in known)
+    speed = plain(*(rate(known[f"{unit}_per_second"], unit) for unit in units))
+    speed += plain(f"bubble {percent(known['bubble'], 0)}") if "bubble" in known else []
+    memory = list[Part]()
     if (most := known.get("peak_memory_gib")) is not None:
-        memory = [(f"peak {short_span(known.get('peak_memory_gib_min', most), most)} GiB/rank", "")]
-    validation: list[Part] = []
+        memory = plain(f"peak {short_span(known.get('peak_memory_gib_min', most), most)} GiB/rank")
+    validation = list[Part]()
     if (last := state.validation) is not None:
         where = "before training" if last.steps == 0 else f"at batch {last.steps:,}"
-        style = "" if math.isfinite(last.value) else "bold red"
-        validation = [(f"{last.metric} {short_number(last.value)}", style), (where, "")]
+        validation = [(f"{last.metric} {short_number(last.value)}", _odd(last.value)), (where, "")]
         if best := state.best:
             words = "the best" if best is last else f"best {short_number(best.value)} at {best.steps:,}"
             validation.append((words, "green"))
-    checkpoint = [(f"batch {state.checkpoint:,}", "")] if state.checkpoint is not None else []
+    checkpoint = plain(f"batch {state.checkpoint:,}") if state.checkpoint is not None else []
     checkpoint += [(f"writing batch {state.writing:,}", "yellow")] if state.writing is not None else []
     if state.checkpoint is not None and state.checkpoint_time is not None:
         checkpoint.append((f"{duration(max(0, round(time.time() - state.checkpoint_time)))} ago", "dim"))
-    return [
-        (NAMED.get(state.status, state.status), now),
-        *(("loss", losses), ("lr", steps), ("speed", speed), ("memory", memory)),
-        *(("validation", validation), ("checkpoint", checkpoint)),
-    ]
+    status = "checkpoint" if state.status == "checkpointing" else state.status
+    first = [(status, now), ("loss", losses), ("lr", steps), ("speed", speed), ("memory", memory)]
+    return [*first, ("validation", validation), ("checkpoint", checkpoint)]
+
+
+def _odd(value: float) -> str:
+    return "" if math.isfinite(value) else "bold red"
 
 
 def _sparkline(values: Sequence[float], width: int, levels: str) -> str:
     """A curve in one line of text: each sign is the mean of its share of the values, ``!`` where it is not finite."""
-    if len(values) > width:
-        edges = [len(values) * index // width for index in range(width + 1)] if width > 0 else []
-        values = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    if (num := len(values)) > width:
+        ends = [(num * at // width, num * (at + 1) // width) for at in range(width)]
+        values = [sum(values[low:high]) / (high - low) for low, high in ends]
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(levels) - 1) / (high - low) if high > low else 0.0

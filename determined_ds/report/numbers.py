@@ -1,7 +1,4 @@
-"""Numbers as people read them, the same in tables, on pages, in pictures and on the panel; and tables for a terminal.
-
-Where there is no room for a table, its least important columns are left out, and named.
-"""
+"""Numbers as people read them, the same in tables, on pages, in pictures and on the panel; tables for a terminal."""
 
 from __future__ import annotations
 
@@ -128,7 +125,7 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-# ------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- for a terminal
 
 
 def terminal_width() -> int:
@@ -137,9 +134,8 @@ def terminal_width() -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """A text in lines, broken at spaces where there are some; one that fits stays as it is."""
-    fits = len(text) <= width
-    return [text] if fits else textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
+    """A text in lines of so many columns, broken at spaces where there are some."""
+    return textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +145,7 @@ class Head:
     Args:
         text: Its heading.
         align: Of its cells.
-        drop: Of the columns that may be left out, the one with the highest goes first; 0: it stays.
+        drop: Where there is no room, the column with the highest goes first; 0: it stays.
         folds: Whether a long text of it goes on below, rather than making the column wide.
     """
 
@@ -161,7 +157,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table for rich's console, which says how wide it may be, with notes below it."""
+    """A table for rich's console, with notes below it. Columns that have no room are left out, and named."""
 
     heads: Sequence[Head]
     rows: Sequence[Sequence[str]]
@@ -172,14 +168,12 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        columns = zip(*([head.text for head in self.heads], *self.rows), strict=True)
-        widths = [max(map(cell_len, texts)) for texts in columns]
-        widths = [
-            min(8, width) if head.folds else width for head, width in zip(self.heads, widths, strict=True)
-        ]
+        texts = zip(*([head.text for head in self.heads], *self.rows), strict=True)
+        widths = [max(map(cell_len, column)) + GAP for column in texts]
+        widths = [min(8 + GAP, w) if head.folds else w for head, w in zip(self.heads, widths, strict=True)]
         kept, dropped = list(range(len(self.heads))), []
         for at in sorted(kept, key=lambda at: (-self.heads[at].drop, -at)):
-            if self.heads[at].drop and sum(widths[each] + GAP for each in kept) - GAP > options.max_width:
+            if self.heads[at].drop and sum(widths[each] for each in kept) - GAP > options.max_width:
                 kept.remove(at)
                 dropped.append(self.heads[at].text.partition(",")[0])
         table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -50,15 +49,25 @@ TITLES = {
     "bubble": "share of time that a pipeline's stages wait",
 }
 TOGETHER = {"learning_rate": "lr", "peak_memory_gib_min": "peak_memory_gib", "bubble_ideal": "bubble"}
-# Final figures: heading, what stands below it, a tip, the text of a value.
-FIGURES: dict[str, tuple[str, str, str, Callable[[float | None], str]]] = {
-    "batches": ("batches", "planned", "", lambda value: f"{value:,.0f}"),
-    "seconds": ("time", "", "time in training: pauses between launches are left out", duration),
-    "loss": ("loss", "at first", "last training report", loss_text),
-    "best": ("best", "after", "", loss_text),
-    "samples_per_second": ("samples/s", "", "median of the reports", number),
-    "tokens_per_second": ("tokens/s", "", "median of the reports", number),
-    "peak_memory_gib": ("peak, GiB", "", "of the rank that took most", number),
+
+
+class Figure(NamedTuple):
+    """A final figure: its heading, the text of a value, what stands below the heading, a tip."""
+
+    head: str
+    text: Callable[[float | None], str]
+    small: str = ""
+    tip: str = ""
+
+
+FIGURES = {
+    "batches": Figure("batches", lambda value: f"{value:,.0f}", "planned"),
+    "seconds": Figure("time", duration, tip="time in training: pauses between launches are left out"),
+    "loss": Figure("loss", loss_text, "at first", "last training report"),
+    "best": Figure("best", loss_text, "after"),
+    "samples_per_second": Figure("samples/s", number, tip="median of the reports"),
+    "tokens_per_second": Figure("tokens/s", number, tip="median of the reports"),
+    "peak_memory_gib": Figure("peak, GiB", number, tip="of the rank that took most"),
 }
 
 
@@ -68,12 +77,11 @@ def page_path(folders: Sequence[Path], output: Path | None) -> Path:
     Raises:
         ConfigError: there is a file that no ``det-ds report`` has written.
     """
+    path = Path(PAGE)
     if output is not None:
         path = output / PAGE if output.is_dir() else output
     elif len(folders) == 1:
         path = folders[0] / (RUNS_PAGE if (folders[0] / RESULTS).is_file() else PAGE)
-    else:
-        path = Path(PAGE)
     if path.is_file() and MARK not in path.read_bytes()[:500]:
         message, fix = "exists, and was not written by det-ds report", "give another --output FILE"
         raise ConfigError(Problem(key="--output", value=str(path), message=message, fix=fix, code="output"))
@@ -92,7 +100,7 @@ def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
             "reason": shown.why,
             "steps_completed": shown.steps,
             "figures": shown.figures,
-            "best": shown.best._asdict() if shown.best else None,
+            "best": shown.best and shown.best._asdict(),
             "configuration": {
                 name: {key: setting._asdict() for key, setting in settings.items()}
                 for name, settings in shown.sections.items()
@@ -124,78 +132,45 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
     Raises:
         ConfigError: it cannot be written.
     """
-    several = len(runs) > 1
-    charts = _charts(runs)
-    content, thinned = _drawn(runs, charts)
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    charts, (drawn, thinned) = _charts(runs), _drawn(runs)
+    text = json.dumps({"runs": drawn, "charts": charts}, separators=(",", ":"), allow_nan=False)
     for char in "&<>":  # no tag can end it, whatever names and texts are in it
         text = text.replace(char, f"\\u{ord(char):04x}")
 
     # What differs: first the hyperparameters and what was decided, as columns; then what follows from them.
-    causes = differing(runs, "hyperparameters", "decided")
-    effects = differing(runs, "DeepSpeed", "environment")
-    cells = {key: [_differing_cell(value) for value in values] for key, values in (causes | effects).items()}
-    columns = list(causes)[:MOST_COLUMNS]
-    others = {key: found for key, found in cells.items() if key not in columns}
-
+    differs = differing(runs, "hyperparameters", "decided")
+    columns = list(differs)[:MOST_COLUMNS]
+    differs |= differing(runs, "DeepSpeed", "environment")
     first, *rest = [shown.sections for shown in runs]
     alike = {}
     for title, settings in first.items():
         same = {k: v for k, v in settings.items() if all(each.get(title, {}).get(k) == v for each in rest)}
-        if same:
-            alike[f"{title}: the same in all" if rest else title] = same
+        alike |= {f"{title}: the same in all" if rest else title: same} if same else {}
     names = list(dict.fromkeys(shown.run.name for shown in runs))
     named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     metrics = {shown.metric for shown in runs if shown.metric}
-    known = [name for name in FIGURES if any(shown.figures[name] is not None for shown in runs)]
-    heads = [dict(zip(("head", "small", "tip"), FIGURES[name], strict=False)) for name in known]
-    if "best" in known:
-        heads[known.index("best")]["head"] = f"best {metrics.pop() if len(metrics) == 1 else 'validation'}"
-    rows = []
-    for index, shown in enumerate(runs):
-        below = {
-            "batches": f"of {shown.planned:,}" if shown.planned is not None else "",
-            "loss": f"from {loss_text(shown.losses[0])}" if shown.losses else "",
-            "best": f"batch {shown.best.steps:,}" if shown.best else "",
-        }
-        figures = []
-        for name in known:
-            value, in_words = shown.figures[name], FIGURES[name][3]
-            figures.append(
-                {
-                    "text": UNKNOWN if value is None else in_words(value),
-                    "small": below.get(name, ""),
-                    "value": value,
-                }
-            )
-        rows.append(
-            {
-                "label": shown.label,
-                "colour": index % len(PALETTE),
-                "status": shown.status,
-                "is_odd": shown.status not in (COMPLETED, RUNNING),
-                "differing": [cells[key][index] for key in columns],
-                "cells": figures,
-            }
-        )
+    figures = {k: v for k, v in FIGURES.items() if any(shown.figures[k] is not None for shown in runs)}
+    if "best" in figures:
+        metric = metrics.pop() if len(metrics) == 1 else "validation"
+        figures["best"] = figures["best"]._replace(head=f"best {metric}")
     page = self_contained(
         "runs.html.jinja",
         ["uPlot.iife.min.js", "sort.js", "runs.js"],
-        title=printable(f"{named}: {len(runs)} runs" if several else named),
+        title=printable(f"{named}: {len(runs)} runs" if rest else named),
         verdict=printable(_verdict(runs)),
-        facts={} if several else _facts(runs[0]),
-        several=several,
-        running=any(shown.status == RUNNING for shown in runs),
-        differing_columns=columns,
-        differing_title=f"{'Other keys that differ' if columns else 'What differs'}: {count(len(others), 'key')}",
-        differing_keys=others,
-        columns=heads,
-        rows=rows,
-        charts=[(title, _keys(curves, several)) for title, curves in charts.items()],
-        thinned=thinned,
+        facts={} if rest else _facts(runs[0]),
         runs=runs,
-        was_relaunched=any(len(shown.run.launches) > 1 for shown in runs),
+        fine=(COMPLETED, RUNNING),
+        columns=columns,
+        differs=differs,
+        cut=_cut,
+        figures=figures,
+        below=_below,
+        unknown=UNKNOWN,
+        charts=[chart["title"] for chart in charts],
+        thinned=thinned,
         date=lambda time: date_text(datetime.fromtimestamp(time).astimezone()),
+        count=count,
         printable=printable,
         alike=alike,
         json=Markup(text),
@@ -241,21 +216,28 @@ def _facts(shown: RunView) -> dict[str, str]:
     return {name: printable(fact) for name, fact in found.items() if fact}
 
 
-def _differing_cell(value: str | None) -> tuple[str, str]:
-    """A value, whole, to sort by, and as it is shown: a long number is cut."""
-    if value is None:
-        return "", UNKNOWN
+def _below(shown: RunView, figure: str) -> str:
+    """What stands below a figure of a run."""
+    if figure == "batches" and shown.planned is not None:
+        return f"of {shown.planned:,}"
+    if figure == "loss" and shown.losses:
+        return f"from {loss_text(shown.losses[0])}"
+    return f"batch {shown.best.steps:,}" if figure == "best" and shown.best else ""
+
+
+def _cut(value: str) -> str:
+    """A value that differs, as it is shown: a long number is cut."""
     with contextlib.suppress(ValueError):
         if len(value) > LONG and math.isfinite(float(value)) and not value.isdigit():
-            return value, f"{float(value):.6g}"
-    return value, value
+            return f"{float(value):.6g}"
+    return value
 
 
 # ---------------------------------------------------------------------------------------------- curves
 
 
-def _charts(runs: Sequence[RunView]) -> dict[str, list[str]]:
-    """Title -> names of the curves in it: a metric's training and its validation are in one picture.
+def _charts(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Titles, and names of the curves in each picture: a metric's training and its validation are in one.
 
     The loss first, then all else that is validated, then how training went, then what remains.
     """
@@ -270,32 +252,19 @@ def _charts(runs: Sequence[RunView]) -> dict[str, list[str]]:
             return (0, 0, "") if metric == "loss" else (2, list(TITLES).index(metric), "")
         return (1 if any(name.startswith(f"{VALIDATION}/") for name in found[metric]) else 3, 0, metric)
 
-    return {TITLES.get(metric, metric): found[metric] for metric in sorted(found, key=place)}
+    return [{"title": TITLES.get(at, at), "curves": found[at]} for at in sorted(found, key=place)]
 
 
-def _keys(names: Sequence[str], several: bool) -> list[tuple[str, str, int]]:
-    """How a picture's curves are drawn: ``line``, ``dashed`` or ``dots``, in which of the page's colours.
-
-    Several metrics of one run differ in colour, those of several runs in dashes.
-    """
-    plain = [name for name in names if not name.startswith(f"{VALIDATION}/")]
-    lines = [
-        (name, "dashed" if several and at else "line", at % len(PALETTE)) for at, name in enumerate(plain)
-    ]
-    return [*lines, *((name, "dots", 0) for name in names if name not in plain)]
-
-
-def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[dict[str, Any], str]:
-    """What the page's script draws: curves with fewer points, marks, which picture holds what; and what is left out.
+def _drawn(runs: Sequence[RunView]) -> tuple[list[dict[str, Any]], str]:
+    """What the page's script draws of each run: curves with fewer points, and marks; and what is left out.
 
     Of a curve ``s`` are batches, ``t`` seconds, ``v`` values.
     """
-    num_curves = sum(len(shown.curves) for shown in runs)
-    most = max(LEAST_OF_A_CURVE, min(MOST_OF_A_CURVE, MOST_POINTS // max(1, num_curves)))
-    drawn: list[dict[str, Any]] = []
-    kept, reported = 0, 0
+    most = MOST_POINTS // max(1, sum(len(shown.curves) for shown in runs))
+    most = max(LEAST_OF_A_CURVE, min(MOST_OF_A_CURVE, most))
+    drawn, kept, reported = [], 0, 0
     for index, shown in enumerate(runs):
-        curves, longest = {}, max(shown.curves.values(), key=lambda curve: len(curve.steps), default=None)
+        curves = {}
         for name, curve in shown.curves.items():
             # Validations are exact: they are left out only where there are thousands.
             exact = curve.group == VALIDATION
@@ -307,40 +276,29 @@ def _drawn(runs: Sequence[RunView], charts: Mapping[str, list[str]]) -> tuple[di
                 values = [float(f"{value:.6g}") if math.isfinite(value) else value for value in values]
             curves[name] = {"s": [curve.steps[at] for at in indexes], "v": jsonable(values)}
             times = [curve.seconds[at] for at in indexes]
-            if None not in times:
-                curves[name]["t"] = times
-        checkpoints = []
-        for each in reversed(shown.run.checkpoints):  # with the time of the last report before it
-            at = bisect_right(longest.steps, each.steps_completed) - 1 if longest else -1
-            seconds = longest.seconds[at] if longest and at >= 0 else None
-            checkpoints.append({"step": each.steps_completed, "seconds": seconds})
-        starts = zip(shown.run.launches, shown.starts, strict=False)
+            curves[name] |= {} if None in times else {"t": times}
+        launches = [each for each in shown.run.launches if each.kind != START]
         drawn.append(
             {
                 "label": shown.label,
                 "colour": index % len(PALETTE),
                 "samples": shown.launch.global_batch_size if shown.launch else 0,
-                "marks": [
-                    {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
-                    for launch, seconds in starts
-                    if launch.kind != START
-                ],
-                "checkpoints": checkpoints,
+                "marks": [{"text": launch.kind, "step": launch.steps_completed} for launch in launches],
+                "checkpoints": [each.steps_completed for each in reversed(shown.run.checkpoints)],
                 "curves": curves,
             }
         )
-    pictures = [{"title": title, "curves": names} for title, names in charts.items()]
-    return {"runs": drawn, "charts": pictures}, f"{kept:,} of its {reported:,} points" if kept else ""
+    return drawn, f"{kept:,} of its {reported:,} points" if kept else ""
 
 
 def _thinned(values: Sequence[float], most: int) -> list[int]:
     """The indexes of about ``most`` points to draw of a long curve: its ends, and extremes of equal parts."""
-    count = len(values)
-    if count <= most:
-        return list(range(count))
-    parts, kept = max(1, (most - 2) // 2), {0, count - 1}
+    num = len(values)
+    if num <= most:
+        return list(range(num))
+    parts, kept = max(1, (most - 2) // 2), {0, num - 1}
     for part in range(parts):
-        indexes = range(part * count // parts, (part + 1) * count // parts)
+        indexes = range(part * num // parts, (part + 1) * num // parts)
         finite = [index for index in indexes if math.isfinite(values[index])]
         kept.update([index for index in indexes if not math.isfinite(values[index])][:1])
         if finite:

@@ -58,10 +58,8 @@ class RunView:
         self.run, self.label, self.place = run, label, place
         self.launch, result = run.launches[-1] if run.launches else None, run.result
         self.status = RUNNING if run.is_running else UNFINISHED if result is None else result.status
-        self.why = ""  # it is not complete
-        if self.status == UNFINISHED:
-            self.why = KILLED
-        elif result is not None and self.status not in (RUNNING, COMPLETED):
+        self.why = KILLED if self.status == UNFINISHED else ""  # it is not complete
+        if result is not None and self.status not in (RUNNING, COMPLETED):
             self.why = result.reason or ""
         given = self.launch.hyperparameters if self.launch else run.config.get("hyperparameters")
         self.hyperparameters: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
@@ -69,38 +67,37 @@ class RunView:
         self.planned = length if isinstance(length, int) else None  # batches
         reported = [int(record["steps_completed"]) for record in run.records]
         self.steps = max([*reported, result.steps_completed if result else 0, 0])
-
-        # When each launch began, and the seconds in training before it, without pauses and lost work.
-        times = sorted(time for each in run.records if (time := as_number(each.get("time"))) is not None)
-        begins, self.starts = [launch.time for launch in run.launches] or times[:1], [0.0]
-        for begin, following in pairwise(begins):
-            last = max((time for time in times if time < following), default=begin)
-            self.starts.append(self.starts[-1] + max(0.0, last - begin))
-        self._clock = list(zip(begins, self.starts, strict=False))
-
         self.losses = self.training(*LOSS, "training_loss")
         # The metric that it is judged by; "" where it was not validated.
         metric = get_path(run.config, ("searcher", "metric"))
         validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
         self.metric = str(metric) if metric in validated else "".join(validated[:1])
         self.smaller_is_better = get_path(run.config, ("searcher", "smaller_is_better")) is not False
-        best: Validation | None = None
+        self.best: Validation | None = None
         curve = self.curves.get(f"{VALIDATION}/{self.metric}")
         for step, value in zip(curve.steps, curve.values, strict=True) if curve else ():
-            if is_better(value, best and best.value, smaller_is_better=self.smaller_is_better):
-                best = Validation(self.metric, value, step)
-        self.best = best
+            before = self.best and self.best.value
+            if is_better(value, before, smaller_is_better=self.smaller_is_better):
+                self.best = Validation(self.metric, value, step)
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
         """Its curves, e.g. ``training/loss``, in the order in which their metrics came. Only numbers are in them."""
+        # When each launch began, and the seconds in training before it, without pauses and lost work.
+        times = sorted(time for each in self.run.records if (time := as_number(each.get("time"))) is not None)
+        begins, before = [launch.time for launch in self.run.launches] or times[:1], [0.0]
+        for begin, following in pairwise(begins):
+            last = max((time for time in times if time < following), default=begin)
+            before.append(before[-1] + max(0.0, last - begin))
+        clock = list(zip(begins, before, strict=False))
+
         found: dict[str, Curve] = {}
         for record in self.run.records:
             group, step = record["group"], record["steps_completed"]
             time, seconds = as_number(record.get("time")), None
-            if time is not None and self._clock:
-                part = next((part for part in reversed(self._clock) if part[0] <= time), self._clock[0])
-                seconds = round(part[1] + max(0.0, time - part[0]), 3)
+            if time is not None and clock:
+                began, so_far = next((part for part in reversed(clock) if part[0] <= time), clock[0])
+                seconds = round(so_far + max(0.0, time - began), 3)
             metrics = record["metrics"] if isinstance(record["metrics"], Mapping) else {}
             for metric, value in metrics.items():
                 number = value if type(value) is float else as_number(value)
@@ -176,10 +173,9 @@ def trained_on(launch: Launch) -> str:
         on = (name for name in ("bf16", "fp16") if get_path(launch.ds_config, (name, "enabled")) is True)
         words.append(next(on, "fp32"))
     if launch.global_batch_size:
-        words.append(f"global batch {launch.global_batch_size:,}")
-        if launch.replicas:
-            replicas = count(launch.replicas, "replica")
-            words[-1] += f" = {launch.micro_batch_size} x {launch.accumulation} x {replicas}"
+        replicas = f" x {count(launch.replicas, 'replica')}"
+        parts = f" = {launch.micro_batch_size} x {launch.accumulation}{replicas}" if launch.replicas else ""
+        words.append(f"global batch {launch.global_batch_size:,}{parts}")
     return ", ".join(words)
 
 
@@ -188,12 +184,12 @@ def differing(runs: Sequence[RunView], *sections: str) -> dict[str, tuple[str | 
 
     Keys of DeepSpeed's configuration begin with ``deepspeed_config.``.
     """
-    prefix = {"DeepSpeed": "deepspeed_config."}
     found: dict[str, list[str | None]] = {}
     for at, shown in enumerate(runs):
         for name in sections:
+            prefix = "deepspeed_config." if name == "DeepSpeed" else ""
             for key, setting in shown.sections.get(name, {}).items():
-                found.setdefault(prefix.get(name, "") + key, [None] * len(runs))[at] = setting.value
+                found.setdefault(prefix + key, [None] * len(runs))[at] = setting.value
     return {key: tuple(values) for key, values in found.items() if len(set(values)) > 1}
 
 
@@ -224,10 +220,8 @@ def find_runs(folders: Iterable[Path]) -> list[RunView]:
     of_search = len({path.parent for path in paths}) == 1 and all(
         path.parent.name == "trials" and path.name.isdigit() for path in paths
     )
-    whole = [path.parts for path in paths]
-    labels = [f"trial {int(path.name)}" if of_search else path.name for path in paths]
-    for depth in range(2, max(map(len, whole), default=0) + 1):
-        if len(set(labels)) == len(labels):
-            break
-        labels = ["/".join(parts[-depth:]) for parts in whole]
+    labels, depth = [f"trial {int(path.name)}" if of_search else path.name for path in paths], 1
+    while len(set(labels)) < len(labels):
+        depth += 1
+        labels = ["/".join(path.parts[-depth:]) for path in paths]
     return [RunView(read_run(path), label, short(path)) for path, label in zip(paths, labels, strict=True)]

@@ -75,20 +75,19 @@ def _looks(path: Path, since: float) -> Iterator[tuple[RunState, list[Record]]]:
     Speeds are not those of a launch earlier than ``since``.
     """
     there = RunDir(path)
-    reader, is_running = MetricsReader(there.metrics), True
-    state = RunState.of_config(read_run(path).config, STARTING)
+    reader, is_running, state = MetricsReader(there.metrics), True, RunState.of_config(read_run(path).config)
     while is_running:
         is_running = is_held(there.path)  # first: what it has written before its end is read below
         new = reader.new_records()
         if reader.began_anew:  # it went back to a checkpoint
-            state, since = RunState.of_config(read_run(path).config, STARTING), time.time()
+            state, since = RunState.of_config(read_run(path).config), time.time()
         for record in new:
             state.take(record["group"], record["steps_completed"], record["metrics"])
             at = record.get("time")
-            if not isinstance(at, (int, float)):
+            is_timed = isinstance(at, (int, float))
+            if not is_timed or at >= since:
                 state.status = TRAINING
-            elif at >= since:
-                state.status = TRAINING
+            if is_timed and at >= since:
                 state.at(record["steps_completed"], at)
         state.detail = ""
         if state.status == STARTING and is_running and since:
@@ -111,53 +110,41 @@ def closing_block(run: RecordedRun) -> list[str]:
     if not run.of_group(TRAINING) and not run.of_group(VALIDATION):
         return []
     shown, result = RunView(run), run.result
-    status = "ended" if result is None else result.status
-    if result is None and shown.status == RUNNING:  # its launcher still has it when it writes the result
-        status = "training"
+    figures, losses, best = shown.figures, shown.losses, shown.best
+    # Its launcher still has it when it writes the result.
+    status = result.status if result else "training" if shown.status == RUNNING else "ended"
     is_beyond = shown.planned is not None and shown.steps > shown.planned  # resumed with a shorter max_length
     planned = f" of {shown.planned:,}" if shown.planned and not is_beyond else ""
     title = f"{run.name}: {status}, {shown.steps:,}{planned} batches"
     title += f"; nothing left to train: max_length is {shown.planned:,}" if is_beyond else ""
     if result is not None and result.reason:
         title += f"; {result.cause}: {result.reason}" if result.cause else f"; {result.reason}"
-    lines = wrap(title, subsequent_indent="  ")
 
-    def fact(label: str, words: str) -> None:
-        first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
-        lines.extend(wrap(words, initial_indent=first, subsequent_indent=further) if words else ())
-
-    def command(label: str, words: str) -> None:
-        lines.append(f"  {label:<{LABEL}}{words}")
-
-    figures, losses = shown.figures, shown.losses
-    fact("loss", " -> ".join(map(short_number, losses[:1] + losses[1:][-1:])))
+    facts = {"loss": " -> ".join(map(short_number, losses[:1] + losses[1:][-1:]))}
     if curve := shown.curves.get(f"{VALIDATION}/{shown.metric}"):
         words = last = f"{short_number(curve.values[-1])} at batch {curve.steps[-1]:,}"
-        if best := shown.best:
+        if best is not None:
             words = f"{short_number(best.value)} at batch {best.steps:,}, the best"
             words += f"; {last}" if best.steps != curve.steps[-1] else ""
-        fact("validation", f"{shown.metric} {words}")
+        facts["validation"] = f"{shown.metric} {words}"
     times = [duration(figures["seconds"])] if figures["seconds"] is not None else []
-    for unit in ("samples", "tokens"):
-        if (value := figures[f"{unit}_per_second"]) is not None:
-            times.append(rate(value, unit))
-    fact("time", ", ".join(times))
+    speeds = {unit: figures[f"{unit}_per_second"] for unit in ("samples", "tokens")}
+    facts["time"] = ", ".join([*times, *(rate(at, unit) for unit, at in speeds.items() if at is not None)])
     if (most := figures["peak_memory_gib"]) is not None:
         least = max(shown.training("peak_memory_gib_min"), default=most)
-        fact("memory", f"{short_span(least, most)} GiB a rank at most")
+        facts["memory"] = f"{short_span(least, most)} GiB a rank at most"
     if (bubbles := shown.training("bubble")) and (counted := shown.training("bubble_ideal")):
         waits = statistics.median(bubbles[1:] or bubbles)  # the first report aside
-        fact("bubble", f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone")
+        facts["bubble"] = f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone"
     if shown.launch is not None:
-        fact("strategy", trained_on(shown.launch))
-        fact("seed", str(shown.launch.trial_seed))
-    fact("run dir", short(run.path))
+        facts |= {"strategy": trained_on(shown.launch), "seed": str(shown.launch.trial_seed)}
+    facts["run dir"] = short(run.path)
+    newest = run.checkpoints[0] if run.checkpoints else None
+    facts["checkpoint"] = f"batch {newest.steps_completed:,}, {newest.uuid}" if newest else ""
 
-    there, newest = shlex.quote(short(run.path)), run.checkpoints[0] if run.checkpoints else None
-    if newest:
-        fact("checkpoint", f"batch {newest.steps_completed:,}, {newest.uuid}")
+    there, commands = shlex.quote(short(run.path)), dict[str, str]()
     if run.resume:
-        command("resume", run.resume)
+        commands["resume"] = run.resume
     elif newest and result is not None and result.status == COMPLETED and result.continued_by:
         epochs = (as_number(each["metrics"].get("epochs")) for each in run.of_group(VALIDATION))
         trained = {
@@ -168,9 +155,14 @@ def closing_block(run: RecordedRun) -> list[str]:
             length = get_path(run.config, ("hyperparameters", "fit", "max_length", unit))
             if isinstance(length, int):
                 longer = f"--set hyperparameters.fit.max_length.{unit}={2 * max(length, num)}"
-                command("longer", f"{result.continued_by} {longer}")
+                commands["longer"] = f"{result.continued_by} {longer}"
     if newest and any(newest.path.glob("model0/*")):  # those of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"
-        command("export", f"det-ds checkpoint export {which} --run-dir {there} --to safetensors")
-    command("report", f"det-ds report {there} --open")
-    return lines
+        commands["export"] = f"det-ds checkpoint export {which} --run-dir {there} --to safetensors"
+    commands["report"] = f"det-ds report {there} --open"
+
+    lines = wrap(title, subsequent_indent="  ")
+    for label, words in facts.items():
+        indents = {"initial_indent": f"  {label:<{LABEL}}", "subsequent_indent": " " * (LABEL + 2)}
+        lines += wrap(words, **indents) if words else []
+    return [*lines, *(f"  {label:<{LABEL}}{words}" for label, words in commands.items())]

@@ -1,6 +1,6 @@
 // The curves of the page: every picture shows the same part of the same axis.
 (() => {
-  const HEIGHT = 240, MOST_TOLD = 12;
+  const HEIGHT = 240, MOST_TOLD = 12, NUM_COLOURS = 10;
   const data = JSON.parse(document.getElementById("data").textContent);
   const figures = () => [...document.querySelectorAll("figure[data-chart]")];
   const plots = new Map();   // figure -> uPlot
@@ -37,8 +37,14 @@
     if (axis === "batch") return steps;
     return run.samples ? steps.map((step) => step * run.samples) : undefined;
   }
-  const whereIs = (run, mark) =>
-    axis === "time" ? mark.seconds : axis === "batch" ? mark.step : run.samples ? mark.step * run.samples : null;
+  // Where a batch is on the axis: in time, that of the last report before it.
+  function whereIs(run, step) {
+    if (axis !== "time") return axis === "batch" ? step : run.samples ? step * run.samples : null;
+    const curves = Object.values(run.curves).sort((a, b) => b.s.length - a.s.length);
+    if (!curves.length || !curves[0].t) return null;
+    const at = curves[0].s.findLastIndex((each) => each <= step);
+    return at < 0 ? 0 : curves[0].t[at];
+  }
 
   // The means of at most 150 equal parts of a curve, each at its last point; of a short curve, the curve.
   function smoothed(curve) {
@@ -55,18 +61,32 @@
     return means;
   }
 
+  // How the curves of a picture are drawn: validations as dots; several metrics of one run differ in colour, those of
+  // several runs in dashes.
+  const several = data.runs.length > 1;
+  function stylesOf(chart) {
+    let plain = 0;
+    return chart.curves.map((name) => {
+      const dots = name.startsWith("validation/"), place = dots ? 0 : plain++;
+      return { name, dots, shift: several ? 0 : place, dash: place && several ? [3 + 3 * place, 4] : undefined };
+    });
+  }
+  function addKey(figure) {
+    const styles = stylesOf(data.charts[figure.dataset.chart]);
+    for (const { name, dots, shift, dash } of styles.sort((a, b) => a.dots - b.dots)) {
+      const colour = several ? "" : " k" + shift % NUM_COLOURS;
+      const className = (dots ? "dots" : dash ? "dashed" : "line") + colour;
+      figure.querySelector(".key").append(Object.assign(document.createElement("span"), { className, textContent: name }), " ");
+    }
+  }
+
   // The lines of a picture, each with its x and y; what is not finite is a gap, and remembered.
   function linesOf(chart) {
     const lines = [];
     for (const run of data.runs) {
       if (hidden.has(run.label)) continue;
-      let plain = 0;
-      for (const name of chart.curves) {
-        const dots = name.startsWith("validation/"), known = run.curves[name];
-        const curve = smooth && known && !dots ? smoothed(known) : known;
-        const place = dots ? 0 : plain++;
-        const alone = data.runs.length === 1;  // then its metrics differ in colour
-        const dash = place && !alone ? [3 + 3 * place, 4] : undefined;
+      for (const { name, dots, shift, dash } of stylesOf(chart)) {
+        const known = run.curves[name], curve = smooth && known && !dots ? smoothed(known) : known;
         const xs = curve && across(run, curve);
         if (!xs) continue;
         const odd = [];
@@ -75,7 +95,7 @@
           if (bad) odd.push([xs[i], value]);
           return bad || (logarithmic && value <= 0) ? null : value;
         });
-        lines.push({ run, name, dots, dash, xs, ys, odd, colour: (run.colour + (alone ? place : 0)) % 10 });
+        lines.push({ run, name, dots, dash, xs, ys, odd, colour: (run.colour + shift) % NUM_COLOURS });
       }
     }
     return lines;
@@ -84,7 +104,7 @@
   // ---------------------------------------------------------------------------------------- drawing
 
   function options(figure, chart, lines, width) {
-    const muted = colour("muted"), grid = colour("grid"), several = data.runs.length > 1;
+    const muted = colour("muted"), grid = colour("grid");
     const side = { stroke: muted, font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: grid, width: 1 } };
     const series = lines.map((line) => ({
       label: (several ? line.run.label + "  " : "") + line.name,
@@ -130,9 +150,9 @@
     context.font = 11 * ratio + "px system-ui, sans-serif";
     context.textAlign = "center";
     for (const run of new Set(lines.map((line) => line.run))) {
-      context.strokeStyle = context.fillStyle = colour(data.runs.length > 1 ? "s" + run.colour : "muted");
+      context.strokeStyle = context.fillStyle = colour(several ? "s" + run.colour : "muted");
       for (const mark of run.marks) {
-        const x = whereIs(run, mark);
+        const x = whereIs(run, mark.step);
         if (!inside(x)) continue;
         context.setLineDash([4 * ratio, 4 * ratio]);
         context.beginPath();
@@ -180,7 +200,7 @@
       const odd = line.odd.find(([where]) => where === at[i]), y = line.ys[near[i]];
       const value = odd ? odd[1] : y === null ? "≤ 0" : line.dots ? String(y) : number(y);
       const elsewhere = at[i] === here ? "" : "  (" + place(at[i]) + ")";
-      rows.push([line, (data.runs.length > 1 ? line.run.label + " " : "") + (line.dots ? "• " : "") + value + elsewhere]);
+      rows.push([line, (several ? line.run.label + " " : "") + (line.dots ? "• " : "") + value + elsewhere]);
     });
     tip.replaceChildren(...[[null, place(here)], ...rows.slice(0, MOST_TOLD)].map(([line, text]) => {
       const row = document.createElement("div");
@@ -274,6 +294,7 @@
     for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
   }
   function begin() {
+    figures().forEach(addKey);
     watchFigures();
     const controls = document.querySelector(".controls");
     if (!controls) return;
