@@ -15,22 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
-from determined_ds.report.comparison import ESTIMATE, STATES, label
+from determined_ds.report import style
+from determined_ds.report.comparison import ESTIMATE, PEAK, STATES, label
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
 from determined_ds.report.results import PARTS, WINDOW, Results, Row
-from determined_ds.report.style import (
-    FONT_PT,
-    GROUND,
-    INK,
-    MUTED,
-    PALETTE,
-    PART_COLOURS,
-    SMALL_PT,
-    drawing,
-    figure_of,
-    ink_on,
-    strategy_colours,
-)
+from determined_ds.report.style import PALETTE, PART_COLOURS, drawing, figure_of, ink_on, strategy_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,14 +28,19 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 20  # characters of a line
 ROW_IN, LINE_IN = 0.27, 0.15  # of a bar and the space around it; of a line of its name
 ROOM = 1.22  # of an axis beside its longest bar, for the number
-DOT: dict[str, Any] = {"markeredgecolor": GROUND, "markersize": 7, "zorder": 4}
+DOT: dict[str, Any] = {"marker": "o", "markeredgecolor": style.GROUND, "markersize": 7, "zorder": 4}
 TICKS: dict[str, Any] = {"axis": "x", "nbins": 6, "steps": [1, 2, 5, 10]}
-LEGEND: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelcolor": MUTED, "handlelength": 1.0}
+LEGEND: dict[str, Any] = {
+    "frameon": False,
+    "fontsize": style.SMALL_PT,
+    "labelcolor": style.MUTED,
+    "handlelength": 1.0,
+}
 MOST_RANKS = 32  # bars; of more ranks, those with the longest and the shortest steps
 ROOMY = 0.09  # share of the longest bar in which a number fits
 # Of schedules.
 WIDE_IN = 10.0
-ROWS_IN = 0.24, 6.0  # of a rank, and at most of all of them
+ROW_OF_RANK_IN, ROWS_IN = 0.24, 6.0  # the latter of all ranks at most
 BOX = 0.86  # of a row
 DIGIT_IN = 0.056  # of a number in a box
 NUMBER_PT = 6.5
@@ -56,7 +50,7 @@ KINDS = {
     BACKWARD: ("#00664a", "#35b890", "backward"),
     INPUT: ("#00664a", "#35b890", "backward of the inputs"),
     WEIGHT: (PALETTE[8], "#5f53b3", "backward of the weights"),
-    LOAD: (MUTED, MUTED, "loading"),
+    LOAD: (style.MUTED, style.MUTED, "loading"),
 }
 MOST = 6  # pipelines of a comparison; of more the first
 ORDER = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
@@ -72,16 +66,16 @@ def _names(results: Results, rows: Sequence[Row]) -> tuple[list[str], float]:
 
 def _name_bars(panel: Axes, names: Sequence[str]) -> None:
     """Write the names at the left, the first on top."""
-    size = SMALL_PT if any("\n" in name for name in names) else FONT_PT
-    panel.set_yticks(range(len(names)), names, color=INK, fontsize=size, linespacing=1.05)
+    size = style.SMALL_PT if any("\n" in name for name in names) else style.FONT_PT
+    panel.set_yticks(range(len(names)), names, color=style.INK, fontsize=size, linespacing=1.05)
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.locator_params(**TICKS)
     panel.tick_params(axis="x", length=3)
 
 
-def _beside(panel: Axes, value: float, at: float, text: str, colour: str = INK, gap: float = 5) -> None:
+def _beside(panel: Axes, value: float, at: float, text: str, colour: str = style.INK, gap: float = 5) -> None:
     """A text right of where a bar ends."""
-    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL_PT}
+    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": style.SMALL_PT}
     panel.annotate(text, (value, at), xytext=(gap, 0), color=colour, **how)
 
 
@@ -100,10 +94,7 @@ def throughput(results: Results) -> Figure | None:
 def memory(results: Results) -> Figure | None:
     """Peak memory of the rank that took most, and its model states, with the estimates as marks on them."""
     kind, panels = "resident" if results.accelerator == "cpu" else "device", []
-    for title, of, words in (
-        ("Peak memory", "peak_memory_bytes", f" of {kind} memory"),
-        ("Model states", STATES, ""),
-    ):
+    for title, of, words in (("Peak memory", PEAK, f" of {kind} memory"), ("Model states", STATES, "")):
         rows = [row for row in results.measured if getattr(row, of) is not None]
         values, marks = [getattr(row, of) for row in rows], []
         if of == STATES and all(row.estimated_model_state_bytes for row in rows):
@@ -133,12 +124,12 @@ def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
             for at, (low, high) in enumerate(spreads):
                 if low < high:
                     error = [[max(0, values[at] - low)], [max(0, high - values[at])]]
-                    panel.errorbar(values[at], at, xerr=error, color=INK, elinewidth=1.2, capsize=3)
+                    panel.errorbar(values[at], at, xerr=error, color=style.INK, elinewidth=1.2, capsize=3)
                 ends[at] = max(values[at], high)
             for at, end in enumerate(ends):
                 _beside(panel, end, at, number(values[at], 3))
             for at, mark in enumerate(marks):
-                panel.plot([mark] * 2, [at - 0.43, at + 0.43], color=INK, solid_capstyle="butt")
+                panel.plot([mark] * 2, [at - 0.43, at + 0.43], color=style.INK, solid_capstyle="butt")
             panel.set_xlim(0, ROOM * max([*ends, *marks]) or 1)
             panel.set_title(title)
             panel.set_xlabel(axis)
@@ -155,18 +146,17 @@ def loss(results: Results) -> Figure | None:
     with drawing():
         figure, (curves, times) = figure_of([2.1, height])
         for at, row in enumerate(rows):
-            times_s, losses = zip(*row.loss_curve, strict=True)
-            style: Any = "-" if row.slots == most else (0, (4, 2))
+            dashes: Any = "-" if row.slots == most else (0, (4, 2))
             colour, seconds = colours[row.name], row.seconds_to(target)
-            curves.plot(times_s, losses, color=colour, linestyle=style)
+            curves.plot(*zip(*row.loss_curve, strict=True), color=colour, linestyle=dashes)
             if seconds is None:
-                _beside(times, 0, at, "not reached", MUTED)
+                _beside(times, 0, at, "not reached", style.MUTED)
                 continue
-            curves.plot(seconds, target, "o", color=colour, **DOT)
+            curves.plot(seconds, target, color=colour, **DOT)
             times.barh(at, seconds, 0.12, color=colour)
-            times.plot(seconds, at, "o", color=colour, **DOT)
+            times.plot(seconds, at, color=colour, **DOT)
             _beside(times, seconds, at, f"{number(seconds, 3)} s", gap=8)
-        curves.axhline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        curves.axhline(target, color=style.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
         curves.set_title(f"Loss; the dots are at {number(target)}")
         curves.set_ylabel(f"loss, mean of {WINDOW} steps")
         if any(row.slots < most for row in rows):
@@ -182,10 +172,7 @@ def loss(results: Results) -> Figure | None:
 
 
 def schedules(results: Results) -> Figure | None:
-    """Each measured pipeline's median step: above as its schedule plans it, below as it was.
-
-    None where no step of a pipeline was recorded.
-    """
+    """Each measured pipeline's median step: above as its schedule plans it, below as it was; None without one."""
     recorded = []
     for row in results.measured:
         steps = [each.pipeline_step for each in row.repetitions if each.pipeline_step is not None]
@@ -215,15 +202,13 @@ def profile_picture(profile: Mapping[str, Any]) -> Figure | None:
     Args:
         profile: Of ``profile.json``.
     """
-    ranks = [rank for rank in profile["ranks"] if rank["step_s"]]
-    if not ranks:
+    by_length = sorted((rank for rank in profile["ranks"] if rank["step_s"]), key=lambda rank: rank["step_s"])
+    if not by_length:
         return None
-    if len(ranks) > MOST_RANKS:
-        by_length = sorted(ranks, key=lambda rank: rank["step_s"])
-        kept = [*by_length[: MOST_RANKS // 2], *by_length[-MOST_RANKS // 2 :]]
-        ranks = sorted(kept, key=lambda rank: rank["rank"])
+    longest_s, half = by_length[-1]["step_s"], MOST_RANKS // 2
+    kept = by_length if len(by_length) <= MOST_RANKS else [*by_length[:half], *by_length[-half:]]
+    ranks = sorted(kept, key=lambda rank: rank["rank"])
     there = [part for part in PARTS if any(rank["seconds"].get(part) for rank in ranks)]
-    roomy_s = ROOMY * max(rank["step_s"] for rank in ranks)
     with drawing():
         figure, (panel,) = figure_of([max(0.6, ROW_IN * len(ranks)) + 0.45])
         for at, rank in enumerate(ranks):
@@ -231,11 +216,12 @@ def profile_picture(profile: Mapping[str, Any]) -> Figure | None:
             for part in there:
                 colour, seconds = PART_COLOURS[part], rank["seconds"].get(part, 0.0)
                 panel.barh(at, 1000 * seconds, 0.7, left=end, color=colour, label="" if at else part)
-                text = percent(seconds / rank["step_s"]) if seconds > roomy_s else ""
-                how: dict[str, Any] = {"va": "center", "fontsize": SMALL_PT, "color": ink_on(colour)}
-                panel.text(end + 500 * seconds, at, text, ha="center", **how)
+                if seconds > ROOMY * longest_s:
+                    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.SMALL_PT}
+                    text = percent(seconds / rank["step_s"])
+                    panel.text(end + 500 * seconds, at, text, color=ink_on(colour), **how)
                 end += 1000 * seconds
-        panel.set_yticks(range(len(ranks)), [f"rank {rank['rank']}" for rank in ranks], color=INK)
+        panel.set_yticks(range(len(ranks)), [f"rank {rank['rank']}" for rank in ranks], color=style.INK)
         panel.set_ylim(len(ranks) - 0.4, -0.6)
         panel.set_xlabel("milliseconds of a mean step")
         left_out = len(profile["ranks"]) - len(ranks)
@@ -300,10 +286,10 @@ def _picture(panels: Sequence[Panel], *, unit: float, axis: str) -> Figure:
     longest = max(span.end for _, _, ranks in panels for rank in ranks for span in rank) / unit
     inch = (WIDE_IN - 0.8) / longest  # of a unit
     with drawing():
-        heights = [min(ROWS_IN[1], ROWS_IN[0] * pipe.ranks) for _, pipe, _ in panels]
+        heights = [min(ROWS_IN, ROW_OF_RANK_IN * pipe.ranks) for _, pipe, _ in panels]
         figure, axes = figure_of(heights, width=WIDE_IN)
         for panel, (title, pipe, ranks) in zip(axes, panels, strict=True):
-            is_roomy = ROWS_IN[0] * pipe.ranks <= ROWS_IN[1]
+            is_roomy = ROW_OF_RANK_IN * pipe.ranks <= ROWS_IN
             for rank, spans in enumerate(ranks):
                 own = [part for part in range(pipe.parts) if pipe.rank_of(part) == rank]
                 boxes: dict[str, list[tuple[float, float]]] = {}
@@ -318,10 +304,12 @@ def _picture(panels: Sequence[Panel], *, unit: float, axis: str) -> Figure:
                         panel.text(start + width / 2, rank, text, color=ink_on(colour), zorder=3, **how)
                 for colour, found in boxes.items():
                     thinnest = min(width for _, width in found) * inch
-                    edge: dict[str, Any] = {"edgecolor": GROUND, "linewidth": 0.5} if thinnest > 0.03 else {}
+                    edge: dict[str, Any] = (
+                        {"edgecolor": style.GROUND, "linewidth": 0.5} if thinnest > 0.03 else {}
+                    )
                     panel.broken_barh(found, (rank - BOX / 2, BOX), facecolor=colour, **edge)
             named = range(0, pipe.ranks, 1 if is_roomy else max(1, pipe.ranks // 16))
-            panel.set_yticks(named, [f"rank {rank}" for rank in named], color=INK)
+            panel.set_yticks(named, [f"rank {rank}" for rank in named], color=style.INK)
             panel.set_ylim(pipe.ranks - 0.5, -0.5)
             panel.set_xlim(0, longest)
             panel.set_title(title)

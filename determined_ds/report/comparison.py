@@ -15,26 +15,15 @@ from typing import Any, Literal
 from determined_ds.documents.files import write_files
 from determined_ds.report import numbers as n
 from determined_ds.report.numbers import UNKNOWN, Head, Table, byte_unit, count, number, printable, shortened
-from determined_ds.report.results import (
-    CANNOT_RUN,
-    FAILED,
-    OUT_OF_MEMORY,
-    STOPPED,
-    WINDOW,
-    Results,
-    Row,
-    results_text,
-)
+from determined_ds.report.results import RAN_OUT, WINDOW, Results, Row, results_text
 
 RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
 LONGEST_NAME, LONGEST_REASON, LONGEST_IN_CELL = 80, 600, 160  # the whole reason stands below the page's table
 ONCE = 0.05  # assumed spread of a speed that was measured once, relative
 ALIKE = 0.01  # sizes that differ by less are the same, relative
-RAN_OUT = {
-    OUT_OF_MEMORY: "ran out of memory",
-    FAILED: "failed",
-    CANNOT_RUN: "cannot run",
-    STOPPED: "was stopped",
+MEMORY_NOTES = {
+    "cpu": "peak memory on a CPU is a process's resident memory: torch itself, the data and the model are in it",
+    "cuda": "peak memory is what the allocator had handed out of the device's memory at most",
 }
 
 
@@ -47,8 +36,7 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     Args:
         results: What was measured so far.
         folder: Made where it is missing. Files of an earlier report in it are replaced.
-        page: Whether to draw the page, too; pictures take a second or two, which results that are not the last
-            can do without.
+        page: Whether to draw the page, too; pictures take a second or two.
 
     Returns:
         What was written.
@@ -56,13 +44,13 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     Raises:
         ConfigError: the folder cannot be written to.
     """
-    folder, columns, table = Path(folder), COLUMNS.values(), io.StringIO(newline="")
+    folder, table = Path(folder), io.StringIO(newline="")
+    columns = {name: column for name, column in COLUMNS.items() if column.in_csv}
     writer = csv.writer(table, lineterminator="\r\n")
-    writer.writerow(name for name, column in COLUMNS.items() if column.in_csv)
-    writer.writerows([each.value(results, row) for each in columns if each.in_csv] for row in results.rows)
+    writer.writerow(columns)
+    writer.writerows([each.value(results, row) for each in columns.values()] for row in results.rows)
     texts = {folder / RESULTS: results_text(results), folder / CSV: table.getvalue()}
-    if page:
-        texts[folder / PAGE] = _page(results)
+    texts |= {folder / PAGE: _page(results)} if page else {}
     write_files(texts, overwrite=True)
     return list(texts)
 
@@ -86,18 +74,15 @@ def _micro_batches(row: Row) -> str | None:
     return f"{row.micro_batch_size} x {row.accumulation}" if known else None
 
 
-def _reason(row: Row) -> str:
-    """Why a row has no part in comparisons."""
-    if row.status not in RAN_OUT:
-        return "no step was timed: all of them were the warm-up"
-    said = shortened(printable(row.reason), LONGEST_REASON)
-    return f"{row.status}: {said}" if said else row.status
-
-
-def _memory_note(results: Results) -> str:
-    if results.accelerator == "cpu":
-        return "peak memory on a CPU is a process's resident memory: torch itself, the data and the model are in it"
-    return "peak memory is what the allocator had handed out of the device's memory at most"
+def _unmeasured(results: Results) -> list[tuple[Row, str]]:
+    """The rows that have no part in comparisons, and why."""
+    found = []
+    for row in results.rows:
+        why = "no step was timed: all of them were the warm-up"
+        if row.status in RAN_OUT:
+            why = ": ".join(filter(None, (row.status, shortened(printable(row.reason), LONGEST_REASON))))
+        found += [] if row.is_measured else [(row, why)]
+    return found
 
 
 def verdict(results: Results) -> str:
@@ -134,7 +119,7 @@ def verdict(results: Results) -> str:
         unit, size = byte_unit([min(sizes)])
         leanest = label(sizes[min(sizes)], results)
         parts.append(f"{leanest} takes the least memory, {number(min(sizes) / size, 3)} {unit} a rank")
-    missing = [row for row in results.rows if not row.is_measured]
+    missing = [row for row, _ in _unmeasured(results)]
     if len(missing) == 1:
         parts.append(f"{label(missing[0], results)} {RAN_OUT.get(missing[0].status, 'timed no step')}")
     elif missing:
@@ -174,8 +159,7 @@ class Column:
 
     def heading(self, results: Results) -> str:
         """Its heading with the unit: ``step, ms``."""
-        name, _ = self.unit(results)
-        return f"{self.head}, {name}" if name else self.head
+        return ", ".join(filter(None, (self.head, self.unit(results)[0])))
 
     def shown(self, results: Results, row: Row) -> str:
         """A row's value in the unit of the column, formatted."""
@@ -186,9 +170,9 @@ class Column:
             value = tuple(each / size for each in value) if isinstance(value, tuple) else value / size
         return self.text(value)
 
-    def is_known(self, results: Results) -> bool:
-        """Whether any measured row has a value."""
-        return any(self.value(results, row) is not None for row in results.measured)
+    def known(self, results: Results) -> set[Any]:
+        """The values of the measured rows."""
+        return {self.value(results, row) for row in results.measured} - {None}
 
 
 def _of(name: str, *head: Any, **how: Any) -> Column:
@@ -208,8 +192,9 @@ def _bytes_of(*names: str) -> Callable[[Results], tuple[str, float]]:
     return lambda results: byte_unit(getattr(row, name) for row in results.rows for name in names)
 
 
-STATES, ESTIMATE = "model_state_bytes", "estimated_model_state_bytes"
-IN_STATES = _bytes_of(STATES, ESTIMATE)
+STATES, ESTIMATE, PEAK = "model_state_bytes", "estimated_model_state_bytes", "peak_memory_bytes"
+IN_STATES, IN_PEAK = _bytes_of(STATES, ESTIMATE), _bytes_of(PEAK)
+SPEED, AGAINST = "samples_per_s", "samples_per_s_against_first"
 # Programs read the CSV by these names: rename nothing.
 COLUMNS = {
     "name": Column(lambda _, row: printable(row.name), "strategy", str, align="left", drop=0),
@@ -233,21 +218,12 @@ COLUMNS = {
     "step_p95_s": _of("p95_step_seconds", "p95", unit=_step_unit, drop=11, below=""),
     "step_lowest_repetition_s": Column(lambda _, row: row.spread and row.spread[0]),
     "step_highest_repetition_s": Column(lambda _, row: row.spread and row.spread[1]),
-    "samples_per_s": _of(
-        "samples_per_second", "samples/s", best=max, drop=0, below="samples_per_s_against_first"
-    ),
-    "samples_per_s_against_first": _against_first("samples_per_second", n.ratio, drop=2),
+    SPEED: _of("samples_per_second", "samples/s", best=max, drop=0, below=AGAINST),
+    AGAINST: _against_first("samples_per_second", n.ratio, drop=2),
     "tokens_per_s": _of("tokens_per_second", "tokens/s", drop=10, below=""),
     "scaling_efficiency": Column(Results.scaling_efficiency, "scaling", n.percent, below=""),
-    "peak_memory_bytes": _of(
-        "peak_memory_bytes",
-        "peak",
-        unit=_bytes_of("peak_memory_bytes"),
-        best=min,
-        drop=3,
-        below="peak_memory_against_first",
-    ),
-    "peak_memory_against_first": _against_first("peak_memory_bytes", n.ratio),
+    PEAK: _of(PEAK, "peak", unit=IN_PEAK, best=min, drop=3, below="peak_memory_against_first"),
+    "peak_memory_against_first": _against_first(PEAK, n.ratio),
     STATES: _of(STATES, "states", unit=IN_STATES, drop=9, below=ESTIMATE),
     ESTIMATE: _of(ESTIMATE, "estimate", unit=IN_STATES, drop=9),
     "bubble": _of("bubble", "bubble", n.percent, drop=5, below="bubble_ideal"),
@@ -268,25 +244,21 @@ COLUMNS = {
 
 def results_table(results: Results) -> Table:
     """The measurements for a terminal, a line a row; below them stand the rows that have none, and why."""
-    notes = [f"{label(row, results)}: {_reason(row)}" for row in results.rows if not row.is_measured]
+    notes = [f"{label(row, results)}: {why}" for row, why in _unmeasured(results)]
     if results.first is None:
         return Table(heads=[], rows=[], notes=notes)
-    known = {name: each for name, each in COLUMNS.items() if each.drop is not None and each.is_known(results)}
+    known = {name: each for name, each in COLUMNS.items() if each.drop is not None and each.known(results)}
     notes.append("step: median of all; spread: lowest and highest median of the repetitions")
     if len(results.measured) > 1:
         notes.append(f"vs. first: against {label(results.first, results)}")
     if "bubble" in known:
         notes.append("bubble: share of time in which a pipeline's stages wait; ideal: by the schedule alone")
-    if "peak_memory_bytes" in known:
-        notes.append(f"peak: of the rank that takes most; {_memory_note(results)}")
+    if PEAK in known:
+        notes.append(f"peak: of the rank that takes most; {MEMORY_NOTES[results.accelerator]}")
     several = len({row.slots for row in results.rows}) > 1  # then all columns may go before the slots
+    drops = {name: 0 if several and name == "slots" else each.drop or 0 for name, each in known.items()}
     heads = [
-        Head(
-            text=each.heading(results),
-            align=each.align,
-            drop=0 if several and name == "slots" else each.drop or 0,
-            folds=name == "name",
-        )
+        Head(text=each.heading(results), align=each.align, drop=drops[name], folds=name == "name")
         for name, each in known.items()
     ]
     cells = [[each.shown(results, row) for each in known.values()] for row in results.measured]
@@ -304,45 +276,26 @@ def _page(results: Results) -> str:
     from determined_ds.report.charts import CHARTS
     from determined_ds.report.style import PALETTE, address_of, self_contained, strategy_colours
 
-    columns = [each for each in COLUMNS.values() if each.below is not None and each.is_known(results)]
-    best = []
-    for column in columns:
-        values = {value for row in results.measured if (value := column.value(results, row)) is not None}
-        best.append(column.best(values) if column.best and len(values) > 1 else None)
+    columns = [each for each in COLUMNS.values() if each.below is not None and each.known(results)]
+    precisions = {row.precision for row in results.rows} - {None}
 
-    def cell(row: Row, column: Column, best: float | None = None) -> dict[str, Any]:
-        value = column.value(results, row)
+    def cell(row: Row, column: Column) -> dict[str, Any]:
+        value, known = column.value(results, row), column.known(results)
         small = COLUMNS[column.below].shown(results, row) if column.below else ""
+        best = column.best(known) if column.best and len(known) > 1 else None
         return {
             "text": column.shown(results, row),
             "small": "" if small == UNKNOWN else small,
             "value": repr(value) if value is not None and math.isfinite(value) else None,
-            "class": "best" if value is not None and value == best else "",
+            "is_best": value is not None and value == best,
         }
 
-    precisions = {row.precision for row in results.rows} - {None}
-    rows, colours = [], strategy_colours(results)
-    for row in results.rows:
-        stages = f"{row.pipe_parallel_size} stages" if row.is_pipeline else ""
-        below = [f"{row.replicas} x {stages}" if stages and (row.replicas or 1) > 1 else stages]
-        below += [count(row.replicas, "replica")] if row.replicas is not None and not stages else []
-        below += [row.precision] if row.precision is not None and len(precisions) > 1 else []
-        below += [f"micro {micro}"] if (micro := _micro_batches(row)) else []
-        cells, (status, _, why) = [cell(row, COLUMNS["slots"])], ("", "", "")
-        if row.is_measured:
-            cells += [cell(row, column, most) for column, most in zip(columns, best, strict=True)]
-        else:
-            status, _, why = _reason(row).partition(": ")
-        rows.append(
-            {
-                "colour": PALETTE.index(colours[row.name]),
-                "name": _name(row),
-                "below": ", ".join(filter(None, below)),
-                "cells": cells,
-                "status": status,
-                "why": shortened(why, LONGEST_IN_CELL),
-            }
-        )
+    def about(row: Row) -> str:
+        replicas = count(row.replicas, "replica") if row.replicas is not None else ""
+        if row.is_pipeline:
+            replicas = f"{row.replicas} x " * ((row.replicas or 1) > 1) + f"{row.pipe_parallel_size} stages"
+        precision, micro = row.precision if len(precisions) > 1 else "", _micro_batches(row)
+        return ", ".join(filter(None, (replicas, precision, f"micro {micro}" if micro else "")))
 
     date, measured = results.created, ""
     with contextlib.suppress(ValueError):
@@ -354,7 +307,7 @@ def _page(results: Results) -> str:
     batch = (
         f"{num:,} samples" + (f" of {tokens:,} tokens" if tokens else "") for num, tokens in sizes if num
     )
-    note, figures = _memory_note(results), {name: draw(results) for name, draw in CHARTS.items()}
+    note, figures = MEMORY_NOTES[results.accelerator], {name: draw(results) for name, draw in CHARTS.items()}
     return self_contained(
         "comparison.html.jinja",
         ["sort.js"],
@@ -369,18 +322,20 @@ def _page(results: Results) -> str:
         },
         results=results,
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
-        first=label(results.first, results) if results.first else "",
+        label=label,
         heads=[
-            {
-                "text": column.heading(results),
-                "small": COLUMNS[column.below].head if column.below else "",
-                "align": column.align,
-            }
-            for column in (COLUMNS["name"], COLUMNS["slots"], *columns)
+            (each.heading(results), COLUMNS[each.below].head if each.below else "", each.align)
+            for each in (COLUMNS["name"], COLUMNS["slots"], *columns)
         ],
-        rows=rows,
+        slots=COLUMNS["slots"],
+        columns=columns,
+        cell=cell,
+        name=_name,
+        about=about,
+        colours={name: PALETTE.index(colour) for name, colour in strategy_colours(results).items()},
+        shortened=lambda text: shortened(text, LONGEST_IN_CELL),
         pictures={name: address_of(figure) for name, figure in figures.items() if figure is not None},
-        unmeasured=[(label(row, results), _reason(row)) for row in results.rows if not row.is_measured],
+        unmeasured=_unmeasured(results),
         memory_note=f"{note[0].upper()}{note[1:]}",
         window=WINDOW,
         target="" if results.target_loss is None else n.loss_text(results.target_loss),

@@ -1,9 +1,7 @@
 """What was measured: repetitions of variants, what follows from their numbers, and their file ``results.json``.
 
-The way of a number: ``measured.json`` of a run directory -> :class:`Repetition` -> :class:`Row`, a variant over its
-repetitions -> :class:`Results` -> ``results.json``, the table, the pictures, the page. A number that a file holds is
-a field; one that follows from others is a property, and is nowhere written down. The files are strict JSON, read by
-pydantic: every key is known, every type right and every number in its range; one that is not finite is a word.
+A number that a file holds is a field; one that follows from others is a property, and is nowhere written down. The
+files are strict JSON: every key is known, every number in its range; one that is not finite is a word.
 """
 
 from __future__ import annotations
@@ -29,6 +27,8 @@ KIND = "results of determined_ds"
 KIND_OF_ROW = "a measurement of determined_ds"
 MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
 CANNOT_RUN, STOPPED = "cannot run", "stopped"
+# Of those that were not measured, in a sentence.
+RAN_OUT = {OUT_OF_MEMORY: "ran out of memory", FAILED: FAILED, CANNOT_RUN: CANNOT_RUN, STOPPED: "was stopped"}
 WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
 # Part of a step -> what it is. The order is that of tables and pictures.
 PARTS = {
@@ -53,7 +53,6 @@ def _one_of(*words: str) -> Any:
     return Field(pattern=f"^({'|'.join(words)})$")
 
 
-# What a file may hold: no other keys, and numbers in their ranges; a loss that is not finite is a word.
 KNOWN_KEYS = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 Count = Annotated[int, Field(strict=True, ge=1)]
 Number = Annotated[int, Field(strict=True, ge=0)]
@@ -90,9 +89,7 @@ class Row:
     slots: Count
     status: Annotated[str, _one_of(MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)]
     reason: str = ""  # one or two sentences where it was not measured
-    engine: Annotated[str, _one_of("deepspeed", "ddp")] | None = (
-        None  # what trained, seen on the engine itself
-    )
+    engine: Annotated[str, _one_of("deepspeed", "ddp")] | None = None  # seen on the engine itself
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     micro_batch_size: Count | None = None
     accumulation: Count | None = None  # micro-batches of a step
@@ -333,29 +330,23 @@ def _read(cls: type[_Loaded], path: Path, kind: str) -> _Loaded:
     name = str(path)
     try:
         data = json.loads(path.read_bytes())
+        if not isinstance(data, dict) or data.pop("kind", None) != kind:
+            raise refusal(name, f"is not a file of {kind}", "give a results.json as det-ds writes it")
+        if (found := data.pop("format", None)) != FORMAT:
+            message, fix = f"this version reads format {FORMAT} only", "measure again, or use that version"
+            raise ConfigError(Problem(key="format", value=found, origin=name, message=message, fix=fix))
+        return TypeAdapter(cls).validate_python(data)
     except OSError as error:
         raise refusal(name, f"cannot be read: {error.strerror}", "give the path of a results.json") from None
-    except (ValueError, RecursionError) as error:  # a ValueError: of a path with a null byte in it, too
-        raise refusal(name, f"is not JSON: {error}", AGAIN) from None
-    if not isinstance(data, dict) or data.pop("kind", None) != kind:
-        raise refusal(name, f"is not a file of {kind}", "give a results.json as det-ds writes it")
-    if (found := data.pop("format", None)) != FORMAT:
-        message = f"this version reads format {FORMAT} only"
-        fix = "read it with the version that wrote it, or measure again"
-        raise ConfigError(
-            Problem(key="format", value=found, origin=name, message=message, fix=fix, code="results-format")
-        )
-    try:
-        return TypeAdapter(cls).validate_python(data)
     except ValidationError as refused:
         problems = []
-        for found in refused.errors(include_url=False)[:MAX_PROBLEMS]:
-            key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in found["loc"])[1:]
-            message, value = found["msg"].replace("Input should", "must"), found["input"]
-            problems.append(
-                Problem(key=key, value=value, origin=name, message=message, fix=AGAIN, code="results")
-            )
+        for each in refused.errors(include_url=False)[:MAX_PROBLEMS]:
+            key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in each["loc"])[1:]
+            message = each["msg"].replace("Input should", "must")
+            problems.append(Problem(key=key, value=each["input"], origin=name, message=message, fix=AGAIN))
         raise ConfigError(problems) from None
+    except (ValueError, RecursionError) as error:  # a ValueError: of a path with a null byte in it, too
+        raise refusal(name, f"is not JSON: {error}", AGAIN) from None
 
 
 def _median(values: Sequence[float]) -> float | None:
