@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.cli.memory import memory_options, show_memory
-from determined_ds.cli.options import GivenPath, set_option
+from determined_ds.cli.options import COUNT, GivenPath, options, set_option
 from determined_ds.report.numbers import count
 
 if TYPE_CHECKING:
@@ -46,6 +45,23 @@ EXPLAIN_HELP = "The exact DeepSpeed configuration, with the source of each value
 RANKS_HELP = "Explain only which rank stands where, machine by machine."
 MACHINE_HELP = "To explain the ranks; default: all are on one machine."
 JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain value."
+PRECISION, PNG = click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
+MEMORY_HELP = "The bytes that a rank needs, by strategy. Loads torch."
+PARAMETERS_HELP = "Of a model without a CONFIG, e.g. 7B. Loads no torch."
+MICRO_HELP, PRECISION_HELP = (
+    f"For --memory.  [default: CONFIG's, or {otherwise}]" for otherwise in (1, "bf16")
+)
+CHECKPOINTING_HELP = "For --memory: blocks are computed again."
+SCHEDULES_HELP = "Draw CONFIG's pipeline under each schedule."
+memory_options = options(
+    click.option("--memory", is_flag=True, help=MEMORY_HELP),
+    click.option("--parameters", metavar="COUNT", help=PARAMETERS_HELP),
+    click.option("--sequence-length", type=COUNT, help="Tokens of a sample, without a CONFIG."),
+    click.option("--micro-batch-size", type=COUNT, help=MICRO_HELP),
+    click.option("--precision", type=PRECISION, help=PRECISION_HELP),
+    click.option("--activation-checkpointing", is_flag=True, help=CHECKPOINTING_HELP),
+    click.option("--schedules", type=PNG, metavar="PNG", help=SCHEDULES_HELP),
+)
 
 
 @click.command(epilog=EPILOG)
@@ -64,15 +80,15 @@ JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain valu
 def check(
     config: tuple[Path, ...],
     context_dir: Path | None,
-    slots: int | None,
-    overrides: tuple[str, ...],
     gpu_memory: str | None,
-    accelerator: str,
     explained: bool,
     only_ranks: bool,
     slots_per_machine: int | None,
     strict: bool,
     as_json: bool,
+    slots: int | None,
+    overrides: tuple[str, ...],
+    accelerator: str,
     **asked: Any,
 ) -> None:
     """Check that experiments will run, over their search space.
@@ -89,57 +105,57 @@ def check(
     findings are on stderr. The same holds for --memory: what a rank needs under every ZeRO stage and offload, of a
     pipeline under every schedule, and what fits. Its model is the experiment's, or given by its sizes without a CONFIG.
     """
-    in_bytes = any(value not in (None, False) for value in asked.values())
+    of_memory = any(value not in (None, False) for value in asked.values())
     explained = explained or only_ranks or slots_per_machine is not None
-    if in_bytes and explained:
+    alone = "memory" if of_memory else "explain" if explained else ""
+    if of_memory and explained:
         raise click.UsageError("--memory and --explain exclude each other")
-    if in_bytes and not config and not overrides and context_dir is None:
+    if of_memory and not config and not overrides and context_dir is None:
+        from determined_ds.cli.memory import show_memory
+
         show_memory(None, asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
         return
     if not config:
         raise click.UsageError("Missing argument 'CONFIG... [CONTEXT_DIR]'.")
+    if context_dir is None and len(config) > 1 and config[-1].is_dir():
+        config, context_dir = config[:-1], config[-1]
+    if alone and len(config) > 1:
+        raise click.UsageError(f"--{alone} takes one experiment, not {len(config)} files")
     from determined_ds.check.experiment import check_files
 
-    files = config
-    if context_dir is None and len(files) > 1 and files[-1].is_dir():
-        files, context_dir = files[:-1], files[-1]
-    if (explained or in_bytes) and len(files) > 1:
-        raise click.UsageError(
-            f"--{'explain' if explained else 'memory'} takes one experiment, not {len(files)} files"
-        )
     reports = check_files(
-        files,
+        config,
         context_dir=context_dir,
         slots=slots,
         overrides=overrides,
         accelerator=accelerator,
-        does_not_fit=None if gpu_memory is None or in_bytes else _does_not_fit(gpu_memory),
+        does_not_fit=None if gpu_memory is None or of_memory else _does_not_fit(gpu_memory),
     )
     counts = Counter(finding.severity for report in reports for finding in report.findings)
     num_errors, num_warnings = counts["error"], counts["warning"]
     code = 2 if num_errors else 1 if strict and num_warnings else 0
-    if as_json and not (explained or in_bytes):
+    if as_json and not alone:
         said = [report.as_json() for report in reports]
         found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}
         click.echo(json.dumps(found, indent=2))
         sys.exit(code)
     for report in reports:
-        _show(report, err=explained or in_bytes)
-    if num_errors and (explained or in_bytes):
-        sys.exit(code)
-    if in_bytes:
-        show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
-    elif explained:
-        _explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
-    else:
-        summary, colour = f"{count(len(files), 'file')} checked, nothing to fix", "green"
+        _show(report, err=bool(alone))
+    if not alone:
+        summary, colour = f"{count(len(config), 'file')} checked, nothing to fix", "green"
         if num_errors or num_warnings:
             found_in = f"{count(num_errors, 'error')}, {count(num_warnings, 'warning')}"
-            summary = f"{found_in} in {count(len(files), 'file')}"
+            summary = f"{found_in} in {count(len(config), 'file')}"
             colour = "red" if num_errors else "yellow"
         click.echo(click.style(summary, fg=colour))
-        for line in _run_in_words(reports[0]) if len(files) == 1 and not num_errors else ():
+        for line in _run_in_words(reports[0]) if len(config) == 1 and not num_errors else ():
             click.echo(line)
+    elif of_memory and not num_errors:
+        from determined_ds.cli.memory import show_memory
+
+        show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
+    elif not num_errors:
+        _explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
     sys.exit(code)
 
 
@@ -175,13 +191,9 @@ def _show(report: Report, *, err: bool) -> None:
 
 
 def _run_in_words(report: Report) -> list[str]:
-    """What will run and what it takes, as far as it is known without building the model.
+    """What will run and what it takes, as far as it is known without building the model, in two lines.
 
-    Args:
-        report: Of a file in which no error was found.
-
-    Returns:
-        Two lines; none where the code decides batch and strategy, and for what is not an experiment.
+    None where the code decides batch and strategy, and for what is not an experiment.
     """
     experiment, resolved = report.experiment, report.resolved
     if experiment is None or resolved is None:
@@ -248,21 +260,15 @@ def _explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None,
     if only_ranks:
         click.echo("\n".join(machines))
         return
-
-    def comment(text: str) -> str:
-        return click.style(f"# {text}", dim=True)
-
-    click.echo(
-        comment(f"{experiment.name}: {count(experiment.slots, 'slot')} on {resolved.accelerator.name}")
-    )
+    head = [f"{experiment.name}: {count(experiment.slots, 'slot')} on {resolved.accelerator.name}"]
     if experiment.searched:
-        click.echo(comment(f"one point of a search over {', '.join(experiment.searched)}"))
+        head.append(f"one point of a search over {', '.join(experiment.searched)}")
     lines = [("{", ""), *_lines(resolved.ds_config, (), dict(resolved.origins)), ("}", "")]
     width = max(len(text) for text, _ in lines if len(text) <= WIDEST)
-    for text, origin in lines:
-        click.echo(f"{text.ljust(width)}  {comment(origin)}" if origin else text)
-    if experiment.slots > 1:
-        click.echo("\n".join(map(comment, machines)))
+    tail = machines if experiment.slots > 1 else []
+    for text, origin in [*(("", each) for each in head), *lines, *(("", each) for each in tail)]:
+        comment = click.style(f"# {origin}", dim=True) if origin else ""
+        click.echo(f"{text.ljust(width)}  {comment}" if text and comment else text or comment)
 
 
 def _lines(data: dict[str, Any], path: tuple[str, ...], origins: dict[str, str]) -> Iterator[tuple[str, str]]:

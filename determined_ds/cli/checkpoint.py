@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,9 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
             click.echo(f"  {label:<11} {text}")
     indexed = [engine for engine in found["engines"] if engine["tensors"] is not None]
     for engine in indexed:
-        number, parameters = count(len(engine["tensors"]), "tensor"), format_count(engine["parameters"])
-        head = f"\n{engine['name']}  {format_bytes(engine['bytes'])}, {number}, {parameters} parameters"
-        click.echo(head + (f", {engine['optimizer']}" if engine["optimizer"] else ""))
+        sizes = (format_bytes(engine["bytes"]), count(len(engine["tensors"]), "tensor"))
+        parts = [*sizes, f"{format_count(engine['parameters'])} parameters", engine["optimizer"]]
+        click.echo(f"\n{engine['name']}  {', '.join(filter(None, parts))}")
         rows = []
         for each in engine["tensors"]:
             holds = [each["kind"]] * (each["kind"] != "trained")
@@ -243,20 +243,14 @@ def _find(given: str, run_dir: Path | None) -> list[Checkpoint]:
     return find(given, None if run_dir is None else RunDir(run_dir), key="PATH")
 
 
-# ------------------------------------------------------------------------------------------- on a terminal
-
-
-def _print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows with aligned columns, folded where the terminal has no room."""
     from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
 
-    columns = [Column(head, justify="right" if head == "size" else "left", overflow="fold") for head in heads]
-    table = Table(*columns, box=None, padding=(0, 0, 0, 2), header_style="bold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(soft_wrap=False, highlight=False).print(table)
+    from determined_ds.report.numbers import Head, Table
+
+    columns = [Head(text=head, align="right" if head == "size" else "left", folds=True) for head in heads]
+    Console(highlight=False).print(Table(heads=columns, rows=rows))
 
 
 def _working(words: str) -> Any:

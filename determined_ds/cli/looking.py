@@ -31,7 +31,7 @@ Examples:
   det-ds profile experiments/gpt2/const.yaml . --set hyperparameters.zero_stage=3 --steps 10
   det-ds profile runs/gpt2_const/20260101-120000
 """
-A_PATH = click.Path(path_type=Path)
+A_PATH, NUM_STEPS = click.Path(path_type=Path), click.IntRange(1, MOST_ACTIVE)
 TRIAL_HELP, EXPERIMENT_HELP = "A cluster's trial. Repeatable.", "All trials of an experiment."
 OUTPUT_HELP = "Default: RUN_DIR/report.html; of several, report.html here."
 JSON_HELP = "Print one JSON object; a page only with --output or --open."
@@ -108,9 +108,7 @@ def watch(folder: Path) -> None:
 
 @click.command(epilog=PROFILE)
 @experiment_options("Default: runs/<name>/<time>.", "CONFIG|DIR")
-@click.option(
-    "--steps", type=click.IntRange(1, MOST_ACTIVE), default=5, show_default=True, help="Steps to record."
-)
+@click.option("--steps", type=NUM_STEPS, default=5, show_default=True, help="Steps to record.")
 @warmup_option
 @click.option("--slots", type=click.IntRange(min=1), help="Ranks.  [default: the experiment's]")
 def profile(config: Path, **given: Any) -> None:
@@ -179,11 +177,9 @@ def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
-
     measured, drawn = RunDir(folder.parent).measured, {"profile.png": profile_picture(content)}
     for each in read_row(measured).repetitions if measured.is_file() else ():
-        if each.pipeline_step:
-            drawn["schedule.png"] = step_picture(each.pipeline_step)
+        drawn["schedule.png"] = step_picture(each.pipeline_step) if each.pipeline_step else None
     pictures = {folder / name: figure for name, figure in drawn.items() if figure is not None}
     for path, figure in pictures.items():
         path.write_bytes(png_of(figure))

@@ -6,18 +6,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from determined_ds.cli.options import COUNT, options
-
-if TYPE_CHECKING:
-    from determined_ds.check.output import Report
-    from determined_ds.config.strategy import Strategy
-    from determined_ds.errors import ConfigError
-    from determined_ds.memory.fitting import Fit
-    from determined_ds.memory.model import ModelShape
+from determined_ds.check.output import Report
+from determined_ds.config.strategy import Strategy
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.experiment.decide import left_open
+from determined_ds.memory.fitting import (
+    CUDA_BYTES,
+    FRAGMENTED,
+    Fit,
+    alternatives,
+    device_bytes,
+    schedule_fits,
+    usable_bytes,
+)
+from determined_ds.memory.model import ModelShape, shape_from_sizes
+from determined_ds.memory.units import format_bytes, format_count, parse_bytes, parse_count
+from determined_ds.pipe.timeline import most_held
+from determined_ds.report.numbers import Head, Table, byte_unit, terminal_width, wrapped
 
 DEFAULT_SLOTS = 8
 # Of the JSON -> its column, and its rank: where there is no room, those of the highest go first, never those of 0.
@@ -30,23 +39,12 @@ PARTS = {
     "total": ("total", 0),
     "host": ("host", 5),
 }
-PRECISION, PNG = click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
-MEMORY_HELP = "The bytes that a rank needs, by strategy. Loads torch."
-PARAMETERS_HELP = "Of a model without a CONFIG, e.g. 7B. Loads no torch."
-MICRO_HELP, PRECISION_HELP = (
-    f"For --memory.  [default: CONFIG's, or {otherwise}]" for otherwise in (1, "bf16")
+BUFFERS = (
+    "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step"
 )
-CHECKPOINTING_HELP = "For --memory: blocks are computed again."
-SCHEDULES_HELP = "Draw CONFIG's pipeline under each schedule."
-# Each of them asks for the memory.
-memory_options = options(
-    click.option("--memory", is_flag=True, help=MEMORY_HELP),
-    click.option("--parameters", metavar="COUNT", help=PARAMETERS_HELP),
-    click.option("--sequence-length", type=COUNT, help="Tokens of a sample, without a CONFIG."),
-    click.option("--micro-batch-size", type=COUNT, help=MICRO_HELP),
-    click.option("--precision", type=PRECISION, help=PRECISION_HELP),
-    click.option("--activation-checkpointing", is_flag=True, help=CHECKPOINTING_HELP),
-    click.option("--schedules", type=PNG, metavar="PNG", help=SCHEDULES_HELP),
+OF_SCHEDULES = (
+    "held: the most micro-batches, each of one chunk, whose activations a rank holds at a time",
+    "bubble: the share of time in which ranks wait, by the schedule alone",
 )
 
 
@@ -57,7 +55,7 @@ def show_memory(
 
     Args:
         report: Of the experiment CONFIG, in which no error was found; None where the model is given by its sizes.
-        asked: The options of :data:`memory_options`, by their names.
+        asked: The options of ``det-ds check`` that ask for it, by their names.
         slots: Of a model that is given by its sizes.
         gpu_memory: Of one slot, as typed; None: what fits is not shown.
         as_json: Print one JSON object, in bytes.
@@ -65,59 +63,52 @@ def show_memory(
     Raises:
         ConfigError: no model is given, or two; or it cannot be built.
     """
-    from determined_ds.memory.fitting import Fit, alternatives, schedule_fits, usable_bytes
-    from determined_ds.memory.units import parse_bytes
-    from determined_ds.pipe.timeline import most_held
-    from determined_ds.report.numbers import terminal_width, wrapped
-
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
     picture = _drawn(strategy, asked["schedules"]) if asked["schedules"] else []
     rows = [Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu) for each in alternatives(strategy)]
-    schedules = schedule_fits(shape, strategy)
-    own = None if report is None else strategy_label(strategy)
+    schedules, own = schedule_fits(shape, strategy), None if report is None else strategy_label(strategy)
+    names = [strategy_label(row.strategy) for row in rows]
+    cheapest = next((row for row in rows if row.fits), None)
     if not as_json:
-        names = [strategy_label(row.strategy) for row in rows]
         lines = [*_heading(shape, strategy), ""]
         lines += memory_table([f"{name} *" if name == own else name for name in names], rows, gpu)
-        lines += ["", *(["* the strategy of CONFIG"] if own else []), *_verdict(rows, gpu)]
+        lines += ["", *(["* the strategy of CONFIG"] if own else []), BUFFERS, *_verdict(rows, cheapest, gpu)]
         lines += _schedules_table(schedules, strategy) if schedules else []
         for line in lines:
-            click.echo("\n".join(wrapped(line, terminal_width())) if line else "")
+            click.echo("\n".join(wrapped(line, terminal_width())))
         for line in picture:  # a path is copied from here: it is not wrapped
             click.echo(line)
         return
-    strategies = [
-        {
-            "name": row.strategy.name,
-            "is_configured": strategy_label(row.strategy) == own,
-            **asdict(row.strategy),
-            **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
-            "fits": row.fits,
-            "largest_micro_batch": row.largest_micro_batch,
-        }
-        for row in rows
-    ]
     stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
-    of_schedules = [
-        {
-            "schedule": each.strategy.pipe_schedule,
-            "chunks": each.strategy.pipe_chunks,
-            "is_configured": own is not None and each.strategy == strategy,
-            "bubble": each.strategy.bubble,
-            "most_held": most_held(each.strategy.pipeline),
-            "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
-        }
-        for each in schedules
-    ]
     found = {
         "version": 1,
         "model": {key: value for key, value in asdict(shape).items() if not key.startswith("layer")},
         "gpu_memory_bytes": gpu,
         "usable_bytes": None if gpu is None else usable_bytes(gpu),
-        "strategies": strategies,
-        "cheapest": next((row.strategy.name for row in rows if row.fits), None),
-        "schedules": of_schedules,
+        "strategies": [
+            {
+                "name": row.strategy.name,
+                "is_configured": name == own,
+                **asdict(row.strategy),
+                **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
+                "fits": row.fits,
+                "largest_micro_batch": row.largest_micro_batch,
+            }
+            for name, row in zip(names, rows, strict=True)
+        ],
+        "cheapest": cheapest and cheapest.strategy.name,
+        "schedules": [
+            {
+                "schedule": each.strategy.pipe_schedule,
+                "chunks": each.strategy.pipe_chunks,
+                "is_configured": own is not None and each.strategy == strategy,
+                "bubble": each.strategy.bubble,
+                "most_held": most_held(each.strategy.pipeline),
+                "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
+            }
+            for each in schedules
+        ],
     }
     click.echo(json.dumps(found, indent=2))
 
@@ -126,25 +117,19 @@ def show_memory(
 
 
 def _refusal(message: str, fix: str, value: object = None, key: str = "--memory") -> ConfigError:
-    from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-
     return ConfigError(Problem(key=key, value=value or NOT_GIVEN, message=message, fix=fix, code="model"))
 
 
 def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
     """The shape of a model of given sizes, and a strategy to vary."""
-    from determined_ds.config.strategy import Strategy
-    from determined_ds.memory.model import shape_from_sizes
-    from determined_ds.memory.units import parse_count
-
     if asked["parameters"] is None or asked["schedules"]:
         raise _refusal("no model is given", "give a CONFIG, or --parameters 6B without --schedules")
-    if slots is not None and slots < 1:
-        raise _refusal("must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}", slots, "--slots")
-    count, length = parse_count(asked["parameters"]), asked["sequence_length"]
-    shape = shape_from_sizes(num_parameters=count, sequence_length=length)
+    num, length = parse_count(asked["parameters"]), asked["sequence_length"]
+    shape = shape_from_sizes(num_parameters=num, sequence_length=length)
     if slots is None:
         shape = replace(shape, assumptions=(*shape.assumptions, f"{DEFAULT_SLOTS} ranks (--slots)"))
+    elif slots < 1:
+        raise _refusal("must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}", slots, "--slots")
     return shape, Strategy(
         precision=asked["precision"] or "bf16",
         replicas=slots or DEFAULT_SLOTS,
@@ -155,13 +140,8 @@ def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Str
 
 def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
     """The shape of an experiment's model, and its strategy with the options in place."""
-    from determined_ds.errors import ConfigError
-    from determined_ds.experiment.decide import left_open
-
     experiment, resolved = report.experiment, report.resolved
-    given = [
-        f"--{name.replace('_', '-')}" for name in ("parameters", "sequence_length") if asked[name] is not None
-    ]
+    given = [f"--{name.replace('_', '-')}" for name in ("parameters", "sequence_length") if asked[name]]
     if given:
         raise _refusal(f"the model is given twice: CONFIG and {', '.join(given)}", "keep one of them")
     if experiment is None or report.context_dir is None:
@@ -211,67 +191,50 @@ def memory_table(
         gpu: Memory of a GPU; None: what fits is not shown.
         chosen: The micro-batch is the strategy's own, not the largest that fits.
     """
-    from determined_ds.memory.fitting import usable_bytes
-    from determined_ds.report.numbers import Head, Table, byte_unit
-
     unit, size = byte_unit(row.memory.total_bytes for row in rows)
     heads = [Head(text=f"{unit} a rank")]
     heads += [Head(text=head, align="right", drop=rank) for head, rank in PARTS.values()]
-    if gpu is not None:
-        heads += [Head(text=head, align="right") for head in ("fits", "spare", "micro")]
+    heads += [Head(text=head, align="right") for head in ("fits", "spare", "micro") if gpu is not None]
 
     def number(num_bytes: int) -> str:
         return f"{num_bytes / size:,.{2 if abs(num_bytes) < 1000 * size else 1}f}"
 
     found = []
     for name, row in zip(names, rows, strict=True):
-        texts = [name, *(number(getattr(row.memory, f"{part}_bytes")) for part in PARTS)]
+        found.append([name, *(number(getattr(row.memory, f"{part}_bytes")) for part in PARTS)])
         if gpu is not None:
             micro = row.strategy.micro_batch_size if chosen else row.largest_micro_batch
             spare = number(usable_bytes(gpu) - row.memory.total_bytes)
-            texts += ["yes" if row.fits else "no", spare, str(micro or "-")]
-        found.append(texts)
+            found[-1] += ["yes" if row.fits else "no", spare, str(micro or "-")]
     return Table(heads=heads, rows=found).lines()
 
 
 def strategy_label(strategy: Strategy) -> str:
     """A strategy in the tables: its ZeRO stage, what is offloaded, and the stages of a pipeline."""
-    words = f"ZeRO {strategy.zero_stage}"
-    if strategy.pipe_parallel_size > 1:
-        words = f"pipeline {strategy.pipe_parallel_size}, {words}"
-    if strategy.offload_optimizer:
-        words += ", offload all" if strategy.offload_param else ", offload opt"
-    return words
+    stages = strategy.pipe_parallel_size
+    words = f"pipeline {stages}, " * (stages > 1) + f"ZeRO {strategy.zero_stage}"
+    offloaded = "all" if strategy.offload_param else "opt"
+    return words + f", offload {offloaded}" * bool(strategy.offload_optimizer)
 
 
 def _schedules_table(found: Sequence[Fit], own: Strategy) -> list[str]:
     """The schedules that a pipeline could have, its own marked; of many ranks, the first and the last."""
-    from determined_ds.memory.units import format_bytes
-    from determined_ds.pipe.timeline import most_held
-    from determined_ds.report.numbers import Head, Table
-
     heads = [Head(text="schedule"), *(Head(text=text, align="right") for text in ("chunks", "bubble"))]
     heads += [Head(text=text, folds=True) for text in ("held by rank", "bytes by rank")]
     rows = []
     for each in found:
-        by_rank = [list(map(str, most_held(each.strategy.pipeline)))]
-        by_rank.append([format_bytes(stage.total_bytes) for stage in each.stages])
-        ranks = [
-            ", ".join(texts if len(texts) <= 4 else [*texts[:2], "...", *texts[-2:]]) for texts in by_rank
-        ]
         name = each.strategy.pipe_schedule + " *" * (each.strategy == own)
-        rows.append([name, str(each.strategy.pipe_chunks), f"{each.strategy.bubble:.1%}", *ranks])
-    notes = [
-        "held: the most micro-batches, each of one chunk, whose activations a rank holds at a time",
-        "bubble: the share of time in which ranks wait, by the schedule alone",
-    ]
+        held = [str(most) for most in most_held(each.strategy.pipeline)]
+        by_rank = [
+            ", ".join(texts if len(texts) <= 4 else [*texts[:2], "...", *texts[-2:]])
+            for texts in (held, [format_bytes(stage.total_bytes) for stage in each.stages])
+        ]
+        rows.append([name, str(each.strategy.pipe_chunks), f"{each.strategy.bubble:.1%}", *by_rank])
     about = f"schedules of {own.pipe_parallel_size} stages and {own.accumulation} micro-batches"
-    return ["", about, *Table(heads=heads, rows=rows, notes=notes).lines()]
+    return ["", about, *Table(heads=heads, rows=rows, notes=OF_SCHEDULES).lines()]
 
 
 def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
-    from determined_ds.memory.units import format_count
-
     sizes = {
         "{:,} layers": shape.num_layers,
         "{:,} wide": shape.hidden_size,
@@ -284,7 +247,7 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     ranks = f"ranks    {strategy.slots}, in {strategy.precision}, micro-batch {strategy.micro_batch_size}"
     lines = [
         f"model    {format_count(shape.num_parameters)} parameters{trained}{': ' * bool(known)}{known}",
-        ranks + (", activation checkpointing" if strategy.activation_checkpointing else ""),
+        ranks + ", activation checkpointing" * bool(strategy.activation_checkpointing),
         *(f"assumed  {assumption}" for assumption in shape.assumptions),
     ]
     if not shape.knows_activations:
@@ -294,26 +257,19 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     return lines
 
 
-def _verdict(rows: Sequence[Fit], gpu: int | None) -> list[str]:
-    from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, usable_bytes
-    from determined_ds.memory.units import format_bytes
-
-    parts = (
-        "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step"
-    )
+def _verdict(rows: Sequence[Fit], cheapest: Fit | None, gpu: int | None) -> list[str]:
     if gpu is None:
-        return [parts, "--gpu-memory 80GiB shows what fits"]
+        return ["--gpu-memory 80GiB shows what fits"]
     usable = (
         f"usable: {format_bytes(usable_bytes(gpu))} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
         f" {FRAGMENTED:.0%} of the rest for fragments; micro: the largest micro-batch that fits"
     )
-    if cheapest := next((row for row in rows if row.fits), None):
+    if cheapest is not None:
         needed = format_bytes(cheapest.memory.total_bytes)
-        return [parts, usable, f"cheapest that fits: {cheapest.strategy.name}, {needed}"]
+        return [usable, f"cheapest that fits: {cheapest.strategy.name}, {needed}"]
     least = min(rows, key=lambda each: each.memory.total_bytes)
     device = format_bytes(device_bytes(least.memory.total_bytes))
     return [
-        parts,
         usable,
         f"none fits at this micro-batch; {least.strategy.name} needs least",
         f"  fix: use GPUs of {device} or more, more --slots, --activation-checkpointing, or a smaller micro-batch",

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from determined_ds.cli.options import COUNT
-
-if TYPE_CHECKING:
-    from determined_ds.config.strategy import Strategy
-    from determined_ds.memory.fitting import Fit
-    from determined_ds.memory.plan import PlanRequest
 
 EPILOG = """\b
 Examples:
@@ -100,35 +94,45 @@ def _flag(name: str) -> str:
 def _new_experiment(
     name: str | None, output: Path, force: bool, *, dry_run: bool, asked: dict[str, Any]
 ) -> None:
+    """List the candidates, and write or print the files of the first one that fits."""
     from determined_ds.check.trial import code_problems
+    from determined_ds.cli.memory import memory_table, strategy_label
     from determined_ds.config.layout import assumed_cuda
     from determined_ds.config.resolve import reconcile
     from determined_ds.documents.files import write_files
     from determined_ds.documents.text import parse_json, parse_yaml
     from determined_ds.errors import ConfigError, Problem
     from determined_ds.experiment.experiment import parse_experiment
-    from determined_ds.memory.plan import (
-        candidates,
-        default_name,
-        experiment_files,
-        nothing_fits,
-        read_request,
-    )
+    from determined_ds.memory import plan
+    from determined_ds.memory.units import format_bytes, format_count
 
     if missing := [_flag(option) for option in NEEDED if option not in asked]:
         fix = "give it; det-ds new --help says what it is"
         raise ConfigError(Problem(key=flag, message="missing", fix=fix, code="missing") for flag in missing)
-    request = read_request(**asked)
-    considered = list(candidates(request))
-    strategy = next((each.strategy for each in considered if each.fits), None)
-    if strategy is None:
-        _show(request, considered, None, err=True)
-        raise ConfigError(nothing_fits(request, considered))
-    name = default_name(request, strategy) if name is None else name
+    request = plan.read_request(**asked)
+    considered = list(plan.candidates(request))
+    chosen = next((each.strategy for each in considered if each.fits), None)
+
+    shape, gpu, samples = request.shape, request.gpu_memory_bytes, f"{request.global_batch_size:,} samples"
+    size = f"{format_count(shape.num_parameters)} parameters on {request.slots} x {format_bytes(gpu)}"
+    names = []
+    for strategy in (each.strategy for each in considered):
+        recomputed, star = ", recomputed" * strategy.activation_checkpointing, " *" * (strategy is chosen)
+        names.append(strategy_label(strategy) + recomputed + star)
+    said = [f"{size}, {samples} of {shape.sequence_length:,} tokens a step, {request.precision}", ""]
+    said += [*memory_table(names, considered, gpu, chosen=True), ""]
+    if chosen is not None:
+        batch = f"micro-batch {chosen.micro_batch_size} x accumulation {chosen.accumulation}"
+        said.append(f"* chosen: the first that fits, {samples} = {batch} x replicas {chosen.replicas}")
+    said.append("recomputed: activation checkpointing; micro: the largest micro-batch that divides and fits")
+    if chosen is None:
+        click.echo("\n".join(said), err=True)
+        raise ConfigError(plan.nothing_fits(request, considered))
+    name = plan.default_name(request, chosen) if name is None else name
     if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
         message, fix = "is not a valid file name", "use letters, digits, `-`, `_` and `.`, e.g. gpt2_6b"
         raise ConfigError(Problem(key="NAME", value=name, message=message, fix=fix, code="name"))
-    files = experiment_files(request, strategy, name)
+    files = plan.experiment_files(request, chosen, name)
     # Resolved as a run does, before anything is written.
     (yaml_path, yaml), (json_path, ds_config) = files.items()
     written = parse_experiment(parse_yaml(yaml, yaml_path))
@@ -136,13 +140,11 @@ def _new_experiment(
     resolved = reconcile(written.hyperparameters, ds, slots=written.slots, accelerator=gpus)
     warnings = [str(problem) for problem in (*resolved.warnings, *code_problems(written, output))]
     if "entrypoint" not in asked:
-        stands_in = f"{request.entrypoint} stands in for your model"
-        warnings.insert(
-            0, f"{stands_in}: name your own by --entrypoint MODULE:TRIAL, or --entrypoint train.py"
-        )
+        name_yours = "name your own by --entrypoint MODULE:TRIAL, or --entrypoint train.py"
+        warnings.insert(0, f"{request.entrypoint} stands in for your model: {name_yours}")
     if not dry_run:
         write_files({output / path: text for path, text in files.items()}, overwrite=force)
-    _show(request, considered, strategy, err=dry_run)
+    click.echo("\n".join(said), err=dry_run)
     if dry_run:
         click.echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
     else:
@@ -152,31 +154,3 @@ def _new_experiment(
         click.echo(f"next: det-ds check {output / yaml_path}{elsewhere}")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
-
-
-def _show(request: PlanRequest, considered: Sequence[Fit], strategy: Strategy | None, *, err: bool) -> None:
-    """Print the candidates, the chosen one marked."""
-    from determined_ds.cli.memory import memory_table, strategy_label
-    from determined_ds.memory.units import format_bytes, format_count
-
-    names = [
-        strategy_label(row.strategy)
-        + ", recomputed" * row.strategy.activation_checkpointing
-        + " *" * (row.strategy is strategy)
-        for row in considered
-    ]
-    shape, gpu = request.shape, request.gpu_memory_bytes
-    lines = [
-        f"{format_count(shape.num_parameters)} parameters on {request.slots} x {format_bytes(gpu)}, "
-        f"{request.global_batch_size:,} samples of {shape.sequence_length:,} tokens a step, {request.precision}",
-        "",
-        *memory_table(names, considered, gpu, chosen=True),
-        "",
-    ]
-    if strategy is not None:
-        lines.append(
-            f"* chosen: the first that fits, {request.global_batch_size:,} samples = micro-batch "
-            f"{strategy.micro_batch_size} x accumulation {strategy.accumulation} x replicas {strategy.replicas}"
-        )
-    lines.append("recomputed: activation checkpointing; micro: the largest micro-batch that divides and fits")
-    click.echo("\n".join(lines), err=err)

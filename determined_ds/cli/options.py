@@ -31,13 +31,13 @@ class Count(click.ParamType):
         return int(str(value))
 
 
-class Numbers(Names):
-    """Whole numbers of at least 1, with commas between them."""
+class Counts(click.ParamType):
+    """Several of them, with commas between them."""
 
     name = "N[,N...]"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return [Count().convert(word, param, ctx) for word in str(value).split(",")]
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        return [COUNT.convert(word, param, ctx) for word in str(value).split(",")]
 
 
 class GivenPath(click.Path):

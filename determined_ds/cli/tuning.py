@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.cli.options import Names, Numbers, experiment_options, options, warmup_option
+from determined_ds.cli.options import Counts, Names, experiment_options, options, warmup_option
 
 if TYPE_CHECKING:
     from determined_ds.report.results import Results
@@ -55,7 +55,7 @@ def _measuring(*, steps: int, fewest: int) -> Callable[[Any], Any]:
 
 @click.command(epilog=COMPARE)
 @click.option("--strategies", type=Names(), required=True, help="Which; the first is the baseline.")
-@click.option("--slots", type=Numbers(), help="Ranks to measure on, e.g. 1,2.  [default: the experiment's]")
+@click.option("--slots", type=Counts(), help="Ranks to measure on, e.g. 1,2.  [default: the experiment's]")
 @_measuring(steps=30, fewest=1)
 @click.option("--repeat", type=AT_LEAST_1, default=3, show_default=True, help="Runs of each, interleaved.")
 def compare(strategies: list[str], slots: list[int] | None, repeat: int, **given: Any) -> None:

@@ -142,7 +142,7 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
     columns = list(differs)[:MOST_COLUMNS]
     differs |= differing(runs, "DeepSpeed", "environment")
     first, *rest = [shown.sections for shown in runs]
-    alike = {}
+    alike: dict[str, Any] = {}
     for title, settings in first.items():
         same = {k: v for k, v in settings.items() if all(each.get(title, {}).get(k) == v for each in rest)}
         alike |= {f"{title}: the same in all" if rest else title: same} if same else {}

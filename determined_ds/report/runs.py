@@ -73,19 +73,19 @@ class RunView:
         validated = [curve.metric for curve in self.curves.values() if curve.group == VALIDATION]
         self.metric = str(metric) if metric in validated else "".join(validated[:1])
         self.smaller_is_better = get_path(run.config, ("searcher", "smaller_is_better")) is not False
-        self.best: Validation | None = None
+        best: Validation | None = None
         curve = self.curves.get(f"{VALIDATION}/{self.metric}")
         for step, value in zip(curve.steps, curve.values, strict=True) if curve else ():
-            before = self.best and self.best.value
-            if is_better(value, before, smaller_is_better=self.smaller_is_better):
-                self.best = Validation(self.metric, value, step)
+            if is_better(value, best and best.value, smaller_is_better=self.smaller_is_better):
+                best = Validation(self.metric, value, step)
+        self.best = best
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
         """Its curves, e.g. ``training/loss``, in the order in which their metrics came. Only numbers are in them."""
         # When each launch began, and the seconds in training before it, without pauses and lost work.
         times = sorted(time for each in self.run.records if (time := as_number(each.get("time"))) is not None)
-        begins, before = [launch.time for launch in self.run.launches] or times[:1], [0.0]
+        before, begins = [0.0], [launch.time for launch in self.run.launches] or times[:1]
         for begin, following in pairwise(begins):
             last = max((time for time in times if time < following), default=begin)
             before.append(before[-1] + max(0.0, last - begin))

@@ -83,11 +83,10 @@ def _looks(path: Path, since: float) -> Iterator[tuple[RunState, list[Record]]]:
             state, since = RunState.of_config(read_run(path).config), time.time()
         for record in new:
             state.take(record["group"], record["steps_completed"], record["metrics"])
-            at = record.get("time")
-            is_timed = isinstance(at, (int, float))
-            if not is_timed or at >= since:
+            at = as_number(record.get("time"))
+            if at is None or at >= since:
                 state.status = TRAINING
-            if is_timed and at >= since:
+            if at is not None and at >= since:
                 state.at(record["steps_completed"], at)
         state.detail = ""
         if state.status == STARTING and is_running and since:
@@ -163,6 +162,6 @@ def closing_block(run: RecordedRun) -> list[str]:
 
     lines = wrap(title, subsequent_indent="  ")
     for label, words in facts.items():
-        indents = {"initial_indent": f"  {label:<{LABEL}}", "subsequent_indent": " " * (LABEL + 2)}
-        lines += wrap(words, **indents) if words else []
+        first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
+        lines += wrap(words, initial_indent=first, subsequent_indent=further) if words else []
     return [*lines, *(f"  {label:<{LABEL}}{words}" for label, words in commands.items())]
