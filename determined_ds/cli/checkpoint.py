@@ -164,11 +164,12 @@ def diff(
     click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
     rows = []
     for each in found[:MOST_DIFFERENCES]:
-        row = [f"{each['engine']} {each['tensor']}".rstrip(), each["state"], each["message"]]
+        where, values, largest = "", "", ""
         if each["values"] is not None:
             values = " / ".join(f"{value:.6g}" for value in each["values"])
-            row += [str(list(each["place"])), values, f"{each['largest']:.3g}"]
-        rows.append(row)
+            where, largest = str(list(each["place"])), f"{each['largest']:.3g}"
+        name = f"{each['engine']} {each['tensor']}".rstrip()
+        rows.append((name, each["state"], each["message"], where, values, largest))
     _print_table(("tensor", "state", "what differs", "at", "values", "largest"), rows)
     if len(found) > MOST_DIFFERENCES:
         click.echo(f"  ... and {len(found) - MOST_DIFFERENCES} more; --json lists all")

@@ -292,8 +292,8 @@ def _page(results: Results) -> str:
 
     def about(row: Row) -> str:
         replicas = count(row.replicas, "replica") if row.replicas is not None else ""
-        if row.is_pipeline:
-            replicas = f"{row.replicas} x " * ((row.replicas or 1) > 1) + f"{row.pipe_parallel_size} stages"
+        if (stages := row.pipe_parallel_size or 1) > 1:
+            replicas = f"{row.replicas} x " * ((row.replicas or 1) > 1) + f"{stages} stages"
         precision, micro = row.precision if len(precisions) > 1 else "", _micro_batches(row)
         return ", ".join(filter(None, (replicas, precision, f"micro {micro}" if micro else "")))
 
@@ -332,7 +332,7 @@ def _page(results: Results) -> str:
         cell=cell,
         name=_name,
         about=about,
-        colours={name: PALETTE.index(colour) for name, colour in strategy_colours(results).items()},
+        colour_of={name: PALETTE.index(colour) for name, colour in strategy_colours(results).items()},
         shortened=lambda text: shortened(text, LONGEST_IN_CELL),
         pictures={name: address_of(figure) for name, figure in figures.items() if figure is not None},
         unmeasured=_unmeasured(results),

@@ -1,7 +1,7 @@
 """What was measured: repetitions of variants, what follows from their numbers, and their file ``results.json``.
 
 A number that a file holds is a field; one that follows from others is a property, and is nowhere written down. The
-files are strict JSON: every key is known, every number in its range; one that is not finite is a word.
+files are strict JSON: every key is known, every type right; a number that is not finite is a word.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from determined_ds.documents.document import refusal
 from determined_ds.documents.files import write_files
@@ -47,18 +47,7 @@ MAX_PROBLEMS = 10  # a damaged list has one at every number
 AGAIN = "it was cut off, damaged or changed since it was written: measure again"
 _NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")  # a list of them; JSON's strings hold no line feed
 _Loaded = TypeVar("_Loaded")
-
-
-def _one_of(*words: str) -> Any:
-    return Field(pattern=f"^({'|'.join(words)})$")
-
-
 KNOWN_KEYS = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
-Count = Annotated[int, Field(strict=True, ge=1)]
-Number = Annotated[int, Field(strict=True, ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-StepSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +57,14 @@ class Repetition:
     __pydantic_config__ = KNOWN_KEYS
 
     run_dir: str  # relative to the results' folder
-    step_seconds: tuple[StepSeconds, ...]  # of each step after the warm-up
+    step_seconds: tuple[float, ...]  # of each step after the warm-up
     losses: tuple[float, ...]  # of every step, the warm-up's too: means over the global batch
-    warmup: Number  # steps before step_seconds begins
-    start_seconds: Seconds  # from the process's start to its first step
-    peak_memory_bytes_by_rank: tuple[Number, ...]  # device memory on CUDA; resident memory on a CPU
-    model_state_bytes_by_rank: tuple[Number, ...]  # found in the engine, on the device
-    bubble: Share | None = None  # of a pipeline's time that its stages wait
-    bubble_ideal: Share | None = None  # the same by the schedule alone, counted
+    warmup: int  # steps before step_seconds begins
+    start_seconds: float  # from the process's start to its first step
+    peak_memory_bytes_by_rank: tuple[int, ...]  # device memory on CUDA; resident memory on a CPU
+    model_state_bytes_by_rank: tuple[int, ...]  # found in the engine, on the device
+    bubble: float | None = None  # of a pipeline's time that its stages wait
+    bubble_ideal: float | None = None  # the same by the schedule alone, counted
     pipeline_step: RecordedStep | None = None  # the median one: what each rank computed when
 
 
@@ -86,30 +75,25 @@ class Row:
     __pydantic_config__ = KNOWN_KEYS
 
     name: str  # of the strategy or the variant, e.g. zero2
-    slots: Count
-    status: Annotated[str, _one_of(MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)]
+    slots: int
+    status: str
     reason: str = ""  # one or two sentences where it was not measured
-    engine: Annotated[str, _one_of("deepspeed", "ddp")] | None = None  # seen on the engine itself
-    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
-    micro_batch_size: Count | None = None
-    accumulation: Count | None = None  # micro-batches of a step
-    replicas: Count | None = None
-    pipe_parallel_size: Count | None = None
-    precision: Annotated[str, _one_of("fp32", "bf16", "fp16")] | None = None
-    samples_per_step: Count | None = None
-    tokens_per_sample: Count | None = None
-    estimated_model_state_bytes: Number | None = None  # of the rank that holds most, by the memory model
+    engine: str | None = None  # deepspeed or ddp, seen on the engine itself
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
+    accumulation: int | None = None  # micro-batches of a step
+    replicas: int | None = None
+    pipe_parallel_size: int | None = None
+    precision: str | None = None
+    samples_per_step: int | None = None
+    tokens_per_sample: int | None = None
+    estimated_model_state_bytes: int | None = None  # of the rank that holds most, by the memory model
     repetitions: tuple[Repetition, ...] = ()
 
     @property
     def is_measured(self) -> bool:
         """Whether it takes part in comparisons: it ran to its end, and steps of it were timed."""
         return self.status == MEASURED and bool(self.step_seconds)
-
-    @property
-    def is_pipeline(self) -> bool:
-        """Whether it has more pipeline stages than one."""
-        return (self.pipe_parallel_size or 1) > 1
 
     @property
     def step_seconds(self) -> list[float]:
@@ -239,8 +223,8 @@ class Results:
     command: str
     created: str
     machine: str
-    accelerator: Annotated[str, _one_of("cpu", "cuda")]
-    steps: Number
+    accelerator: str
+    steps: int
     rows: tuple[Row, ...]
 
     @property

@@ -36,7 +36,6 @@ WIDTH_IN = 5.0
 FONT_PT, SMALL_PT = 10, 9
 OUTSIDE_IN = 0.75  # of a panel: title, numbers and name of the axis
 PNG_DPI = 200
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],  # matplotlib brings it along: pictures are the same everywhere
     "text.usetex": False,
@@ -106,19 +105,21 @@ def figure_of(heights: list[float], width: float = WIDTH_IN) -> tuple[Figure, li
 
 def png_of(figure: Figure) -> bytes:
     """A figure as PNG, on white."""
-    with drawing():
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=PNG_DPI, metadata={"Software": None})
-        return file.getvalue()
+    return _saved(figure, format="png", dpi=PNG_DPI, metadata={"Software": None})
 
 
 def address_of(figure: Figure) -> str:
     """A figure as SVG without a ground, in an address of an ``<img>``: nothing in it can be markup of the page."""
     figure.patch.set_visible(False)
+    text = _saved(figure, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return f"data:image/svg+xml;base64,{base64.b64encode(text).decode()}"
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    file = io.BytesIO()
     with drawing():
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+        figure.savefig(file, **how)
+    return file.getvalue()
 
 
 def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
@@ -134,16 +135,12 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
 
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8").rstrip("\n") for name in scripts) + "\n"
     colours = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": PAGE, "accent": ACCENT}
-    colours |= {f"s{index}": colour for index, colour in enumerate(PALETTE)}
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(
-        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, **blocks
-    )
+    how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, **how)
     return environment.get_template(template).render(
         script=Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        light=Markup(" ".join(f"--{name}: {colour};" for name, colour in colours.items())),
-        fonts=Markup(FONTS),
+        colours=colours | {f"s{index}": colour for index, colour in enumerate(PALETTE)},
         num_colours=len(PALETTE),
         **values,
     )

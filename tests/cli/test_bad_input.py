@@ -1,78 +1,49 @@
 """The mistakes that people make: each is refused with exit 2 and one message with its fix, and no traceback.
 
-Most are found before a rank is started: a run that is refused leaves no file.
+Most are found before a rank is started: a run that is refused leaves no file. What is wrong within a file is tested
+with the room that judges it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
+from tests.cli.own_runs import edit
 from tests.harness.command import det_ds
 
-EXPERIMENT, JSON, TRIAL = "experiment.yaml", "ds.json", "trial.py"
-RUN = (EXPERIMENT, ".")
+RUN = ("experiment.yaml", ".")
 
 
 class Mistake(NamedTuple):
-    """One mistake, made in a copy of ``own_model``."""
+    """One mistake of a command line, in a copy of ``own_model``."""
 
     says: tuple[str, ...]  # the key or file at fault, its value, what is wrong with it; and what is advised
-    arguments: tuple[str, ...] = RUN  # of ``det-ds run``, started in the context directory
-    edit: Callable[[Path], Any] = lambda folder: None  # what is done to the context directory first
+    arguments: tuple[str, ...]  # of ``det-ds run``, started in the context directory
     num_errors: int = 1  # all that is wrong is said at once
+    run_dir: str = ""  # holds a complete checkpoint
 
 
-def replaced(name: str, old: str, new: str) -> Callable[[Path], Any]:
-    """A file with one passage changed."""
-
-    def edit(folder: Path) -> None:
-        text = (folder / name).read_text()
-        assert text.count(old) == 1, (name, old)
-        (folder / name).write_text(text.replace(old, new))
-
-    return edit
-
-
-def setting(*overrides: str) -> tuple[str, ...]:
-    return (*RUN, *(word for override in overrides for word in ("--set", f"hyperparameters.{override}")))
-
-
-def complete_checkpoint(run_dir: str) -> Callable[[Path], Any]:
-    def edit(folder: Path) -> None:
-        path = folder / run_dir / "checkpoints" / "11111111-2222-3333-4444-555555555555"
-        path.mkdir(parents=True)
-        (path / "metadata.json").write_text('{"steps_completed": 7}')
-
-    return edit
-
-
-STAGED = setting("pipe_parallel_size=2", "overwrite_deepspeed_args.zero_optimization.stage=2")
 MISTAKES = {
-    # The command line
-    "slots-no-number": Mistake(("'--slots'", "'abc'", "det-ds run --help"), (*RUN, "--slots", "abc")),
     "config-missing": Mistake(
         ("experiments.yaml", "no such file", "check the path"), ("experiments.yaml", ".")
     ),
     "arguments-swapped": Mistake(
-        (f"CONTEXT_DIR = '{EXPERIMENT}'", "is a folder, not a file", "name a YAML or JSON file in it"),
-        (".", EXPERIMENT),
+        ("CONTEXT_DIR = 'experiment.yaml'", "is a folder, not a file", "name a YAML or JSON file in it"),
+        (".", "experiment.yaml"),
         num_errors=2,
     ),
     "accelerator-absent": Mistake(
         ("accelerator = 'cuda'", "no CUDA", "--accelerator cpu"), (*RUN, "--accelerator", "cuda")
     ),
     "resume-of-what": Mistake(
-        ("--resume", "--run-dir"),
-        (*RUN, "--resume"),
-        complete_checkpoint("runs/tiny/20260101-000000"),
+        ("--resume", "--run-dir"), (*RUN, "--resume"), run_dir="runs/tiny/20260101-000000"
     ),
     "resume-without-checkpoint": Mistake(
         ("--run-dir = 'empty'", "no complete checkpoint", "without --resume"),
@@ -80,24 +51,12 @@ MISTAKES = {
     ),
     "run-dir-holds-a-run": Mistake(
         ("--run-dir = 'earlier'", "holds a run already, trained to batch 7", "--resume"),
-        (*RUN, "--run-dir", "earlier"),
-        complete_checkpoint("earlier"),
-    ),
-    # One mistake for each room that judges the files; all others are tested there.
-    "entrypoint": Mistake(
-        ("trial:TinyTrail", "has no TinyTrail", "did you mean TinyTrial?"),
-        edit=replaced(EXPERIMENT, "trial:TinyTrial", "trial:TinyTrail"),
-    ),
-    "json": Mistake(
-        ("deepspeed_config = 'zero1.json'", "no such file in the context directory", f"there are: {JSON}"),
-        edit=replaced(EXPERIMENT, JSON, "zero1.json"),
-    ),
-    "rules": Mistake(
-        ("stage = 2 (--set", "pipe_parallel_size 2", "set zero_optimization.stage to 1"), STAGED
+        (*RUN, "--run_dir", "earlier"),  # an option is taken with underscores, too
+        run_dir="earlier",
     ),
     "three-at-once": Mistake(
         ("fit.max_length", "global_batch_size = 8", "--run-dir", "6 or 9"),
-        (*setting("fit.max_length=null"), "--slots", "3", "--run-dir", TRIAL),
+        (*RUN, "--set", "hyperparameters.fit.max_length=null", "--slots", "3", "--run-dir", "trial.py"),
         num_errors=3,
     ),
 }
@@ -112,29 +71,27 @@ def here(own_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_model
 
 
-def refused(*arguments: str) -> Result:
-    """``det-ds run`` in this process; an ``--accelerator`` among the arguments wins over the CPU."""
-    result = CliRunner().invoke(main, ["run", "--accelerator", "cpu", *arguments], prog_name="det-ds")
-    assert result.exit_code == EXIT_CONFIG, result.output
-    assert "Traceback" not in result.stderr
-    return result
-
-
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_refused_before_a_rank_is_started(mistake: Mistake, here: Path) -> None:
-    mistake.edit(here)
+    """Also where a launcher adds ``--local_rank``; an ``--accelerator`` among the arguments wins over the CPU."""
+    if mistake.run_dir:
+        path = here / mistake.run_dir / "checkpoints" / "11111111-2222-3333-4444-555555555555"
+        path.mkdir(parents=True)
+        (path / "metadata.json").write_text('{"steps_completed": 7}')
     before = {*here.rglob("*")}
-    result = refused(*mistake.arguments)
-    assert result.stdout == ""
-    assert [words for words in mistake.says if words not in result.stderr] == []
+    words = ["--local_rank=1", "run", "--accelerator", "cpu", *mistake.arguments]
+    result = CliRunner().invoke(main, words, prog_name="det-ds")
+    assert (result.exit_code, result.stdout) == (EXIT_CONFIG, "")
+    assert [said for said in (*mistake.says, "fix: ") if said not in result.stderr] == []
     assert len(re.findall(r"^error: ", result.stderr, flags=re.I | re.M)) == mistake.num_errors, result.stderr
+    assert "Traceback" not in result.stderr
     assert {*here.rglob("*")} == before, "a refused run leaves nothing"
 
 
 def test_what_only_the_ranks_can_know_is_said_once(here: Path) -> None:
     with_another_size = "DataLoader(samples(64, seed=1), batch_size=3)"
-    replaced(TRIAL, "self.training_loader(samples(64, seed=1))", with_another_size)(here)
-    done = det_ds("run", here / EXPERIMENT, here, "--run-dir", here / "run")
+    edit(here / "trial.py", "self.training_loader(samples(64, seed=1))", with_another_size)
+    done = det_ds("run", here / "experiment.yaml", here, "--run-dir", here / "run")
     assert done.returncode == EXIT_CONFIG, done.stderr
     assert done.stderr.count("build_training_data_loader = 3") == 1
     assert "fix: use self.training_loader(dataset)" in done.stderr

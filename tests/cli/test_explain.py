@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -24,22 +23,16 @@ def _at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def check(*arguments: str | Path) -> Result:
+def check(*arguments: str | Path | int) -> Result:
     return CliRunner().invoke(main, ["check", *map(str, arguments)])
 
 
-def explained(*arguments: str | Path) -> dict[str, Any]:
-    """What is shown as JSON, and as text without its comments."""
-    plain: dict[str, Any] = json.loads(check(*arguments, "--explain", "--json").stdout)
-    text = check(*arguments, "--explain").stdout
-    lines = [line.partition("  #")[0] for line in text.splitlines() if not line.startswith("#")]
-    assert json.loads("\n".join(lines)) == plain
-    return plain
-
-
 def test_it_is_what_a_run_gives_deepspeed(trained: Path) -> None:
+    """As JSON, and as text without its comments."""
     given, folder = json.loads((trained / "run/deepspeed_config.json").read_text()), trained / "own_model"
-    assert explained(folder / "experiment.yaml", folder, "--accelerator", "cpu") == given
+    words = (folder / "experiment.yaml", folder, "--accelerator", "cpu", "--explain")
+    lines = [line.partition("  #")[0] for line in check(*words).stdout.splitlines() if line[0] != "#"]
+    assert json.loads("\n".join(lines)) == json.loads(check(*words, "--json").stdout) == given
     assert (given["train_batch_size"], given["train_micro_batch_size_per_gpu"]) == (8, 4)
     assert "auto" not in json.dumps(given)
 
@@ -60,17 +53,15 @@ def test_of_a_search_it_is_the_point_in_the_middle() -> None:
     head = check(SEARCH, "--explain").stdout.splitlines()[1]
     assert head.startswith("# one point of a search over ")
     assert "learning_rate" in head
-    assert explained(SEARCH)["optimizer"]["params"]["lr"] == pytest.approx(10**-2.75)
+    given = json.loads(check(SEARCH, "--explain", "--json").stdout)
+    assert given["optimizer"]["params"]["lr"] == pytest.approx(10**-2.75)
 
 
-def test_a_warning_does_not_disturb_the_mapping(own_model: Path) -> None:
+def test_findings_do_not_disturb_the_mapping_and_what_cannot_run_has_none(own_model: Path) -> None:
     words = (own_model / "experiment.yaml", own_model, "--accelerator", "cpu", *LR)
     result = check(*words, "--explain", "--json")
     assert (result.exit_code, json.loads(result.stdout)["optimizer"]["params"]["lr"]) == (0, 0.01)
     assert ": warning: hyperparameters.learning_rate = 0.25 (--set " in result.stderr
-
-
-def test_what_cannot_run_has_no_mapping() -> None:
     result = check(CONST, "--slots", "3", "--explain")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "is not a multiple of data_parallel_world_size" in result.stderr

@@ -15,7 +15,6 @@ from tests.harness.command import det_ds
 from tests.package import CPU, checkpoints, trials_at_once
 
 LR = "hyperparameters.overwrite_deepspeed_args.optimizer.params.lr"
-MICRO_BATCH = "hyperparameters.overwrite_deepspeed_args.train_micro_batch_size_per_gpu"
 
 
 @pytest.fixture
@@ -27,8 +26,7 @@ def searched(own_model: Path) -> Path:
         "optimizer": {"params": {"lr": {"type": "log", "minval": -3, "maxval": -1, "base": 10, "count": 50}}},
         "train_micro_batch_size_per_gpu": {"type": "categorical", "vals": [4, 8]},
     }
-    searcher = {"name": "random", "metric": "validation_loss", "max_trials": 3, "max_concurrent_trials": 2}
-    config["searcher"] = searcher
+    config["searcher"] = {"name": "random", "metric": "validation_loss", "max_trials": 3}
     (own_model / "experiment.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     return own_model
 
@@ -92,12 +90,8 @@ def test_trials_begin_with_the_weights_of_a_fork(trained: Path, searched: Path) 
 def test_no_more_trials_run_at_once_than_the_search_wants(searched: Path) -> None:
     def wanted(**searcher: Any) -> int:
         config = yaml.safe_load((searched / "experiment.yaml").read_text())
-        config["searcher"] = {
-            "metric": "validation_loss",
-            "time_metric": "batches",
-            "max_trials": 99,
-            **searcher,
-        }
+        always = {"metric": "validation_loss", "time_metric": "batches", "max_trials": 99}
+        config["searcher"] = {**always, **searcher}
         (searched / "one.yaml").write_text(yaml.safe_dump(config))
         return trials_at_once(load_experiment(searched / "one.yaml"), CPU)[0]
 

@@ -38,9 +38,6 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
@@ -56,23 +53,16 @@ class Page(HTMLParser):
         said = [cell for row in self.rows for cell in row]
         return " ".join([*said, *self.texts.get("p", []), *self.texts.get("li", [])])
 
-    def markup(self) -> list[str]:
-        """Its tags."""
-        return [tag for tag, _ in self.tags]
-
-    def check_sealed(self) -> None:
-        """It loads nothing from outside, and its policy lets its own last script run and nothing load."""
-        assert loads(self) == []
+    def check_sealed_like(self, plain: Page) -> None:
+        """Its markup is that of a page of plain words; it loads nothing, and only its own last script may run."""
+        assert [tag for tag, _ in self.tags] == [tag for tag, _ in plain.tags]
+        found = [value or "" for _, attrs in self.tags for name, value in attrs.items() if name in FETCHED]
+        found += re.findall(r"url\(([^)]*)\)|@import", str(self.tags) + "".join(self.texts["style"]))
+        within = ("#", "data:,", "data:image/svg+xml;base64,")
+        assert [each for each in found if not each.startswith(within)] == []
         assert not [name for _, attrs in self.tags for name in attrs if name.startswith("on")]
         (policy,) = (attrs["content"] or "" for _, attrs in self.tags if "http-equiv" in attrs)
         digest = base64.b64encode(hashlib.sha256(self.texts["script"][-1].encode()).digest()).decode()
         assert policy.startswith("default-src 'none'")
         assert f"script-src 'sha256-{digest}'" in policy
         assert "connect-src" not in policy
-
-
-def loads(page: Page) -> list[str]:
-    """What a browser would fetch: addresses in attributes and in styles, those within the page apart."""
-    found = [value or "" for _, attrs in page.tags for name, value in attrs.items() if name in FETCHED]
-    found += re.findall(r"url\(([^)]*)\)|@import", str(page.tags) + "".join(page.texts["style"]))
-    return [each for each in found if not each.startswith(("#", "data:,", "data:image/svg+xml;base64,"))]

@@ -12,17 +12,8 @@ import pytest
 
 from determined_ds import Results, load_results
 from tests.package import refusal, results_table, write_report
-from tests.report.making import (
-    CANNOT_RUN,
-    MIB,
-    comparison,
-    content,
-    failed,
-    repetition,
-    results,
-    row,
-)
-from tests.report.pages import EVIL, Page, loads
+from tests.report.making import CANNOT_RUN, MIB, comparison, content, failed, repetition, results, row
+from tests.report.pages import EVIL, Page
 
 # ------------------------------------------------------------------------------------------- the numbers
 
@@ -61,12 +52,8 @@ def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewe
     cut, warm_up = row("cut", status="stopped"), row("warm-up only", repetition([]))
     compared = results(failed("zero0"), cut, warm_up, first, second)
     *missing, one, other = compared.rows
-    assert compared.measured == (one, other)
-    assert compared.against_first(other) == {
-        "samples_per_second": 2.0,
-        "peak_memory_bytes": 0.5,
-        "loss": 0.5,
-    }
+    ratios = {"samples_per_second": 2.0, "peak_memory_bytes": 0.5, "loss": 0.5}
+    assert (compared.measured, compared.against_first(other)) == ((one, other), ratios)
     for each in missing:
         assert (compared.against_first(each), compared.scaling_efficiency(each)) == ({}, None)
     unknown = row("zero3", repetition(peak_memory_bytes_by_rank=[], losses=[]), samples_per_step=None)
@@ -83,21 +70,14 @@ def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewe
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """Infinite and undefined losses, too; in JSON, where there are no such numbers, they are words."""
-
-    def no_constant(constant: str) -> None:
-        raise AssertionError(constant)
-
     lost = row("lost", repetition(losses=["NaN", "Infinity", "-Infinity"]))
     found = results(*comparison(), lost, failed("zero3", reason='a "b", c\n戦略'))
     path = write_report(found, tmp_path, page=False)[0]
     text, again = path.read_text(), load_results(path)
     assert repr(again) == repr(found)  # NaN is not NaN; it is written the same
-    json.loads(text, parse_constant=no_constant)
+    json.loads(text, parse_constant=pytest.fail)
     write_report(again, tmp_path, page=False)
     assert path.read_text() == text
-
-
-FIRST = "rows[0].repetitions[0]"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +85,8 @@ FIRST = "rows[0].repetitions[0]"
     [
         ({}, {}, {"format": 1}, "reads format"),
         ({}, {}, {"titel": "x"}, "titel"),
-        ({"slots": True}, {}, {}, "rows[0].slots"),
-        ({}, {"bubble": 2}, {}, f"{FIRST}.bubble"),
-        ({}, {"step_seconds": ["NaN"]}, {}, f"{FIRST}.step_seconds[0]"),
+        ({"slots": "two"}, {}, {}, "rows[0].slots"),
+        ({}, {"step_seconds": ["long"]}, {}, "rows[0].repetitions[0].step_seconds[0]"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused_by_its_key(
@@ -137,9 +116,8 @@ def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
     found = results(*comparison(), failed("odd", reason='a "b",\r\nc'))
     text = write_report(found, tmp_path, page=False)[1].read_bytes().decode()
     lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    assert [(each["name"], each["status"]) for each in lines] == [
-        (row.name, row.status) for row in found.rows
-    ]
+    names = [(row.name, row.status) for row in found.rows]
+    assert [(each["name"], each["status"]) for each in lines] == names
     assert float(lines[0]["step_median_s"]) == found.rows[0].median_step_seconds
     assert int(lines[0]["peak_memory_bytes"]) == found.rows[0].peak_memory_bytes
     assert float(lines[4]["scaling_efficiency"]) == found.scaling_efficiency(found.rows[4])
@@ -156,15 +134,13 @@ def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_
         for columns in (60, 80, 200):
             text = results_table(found, columns)
             assert max(map(len, text.splitlines()), default=0) <= columns
-            assert "None" not in text
-            assert "\x1b" not in text
+            assert not [each for each in ("None", "\x1b") if each in text]
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in text
     assert "[red]a[/red]" in text
     head, *lines = results_table(results(*comparison()), 80).splitlines()
     assert head.split()[:2] == ["strategy", "slots"]
-    measured = [each for each in comparison() if each["status"] == "measured"]
-    names = [[each["name"], str(each["slots"])] for each in measured]
-    assert [line.split()[:2] for line in lines[: len(measured)]] == names
+    names = [[each["name"], str(each["slots"])] for each in comparison() if each["status"] == "measured"]
+    assert [line.split()[:2] for line in lines[: len(names)]] == names
 
 
 # ------------------------------------------------------------------------------------------- the page
@@ -188,7 +164,6 @@ def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
     assert named == ["throughput", "memory", "loss", "schedules"]
-    page.check_sealed()
 
 
 def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
@@ -208,9 +183,11 @@ def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
             [fast("zero2", 0.204), fast("zero1", 0.200), failed("zero3")],
             "160 samples/s (too close to zero2 to distinguish); zero3 ran out of memory.",
         ),
-        ([fast(), failed("a"), failed("b")], "; 2 of 3 were not measured."),
         ([failed("a"), failed("b", CANNOT_RUN)], "None of the 2 was measured."),
-        ([row("lost", repetition(losses=["NaN"] * 5))], "lost does 160 samples/s."),
+        (
+            [row("lost", repetition(losses=["NaN"] * 5)), failed("a"), failed("b")],
+            "; 2 of 3 were not measured.",
+        ),
     ],
 )
 def test_the_verdict_is_on_top_and_claims_no_ratio_within_the_spread(
@@ -231,6 +208,5 @@ def test_what_came_from_outside_is_text(tmp_path: Path) -> None:
         return page_of(results(*rows, **about), tmp_path / folder)
 
     page = of(EVIL, "evil")
-    assert page.markup() == of("plain", "plain").markup()
-    assert loads(page) == []
+    page.check_sealed_like(of("plain", "plain"))
     assert page.texts["h1"] == page.texts["title"] == [EVIL]
