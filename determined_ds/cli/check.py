@@ -191,10 +191,7 @@ def _show(report: Report, *, err: bool) -> None:
 
 
 def _run_in_words(report: Report) -> list[str]:
-    """What will run and what it takes, as far as it is known without building the model, in two lines.
-
-    None where the code decides batch and strategy, and for what is not an experiment.
-    """
+    """What will run and what it takes, as far as it is known without building the model: two lines, or none."""
     experiment, resolved = report.experiment, report.resolved
     if experiment is None or resolved is None:
         return []

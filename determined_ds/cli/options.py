@@ -32,7 +32,7 @@ class Count(click.ParamType):
 
 
 class Counts(click.ParamType):
-    """Several of them, with commas between them."""
+    """Such numbers with commas between them."""
 
     name = "N[,N...]"
 
