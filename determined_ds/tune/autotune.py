@@ -33,7 +33,7 @@ from determined_ds.pipe.orders import DUALPIPEV, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from determined_ds.report.results import FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Results, Row
 from determined_ds.rundir.run_dir import RunLock, short
 from determined_ds.rundir.signals import Interrupts
-from determined_ds.tune.compare import Request, Say, Watch, check_names, in_words, open_workbench
+from determined_ds.tune.compare import Request, Say, check_names, in_words, open_workbench
 from determined_ds.tune.variants import Base, Choice, Variant, decided
 
 # What may be searched over, in the words of --over. The simplest come first.
@@ -54,8 +54,10 @@ BEST = "best.yaml"
 REJECTED = "rejected: "  # of a reason: it ran, and its loss is another
 SHORTEST_S = 30  # starting the ranks alone takes about ten seconds
 UNITS = {"s": 1, "m": 60, "h": 3600}
-BEATEN = 1.25  # times the best step's time, at which a run is cut short
-STEPS_TO_JUDGE = 5
+BEATEN, STEPS_TO_JUDGE = (
+    1.25,
+    5,
+)  # times the best step's time at which a run is cut short, after so many steps
 FOR_THE_END = 0.25  # of the budget: kept to measure the best again
 MOST_REPETITIONS = 5
 OF_THE_FIRST = 10  # times as well as the last losses must the first ones agree
@@ -102,34 +104,30 @@ class Autotune:
             if axis in left:
                 say(f"  left out {axis}: {left[axis]}")
         if not self._over:
-            message = "there is nothing to choose from"
-            fix = f"search over more: {', '.join(AXES)}"
+            message, fix = "there is nothing to choose from", f"search over more: {', '.join(AXES)}"
             raise ConfigError(Problem(key="--over", message=message, fix=fix, code="axis"))
-        self._own = decided(base, f"as it is ({name_of(base.own)})", base.own)
+        self._own = self._reference = decided(base, f"as it is ({name_of(base.own)})", base.own)
         if self._own.resolved is None:
             raise ConfigError(self._own.problems)
-        self._knows_sizes = True
-        if base.accelerator.name == "cuda":  # bytes of tensors that a rank of this machine may hold
+        if base.resolved.strategy.precision != "fp32":  # whose loss the others must reach
+            in_fp32 = decided(base, "in fp32, for its loss", replace(base.own, precision="fp32"))
+            self._reference = self._own if in_fp32.resolved is None else in_fp32
+        # Bytes of tensors that a rank of this machine may hold; None where the model's sizes are not known.
+        self._limit: int | None = int(psutil.virtual_memory().available / slots) - PROCESS_BYTES
+        if base.accelerator.name == "cuda":
             import torch
 
             self._limit = usable_bytes(int(torch.cuda.get_device_properties(0).total_memory))
-        else:
-            self._limit = int(psutil.virtual_memory().available / slots) - PROCESS_BYTES
         try:
             self._memory_bytes(self._own)
         except ConfigError as error:
             if base.experiment.script is None:
                 raise
-            self._knows_sizes = False
-            reason = error.problems[0].message
-            say(f"  memory   not estimated: {reason}; nothing is dropped for its memory")
+            self._limit = None
+            say(f"  memory   not estimated: {error.problems[0].message}; nothing is dropped for its memory")
         if why := self._why_not(self._own):
             fix = "use a strategy that fits, as det-ds check CONFIG --memory lists them, or a larger machine"
             raise ConfigError(base.experiment.document.problem(SLOTS, f"as it is, {why}", fix, "memory"))
-        self._reference = self._own  # whose loss the others must reach
-        if base.resolved.strategy.precision != "fp32":
-            in_fp32 = decided(base, "in fp32, for its loss", replace(base.own, precision="fp32"))
-            self._reference = self._own if in_fp32.resolved is None else in_fp32
 
     def run(self) -> tuple[Results, str] | None:
         """Tune, and write the report and the winner.
@@ -142,8 +140,8 @@ class Autotune:
             ConfigError: the experiment as it is could not be measured, no loss agrees, or another process writes to
                 the run directory.
         """
-        bench = self.workbench
-        with RunLock(bench.run_dir):
+        run_dir = self.workbench.run_dir
+        with RunLock(run_dir):
             with self.interrupts:
                 ended = self._search()
             for reason, count in Counter(self._refused.values()).items():
@@ -154,22 +152,33 @@ class Autotune:
                 return None
             if not ranked:
                 why, fix = f"the experiment as it is does not run: {first.reason}", "raise --budget, or see "
-                fix += f"{short(bench.run_dir / 'runs')}, and use det-ds run CONFIG --test"
+                fix += f"{short(run_dir / 'runs')}, and use det-ds run CONFIG --test"
                 if first.reason.startswith(REJECTED):
                     why = f"no strategy reaches the loss of fp32; of the experiment as it is, {first.reason}"
                     fix = "allow more by --loss-tolerance, or use another precision"
                 raise ConfigError(Problem(key="autotune", message=why, fix=fix))
             best = ranked[0] if _is_faster(ranked[0], first) or first not in ranked else first
-            self._say(f"ended: {ended}")
-            verdict = self._verdict(best, first)
-            for line in verdict:
+            spread, times = best.spread, len(best.repetitions)
+            verdict = [f"{best.name}: {best.samples_per_second or 0:,.1f} samples/s, {times} measurement(s)"]
+            if best is first:
+                verdict.append(
+                    "nothing that was tried is faster than the experiment as it was by more than repetitions differ"
+                )
+            elif best.interval and first.interval and best.interval[0] > 0:
+                low, high = first.interval[0] / best.interval[1], first.interval[1] / best.interval[0]
+                verdict.append(f"{low:.2f} to {high:.2f} times as fast as the experiment as it was")
+            if spread is not None and times > 1:
+                verdict.append(f"its measurements differ by {spread[1] / spread[0] - 1:.0%}")
+            if self.workbench.load:
+                verdict.append(f"while it was measured, {self.workbench.load}")
+            for line in (f"ended: {ended}", *verdict):
                 self._say(line)
             experiment = self._variants[best.name].experiment
             assert experiment is not None
             among = f"the best of {len(self._rows)} strategies that were measured"
             lines = [f"{best.name}: {among} for {self._base.experiment.document.name}.", *verdict]
             text = "".join(f"# {line}\n" for line in lines) + stored_yaml(experiment.config)
-            write_files({bench.run_dir / BEST: text}, overwrite=True)
+            write_files({run_dir / BEST: text}, overwrite=True)
             return results, best.name
 
     # ------------------------------------------------------------------------------------------ searching
@@ -181,7 +190,7 @@ class Autotune:
             self._measure(self._reference)
         if not self._measure(self._own) or self._rows[self._own.name].status != MEASURED:
             return ""  # there is nothing that others could be held against
-        candidates = self._candidates()
+        candidates, ended = self._candidates(), ""
         for kept in (FOR_THE_END, 0.0):  # what is kept, and not needed at the end, is searched with after all
             ended = "the budget is spent"
             while self._may_start(kept) and not self.interrupts.requested:
@@ -190,7 +199,25 @@ class Autotune:
                     ended = "every value of each axis was tried with the best of the others"
                     break
                 self._measure(variant)
-            ended = self._tell_apart(ended)
+            # What cannot be told from the best is measured again in turns, and so is the experiment as it was: what
+            # is told apart by one measurement each may have been luck.
+            while (ranked := self._ranked()) and not self.interrupts.requested:
+                best, own = ranked[0], self._own.name
+                close = [
+                    each
+                    for each in ranked[1:]
+                    if not _is_faster(best, each) or (each.name == own and len(each.repetitions) < 2)
+                ]
+                if not close and (len(best.repetitions) > 1 or best.name == own):
+                    ended += "; what is best was measured apart from the others"
+                    break
+                again = min([best, *close], key=lambda each: len(each.repetitions))
+                if len(again.repetitions) >= MOST_REPETITIONS:
+                    ended += f"; {MOST_REPETITIONS} measurements each do not tell the best ones apart"
+                    break
+                if not self._may_start(0.0):
+                    return "the budget is spent"
+                self._measure(self._variants[again.name])
         return "it was interrupted" if self.interrupts.requested else ended
 
     def _candidates(self) -> Iterator[Variant]:
@@ -217,7 +244,7 @@ class Autotune:
 
     def _why_not(self, variant: Variant) -> str:
         """Why a variant is not started; "" where it may run."""
-        if variant.resolved is None or not self._knows_sizes:
+        if variant.resolved is None or self._limit is None:
             return variant.reason
         try:
             needed = self._memory_bytes(variant)
@@ -240,27 +267,8 @@ class Autotune:
 
     def _measure(self, variant: Variant) -> bool:
         """Measure a variant once more. Returns whether it was not interrupted."""
-        if self.interrupts.requested:
-            return False
         name, slots = variant.name, self._base.experiment.slots
-        row = self._rows.get(name) or variant.row(STOPPED, "not measured yet")
-        self._num_trials += 1
-        watch = self._watch_of(name)
-        start = self.workbench.measure(variant, row, name, self.interrupts, most_slots=slots, watch=watch)
-        if self.interrupts.requested and start.status == STOPPED:
-            return False
-        row, why = row.joined(start), self._disagreement(start)
-        if why:
-            row = replace(row, status=FAILED, reason=f"{REJECTED}{why}")
-        self._variants[name], self._rows[name] = variant, row
-        note = f"  REJECTED: {why}" if why else ""
-        self._say(f"{self._num_trials:>3}  {name:<34}  {in_words(start)}{note}")
-        self._write(is_last=False)
-        return True
-
-    def _watch_of(self, name: str) -> Watch:
-        """What cuts a run short: the clock, or, the first time, that it is clearly beaten."""
-        ranked = [] if name in self._rows else self._ranked()
+        ranked = [] if name in self._rows else self._ranked()  # the first time it may be clearly beaten
         best_s = ranked[0].median_step_seconds if ranked else None
 
         def watch(seconds: Sequence[float]) -> str | None:
@@ -274,7 +282,21 @@ class Autotune:
             took, best = 1000 * statistics.median(timed), 1000 * best_s
             return f"beaten: {took:,.0f} ms a step after {len(timed)}, the best takes {best:,.0f}"
 
-        return watch
+        row = self._rows.get(name) or variant.row(STOPPED, "not measured yet")
+        if self.interrupts.requested:
+            return False
+        self._num_trials += 1
+        start = self.workbench.measure(variant, row, name, self.interrupts, most_slots=slots, watch=watch)
+        if self.interrupts.requested and start.status == STOPPED:
+            return False
+        row, why = row.joined(start), self._disagreement(start)
+        if why:
+            row = replace(row, status=FAILED, reason=f"{REJECTED}{why}")
+        self._variants[name], self._rows[name] = variant, row
+        note = f"  REJECTED: {why}" if why else ""
+        self._say(f"{self._num_trials:>3}  {name:<34}  {in_words(start)}{note}")
+        self._write(is_last=False)
+        return True
 
     def _disagreement(self, row: Row) -> str:
         """Why a measured run is not the same training; "" where it is, or where that is not known.
@@ -302,33 +324,6 @@ class Autotune:
         in_trials = self._most_trials - math.floor(kept * self._most_trials)
         return self._num_trials < in_trials and spent + each < (1 - kept) * self._most_seconds
 
-    def _tell_apart(self, ended: str) -> str:
-        """Measure again what cannot be told from the best, and the experiment as it was, in turns.
-
-        Returns why it ended.
-        """
-        while ranked := self._ranked():
-            best = ranked[0]
-            is_own = best.name == self._own.name
-            # What is told apart by one measurement each is confirmed once: it may have been luck.
-            close = [
-                each
-                for each in ranked[1:]
-                if not _is_faster(best, each) or (each.name == self._own.name and len(each.repetitions) < 2)
-            ]
-            if not close and (len(best.repetitions) > 1 or is_own):
-                return f"{ended}; what is best was measured apart from the others"
-            again = min([best, *close], key=lambda each: len(each.repetitions))
-            if len(again.repetitions) >= MOST_REPETITIONS:
-                return f"{ended}; {MOST_REPETITIONS} measurements each do not tell the best ones apart"
-            if not self._may_start(0.0):
-                return "the budget is spent"
-            if not self._measure(self._variants[again.name]):
-                break
-        return ended
-
-    # ------------------------------------------------------------------------------------------ the answer
-
     def _ranked(self) -> list[Row]:
         """What can be chosen, the fastest first; what was measured for its loss alone is none of it."""
         for_loss = {self._reference.name} - {self._own.name}
@@ -339,23 +334,6 @@ class Autotune:
         """Write the report, the experiment as it was first."""
         rows = sorted(self._rows.values(), key=lambda row: row.name != self._own.name)
         return self.workbench.write(rows, is_last=is_last)
-
-    def _verdict(self, best: Row, first: Row) -> list[str]:
-        """What may be claimed of the best, beside the experiment as it was."""
-        mine, its, spread, times = best.interval, first.interval, best.spread, len(best.repetitions)
-        lines = [f"{best.name}: {best.samples_per_second or 0:,.1f} samples/s, {times} measurement(s)"]
-        if best is first:
-            lines.append(
-                "nothing that was tried is faster than the experiment as it was by more than repetitions differ"
-            )
-        elif mine is not None and its is not None and min(mine) > 0:
-            low, high = its[0] / mine[1], its[1] / mine[0]
-            lines.append(f"{low:.2f} to {high:.2f} times as fast as the experiment as it was")
-        if spread is not None and times > 1:
-            lines.append(f"its measurements differ by {spread[1] / spread[0] - 1:.0%}")
-        if self.workbench.load:
-            lines.append(f"while it was measured, {self.workbench.load}")
-        return lines
 
 
 def _is_faster(one: Row, other: Row) -> bool:
@@ -400,9 +378,9 @@ def _along(base: Base, axis: str, choice: Choice) -> Iterator[Choice]:
     elif axis == "micro_batch":
         replicas = slots // (stages * base.resolved.topology.sequence_parallel_size)
         share, rest = divmod(base.resolved.batch.global_batch_size, replicas)
-        sizes = [size for size in range(1, share + 1) if not rest and share % size == 0]
-        if stages > 1:  # such that every stage has a micro-batch to work on
-            sizes = [size for size in sizes if share // size >= stages]
+        # Of a pipeline such that every stage has a micro-batch to work on.
+        fewest = stages if stages > 1 else 1
+        sizes = [size for size in range(1, share // fewest + 1) if not rest and share % size == 0]
         powers = [size for size in sizes if size & (size - 1) == 0 or size == share]
         for size in reversed(powers[-MAX_MICRO_BATCHES:]):
             yield replace(choice, micro_batch_size=size)
@@ -437,22 +415,21 @@ def _along(base: Base, axis: str, choice: Choice) -> Iterator[Choice]:
 
 def _left_out(base: Base) -> dict[str, str]:
     """Axis -> why it cannot be searched."""
-    is_script, precision, left = base.experiment.script is not None, base.resolved.strategy.precision, {}
+    precision, on_cpu, left = base.resolved.strategy.precision, base.accelerator.name == "cpu", {}
     if base.own.slots == 1:
         left["pipeline"] = "a pipeline needs two slots or more"
-    elif is_script:
+    elif base.experiment.script is not None:
         left["pipeline"] = left["pipe_schedule"] = "a script trains by the engine that it builds"
     elif len(base.forms) < 2:
-        left["pipeline"] = (
-            f"the trial's module has no {'DataParallel' if True in base.forms else 'Pipeline'}Trial"
-        )
+        wanted = "DataParallelTrial" if True in base.forms else "PipelineTrial"
+        left["pipeline"] = f"the trial's module has no {wanted}"
     if base.own.pipe_parallel_size == 1 and "pipeline" in left:
         left["pipe_schedule"] = "there is no pipeline"
-    if base.accelerator.name == "cpu":
+    if on_cpu:
         left["offload"] = "a CPU has no other memory to offload to"
     if precision != "fp32":
         left["precision"] = f"the experiment trains in {precision}"
-    elif not (base.accelerator.bf16 or (base.accelerator.name == "cpu" and cpu_flags() & CPU_BF16)):
+    elif not (base.accelerator.bf16 or (on_cpu and cpu_flags() & CPU_BF16)):
         left["precision"] = "this processor has no instructions for bf16"
     if base.checkpointing_key is None:
         left["activation_checkpointing"] = "the model reads no hyperparameter of that name"

@@ -26,6 +26,7 @@ from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.rank import model_states
 from determined_ds.report.comparison import write_report
+from determined_ds.report.numbers import count
 from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
@@ -94,7 +95,7 @@ class Workbench:
             import torch
 
             return f"{accelerator.num_devices} x {torch.cuda.get_device_name(0)}"
-        cores = f"{accelerator.num_devices} CPU core{'s' if accelerator.num_devices != 1 else ''}"
+        cores = count(accelerator.num_devices, "CPU core")
         return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
 
     @property
@@ -354,7 +355,22 @@ def measure_strategies(
     variants = named_variants(bench.base, strategies, slots or [bench.base.experiment.slots])
     most_slots = max(each.choice.slots for each in variants)
     with RunLock(bench.run_dir):
-        rows = _rows(bench, variants)
+        rows = [each.row(STOPPED, "not measured yet") for each in variants]
+        unknown = set[str]()
+        for number, each in enumerate(variants):
+            if each.resolved is None:
+                continue
+            try:
+                states = model_states(each.shape(bench.base.context_dir), each.resolved.strategy)
+            except ConfigError as error:
+                unknown.add(error.problems[0].message)
+                continue
+            # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
+            on_host = states.host_bytes if bench.base.accelerator.name == "cpu" else 0
+            held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
+            rows[number] = replace(rows[number], estimated_model_state_bytes=held + on_host)
+        for reason in unknown:
+            say(f"no memory estimate: {reason}")
         for repetition in range(repeat):
             # Forwards, then backwards, so that each is early as often as late.
             order = range(len(variants))
@@ -375,23 +391,3 @@ def measure_strategies(
         if bench.load:
             say(f"warning: while it was measured, {bench.load}: compare times by their spread")
         return bench.write(rows), bench.run_dir
-
-
-def _rows(bench: Workbench, variants: Sequence[Variant]) -> list[Row]:
-    """The rows of variants that are not measured yet, with the model states of a rank by the memory model, if known."""
-    rows, said = [], set[str]()
-    for each in variants:
-        row = each.row(STOPPED, "not measured yet")
-        if each.resolved is not None:
-            try:
-                states = model_states(each.shape(bench.base.context_dir), each.resolved.strategy)
-                # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
-                on_host = states.host_bytes if bench.base.accelerator.name == "cpu" else 0
-                held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
-                row = replace(row, estimated_model_state_bytes=held + on_host)
-            except ConfigError as error:
-                if (reason := error.problems[0].message) not in said:
-                    bench.say(f"no memory estimate: {reason}")
-                said.add(reason)
-        rows.append(row)
-    return rows

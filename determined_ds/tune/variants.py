@@ -8,6 +8,7 @@ activations are computed again.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,9 +103,8 @@ class Base:
         text = "\n".join(source.text for source in sources)
         stated = [name for name in SWITCHES if name in self.experiment.hyperparameters.data]
         # Read where the name is in quotes, or is a field with a type.
-        read = [
-            name for name in SWITCHES if re.search(rf'["\']{name}["\']|^\s*{name}\s*:', text, re.MULTILINE)
-        ]
+        where = rf'["\']({"|".join(SWITCHES)})["\']|^\s*({"|".join(SWITCHES)})\s*:'
+        read = [quoted or field for quoted, field in re.findall(where, text, re.MULTILINE)]
         return next(iter([*stated, *read]), None)
 
 
@@ -130,12 +130,9 @@ class Variant:
         """Its row without numbers."""
         choice, known = self.choice, dict[str, Any]()
         if self.resolved is not None:
-            batch = self.resolved.batch
+            batch, precision = self.resolved.batch, self.resolved.strategy.precision
             known = {name: getattr(batch, name) for name in ("micro_batch_size", "accumulation", "replicas")}
-            known |= {
-                "samples_per_step": batch.global_batch_size,
-                "precision": self.resolved.strategy.precision,
-            }
+            known |= {"samples_per_step": batch.global_batch_size, "precision": precision}
         known |= {"zero_stage": choice.zero_stage, "pipe_parallel_size": choice.pipe_parallel_size}
         return Row(name=self.name, slots=choice.slots, status=status, reason=reason, **known)
 
@@ -171,19 +168,17 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
     if resolved is None:
         raise ConfigError(left_open(experiment))
     forms: dict[bool, str] = {}
-    if experiment.trial:  # its own, and the nearest sister in its module
-        module, _, own = experiment.trial.partition(":")
-        file = source_of(module, context_dir)
-        body = [] if file is None else Source(file, context_dir).tree.body
-        sisters = [node.name for node in body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-        for name in [own, *sorted(sisters, key=lambda each: -SequenceMatcher(None, each, own).ratio())]:
-            has_stages = read_trial(f"{module}:{name}", context_dir).has_stages
-            if (
-                has_stages is None and name == own
-            ):  # what one written by hand does with stages is its own affair
-                has_stages = False
-            if has_stages is not None:
-                forms.setdefault(has_stages, f"{module}:{name}")
+    module, _, own = experiment.trial.partition(":")
+    file = source_of(module, context_dir) if own else None
+    body = [] if file is None else Source(file, context_dir).tree.body
+    sisters = [node.name for node in body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    sisters.sort(key=lambda name: -SequenceMatcher(None, name, own).ratio())
+    for name in [own, *sisters] if own else ():  # its own, and the nearest sister in its module
+        has_stages = read_trial(f"{module}:{name}", context_dir).has_stages
+        if name == own:  # what one written by hand does with stages is its own affair
+            has_stages = bool(has_stages)
+        if has_stages is not None:
+            forms.setdefault(has_stages, f"{module}:{name}")
     return Base(
         experiment=experiment,
         resolved=resolved,
@@ -320,34 +315,36 @@ def _num_micro_batches(base: Base, choice: Choice) -> int:
 
 def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> list[Variant]:
     """Every strategy, of :data:`determined_ds.config.strategy.FORMS`, on every number of slots."""
-    return [_named(base, name, count) for name in dict.fromkeys(names) for count in dict.fromkeys(slots)]
-
-
-def _named(base: Base, name: str, slots: int) -> Variant:
-    form, own = FORMS[name], base.resolved.strategy
-    is_pipeline, schedule = "pipe_schedule" in form, form.get("pipe_schedule")
-    keeps_stages = own.pipe_parallel_size > 1 and slots % own.pipe_parallel_size == 0
-    stages = own.pipe_parallel_size if keeps_stages else slots
-    keeps_zero = schedule is not None and own.pipe_parallel_size > 1
-    micro_batch_size = None
-    if not is_pipeline and own.pipe_parallel_size == 1:  # a pipeline's says nothing about an undivided model
-        # The largest up to the experiment's own that divides a replica's share; else it is refused as it is.
-        share, rest = divmod(base.resolved.batch.global_batch_size, slots)
-        sizes = range(min(own.micro_batch_size, share), 0, -1)
-        micro_batch_size = None if rest else next(size for size in sizes if share % size == 0)
-    choice = Choice(
-        zero_stage=own.zero_stage if keeps_zero else form.get("zero_stage", 0),
-        slots=slots,
-        pipe_parallel_size=stages if is_pipeline else 1,
-        pipe_schedule=schedule,
-        micro_batch_size=micro_batch_size,
-        offload_optimizer="offload_optimizer" in form,
-        offload_param="offload_param" in form,
-        zeropp="zeropp" in form,
-        engine=form.get("engine", "deepspeed"),
-    )
-    if is_pipeline and slots == 1:
-        message = "a pipeline needs two slots or more"
-        problem = Problem(key="--slots", value=slots, message=message, fix="--slots 2", code="strategy")
-        return Variant(name=name, choice=choice, problems=(problem,))
-    return decided(base, name, choice)
+    own, found = base.resolved.strategy, []
+    for name, count in itertools.product(dict.fromkeys(names), dict.fromkeys(slots)):
+        form = FORMS[name]
+        is_pipeline, schedule = "pipe_schedule" in form, form.get("pipe_schedule")
+        keeps_stages = own.pipe_parallel_size > 1 and count % own.pipe_parallel_size == 0
+        stages = own.pipe_parallel_size if keeps_stages else count
+        keeps_zero = schedule is not None and own.pipe_parallel_size > 1
+        micro_batch_size = None
+        if (
+            not is_pipeline and own.pipe_parallel_size == 1
+        ):  # a pipeline's says nothing about an undivided model
+            # The largest up to the experiment's own that divides a replica's share; else it is refused as it is.
+            share, rest = divmod(base.resolved.batch.global_batch_size, count)
+            sizes = range(min(own.micro_batch_size, share), 0, -1)
+            micro_batch_size = None if rest else next(size for size in sizes if share % size == 0)
+        choice = Choice(
+            zero_stage=own.zero_stage if keeps_zero else form.get("zero_stage", 0),
+            slots=count,
+            pipe_parallel_size=stages if is_pipeline else 1,
+            pipe_schedule=schedule,
+            micro_batch_size=micro_batch_size,
+            offload_optimizer="offload_optimizer" in form,
+            offload_param="offload_param" in form,
+            zeropp="zeropp" in form,
+            engine=form.get("engine", "deepspeed"),
+        )
+        variant = decided(base, name, choice)
+        if is_pipeline and count == 1:
+            message = "a pipeline needs two slots or more"
+            problem = Problem(key="--slots", value=count, message=message, fix="--slots 2", code="strategy")
+            variant = Variant(name=name, choice=choice, problems=(problem,))
+        found.append(variant)
+    return found
