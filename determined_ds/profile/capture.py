@@ -118,23 +118,7 @@ class Capture:
             problem = {"key": "hyperparameters.fit.profile", "fix": "leave one of them out"}
             raise ConfigError(Problem(message=message, code="profile", **problem))
         engines, resolved, device = context.models, context.resolved, context.device
-        self._record = functools.partial(
-            CaptureRecord,
-            rank=context.distributed.rank,
-            ranks=context.distributed.size,
-            host=socket.gethostname(),
-            device=device.type,
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-            zero_stage=resolved.zero_stage,
-            pipe_parallel_size=resolved.topology.pipe_parallel_size,
-            pipe_schedule=resolved.strategy.pipe_schedule,
-            pipe_chunks=resolved.strategy.pipe_chunks,
-            pipe_stage=getattr(engines[0], "stage_id", 0),
-            accumulation=resolved.batch.accumulation,
-            global_batch_size=resolved.batch.global_batch_size,
-            ds_config=resolved.ds_config,
-            peak_flops=peak_flops(device, resolved.strategy.precision),
-        )
+        self._context, self._peak_flops = context, peak_flops(device, resolved.strategy.precision)
         self._steps, self._device, self._note = steps, device, note
         self._marks = lambda: marked(engines, mover=context._mover)
         self._path = folder / trace_name(context.distributed.rank, for_tensorboard=bool(kept_in))
@@ -228,9 +212,24 @@ class Capture:
             return
         pairs = zip(_processor_seconds(), self._processors, strict=True)
         whole, machine, own = (max(1e-9, now - before) for now, before in pairs)
-        record = self._record(
+        context, resolved, device = self._context, self._context.resolved, self._device
+        record = CaptureRecord(
+            rank=context.distributed.rank,
+            ranks=context.distributed.size,
+            host=socket.gethostname(),
+            device=device.type,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            zero_stage=resolved.zero_stage,
+            pipe_parallel_size=resolved.topology.pipe_parallel_size,
+            pipe_schedule=resolved.strategy.pipe_schedule,
+            pipe_chunks=resolved.strategy.pipe_chunks,
+            pipe_stage=getattr(context.models[0], "stage_id", 0),
+            accumulation=resolved.batch.accumulation,
+            global_batch_size=resolved.batch.global_batch_size,
+            ds_config=resolved.ds_config,
             steps=tuple(self._taken),
             flops=self._flops.model or None,
+            peak_flops=self._peak_flops,
             machine_load=machine / whole,
             own_load=own / whole,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.documents.document import words
 from determined_ds.pipe.orders import Pipeline
 from determined_ds.pipe.timeline import counted_bubble
 from determined_ds.profile.record import CaptureRecord, read_trace
@@ -22,19 +23,7 @@ if TYPE_CHECKING:
 
 VERSION = 3  # of profile.json: raised where a key changes its meaning
 # What of a rank's record profile.json says of each rank; the rest is said of the run.
-OF_RANK = {
-    *(
-        "rank",
-        "host",
-        "device",
-        "device_name",
-        "pipe_stage",
-        "flops",
-        "peak_flops",
-        "machine_load",
-        "own_load",
-    )
-}
+OF_RANK = set(words("rank host device device_name pipe_stage flops peak_flops machine_load own_load"))
 LEAST_SHARE = 0.03  # of a step: below it, a step varies by more than a change would gain
 # Of a step's work. What is waited for is not what a rank does by itself.
 WORK = ("data", "forward", "backward", "optimizer", "idle", "other")
@@ -122,23 +111,22 @@ def analyse(paths: Sequence[Path]) -> Profile:
     def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
         return {part: fmean([seconds[part] for seconds in found] or [0.0]) for part in PARTS}
 
-    ranks = []
-    for path in paths:  # one at a time: a trace in memory takes twenty times its file
+    def rank_of(path: Path) -> RankProfile:
         trace = read_trace(path)
         steps = steps_of(trace)
         seconds = means([step.seconds for step in steps])
-        ranks.append(
-            RankProfile(
-                record=trace.record,
-                trace=path.name,
-                steps=steps,
-                seconds=seconds,
-                step_s=sum(seconds.values()),
-                overlapped_s=fmean([step.overlapped_s for step in steps] or [0.0]),
-                clock_s=fmean(step.clock_s for step in steps) if steps else None,
-            )
+        return RankProfile(
+            record=trace.record,
+            trace=path.name,
+            steps=steps,
+            seconds=seconds,
+            step_s=sum(seconds.values()),
+            overlapped_s=fmean([step.overlapped_s for step in steps] or [0.0]),
+            clock_s=fmean(step.clock_s for step in steps) if steps else None,
         )
-    ranks.sort(key=lambda rank: rank.record.rank)
+
+    # One at a time: a trace in memory takes twenty times its file.
+    ranks = sorted(map(rank_of, paths), key=lambda rank: rank.record.rank)
     records, seconds = [rank.record for rank in ranks], means([rank.seconds for rank in ranks])
     profile = Profile(
         record=records[0],
@@ -233,18 +221,15 @@ def _findings(profile: Profile) -> Iterator[tuple[str, float, str, str]]:
         yield "uneven-stages", uneven_s, seen, fix
 
     # What more micro-batches save is not what waits for a heavier stage.
-    micro_batches, waits_s = run.accumulation, profile.seconds["pipeline"]
+    accumulation, waits_s, stages = run.accumulation, profile.seconds["pipeline"], run.pipe_parallel_size
     own = Pipeline(
-        schedule=run.pipe_schedule,
-        ranks=run.pipe_parallel_size,
-        micro_batches=micro_batches,
-        chunks=run.pipe_chunks,
+        schedule=run.pipe_schedule, ranks=stages, micro_batches=accumulation, chunks=run.pipe_chunks
     )
-    ideal, with_more = map(counted_bubble, (own, replace(own, micro_batches=4 * micro_batches)))
-    left = f"{micro_batches} micro-batches leave a bubble of {percent(ideal, 0)}"
+    ideal, with_more = map(counted_bubble, (own, replace(own, micro_batches=4 * accumulation)))
+    left = f"{accumulation} micro-batches leave a bubble of {percent(ideal, 0)}"
     seen = f"stages of the pipeline wait {s(waits_s)} a step; {left}"
     fix = (
-        f"gradient_accumulation_steps: {4 * micro_batches}, with a smaller train_micro_batch_size_per_gpu or a "
+        f"gradient_accumulation_steps: {4 * accumulation}, with a smaller train_micro_batch_size_per_gpu or a "
         f"larger global_batch_size: a bubble of {percent(with_more, 0)}"
     )
     saves_s = min(max(0.0, waits_s - uneven_s), profile.step_s * (ideal - with_more))

@@ -16,57 +16,58 @@ from hypothesis import strategies as st
 from determined_ds import ConfigError
 from tests.package import profile_of
 
-MAIN, OTHER = 100, 200  # threads
+MAIN, OTHER, STREAM = 100, 200, 7  # two threads of the host, and a stream of a GPU
 PARTS = {"data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other"}
-Raw = dict[str, Any]
-_correlations = itertools.count(1)
+GPU: dict[str, Any] = {"device": "cuda"}
+Spans = Sequence[tuple[float, float]]
 
 
-def event(
-    name: str, begin: float, end: float, cat: str = "cpu_op", tid: int = MAIN, **args: Any
-) -> list[Raw]:
-    """An event of the Chrome trace event format, in microseconds."""
-    about = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "args": args}
-    return [{**about, "ts": begin, "dur": end - begin}]
+def events_of(text: str) -> list[dict[str, Any]]:
+    """Events in the Chrome trace event format, each by its name and its microseconds, with commas between them.
+
+    ``forward 12-30`` is a range of ours, ``aten::mm 0-40`` an operator of torch, ``gloo 30-60`` a collective in a
+    thread of gloo, and ``gemm 8-40 @10`` a kernel that the host launched at 10, or another of its threads, ``@@10``.
+    """
+    found = []
+
+    def add(cat: str, name: str, begin: float, end: float, tid: int, **args: Any) -> None:
+        times = {"ts": begin, "dur": end - begin}
+        found.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "args": args, **times})
+
+    for number, words in enumerate(each.split() for each in text.split(",")):
+        name, (begin, end) = words[0], map(float, words[1].split("-"))
+        if len(words) > 2:
+            at, thread = float(words[2].lstrip("@")), OTHER if words[2].startswith("@@") else MAIN
+            add("cuda_runtime", "cudaLaunchKernel", at, at + 1, thread, correlation=number + 1)
+            add("gpu_memcpy" if name == "HtoD" else "kernel", KERNELS.get(name, name), begin, end, STREAM)
+            found[-1]["args"] = {"correlation": number + 1}
+        elif name == "gloo":
+            add("user_annotation", "gloo:all_reduce", begin, end, OTHER)
+        elif "::" in name:
+            add("cpu_op", name, begin, end, MAIN)
+        else:
+            add("user_annotation", f"determined_ds.{name}", begin, end, MAIN)
+    return found
 
 
-def mark(name: str, begin: float, end: float) -> list[Raw]:
-    """A range of ours."""
-    return event(f"determined_ds.{name}", begin, end, cat="user_annotation")
+KERNELS = {"HtoD": "Memcpy HtoD (Pinned -> Device)", "nccl": "ncclDevKernel_AllReduce_Sum_f32_RING_LL"}
 
 
-def gloo(begin: float, end: float) -> list[Raw]:
-    return event("gloo:all_reduce", begin, end, cat="user_annotation", tid=OTHER)
-
-
-def kernel(name: str, begin: float, end: float, *, launched: float, tid: int = MAIN) -> list[Raw]:
-    """A kernel and the call that launched it, on a thread of the host."""
-    number, cat = next(_correlations), "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
-    call = event("cudaLaunchKernel", launched, launched + 1, cat="cuda_runtime", tid=tid, correlation=number)
-    return [*call, *event(name, begin, end, cat=cat, tid=7, correlation=number)]
-
-
-def nccl(name: str, begin: float, end: float, *, launched: float) -> list[Raw]:
-    return kernel(f"ncclDevKernel_{name}", begin, end, launched=launched)
-
-
-def write(
-    folder: Path, events: list[Any], steps: Sequence[tuple[float, float]], rank: int = 0, **record: Any
-) -> None:
+def write(folder: Path, text: str, steps: Spans, rank: int = 0, **record: Any) -> None:
     """A trace whose steps begin and end at these times, by the clock too."""
-    ranges = [mark(f"step#{index}", *span) for index, span in enumerate(steps)]
+    ranges = [f"step#{index} {begin}-{end}" for index, (begin, end) in enumerate(steps)]
     taken = [
         {"batch": 11 + index, "seconds": (end - begin) / 1e6} for index, (begin, end) in enumerate(steps)
     ]
     content = {
-        "traceEvents": [*itertools.chain(*ranges, *events)],
+        "traceEvents": events_of(",".join(filter(None, [*ranges, text]))),
         "determined_ds": {"rank": rank, "ranks": 1, "steps": taken, **record},
     }
     (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
-def rank_of(folder: Path, events: list[Any], *steps: tuple[float, float], **record: Any) -> dict[str, Any]:
-    write(folder, events, steps, **record)
+def rank_of(folder: Path, text: str, *steps: tuple[float, float], **record: Any) -> dict[str, Any]:
+    write(folder, text, steps, **record)
     [rank] = profile_of(folder)["ranks"]
     return dict(rank)
 
@@ -79,134 +80,93 @@ def in_us(step: dict[str, Any]) -> dict[str, int]:
     return {part: number for part, number in found.items() if number}
 
 
-GPU: dict[str, Any] = {"device": "cuda"}
-OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-STEPS: dict[str, tuple[list[Any], dict[str, int], dict[str, Any]]] = {
-    "the loss is forward's": (
-        [
-            mark("data", 0, 10),
-            mark("forward", 12, 30),
-            event("aten::cross_entropy", 30, 38),
-            mark("backward", 40, 80),
-            mark("optimizer", 85, 95),
-        ],
-        {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12},
-        {},
-    ),
-    "the inner range": (
-        [mark("backward", 0, 100), mark("backward", 10, 90), mark("data", 20, 30), mark("pipeline", 40, 60)],
-        {"backward": 70, "data": 10, "pipeline": 20},
-        {},
-    ),
-    "a collective": (
-        [
-            mark("backward", 0, 80),
-            event("aten::mm", 0, 40),
-            gloo(30, 60),  # hidden for 10, waited for 20
-            event("aten::mm", 60, 80),
-            mark("optimizer", 80, 100),
-            event("c10d::allgather_", 80, 82),  # the call itself
-            gloo(82, 90),
-        ],
-        {"backward": 60, "communication": 30, "optimizer": 10, "hidden": 10},
-        {},
-    ),
-    "a collective in a hook": (
-        [
-            mark("backward", 0, 100),
-            event("autograd::engine::evaluate_function: AccumulateGrad", 10, 90),
-            event("aten::add_", 10, 20),
-            event("c10d::allreduce_", 20, 25),
-            gloo(25, 70),
-        ],
-        {"backward": 50, "communication": 50},
-        {},
-    ),
-    "a pipeline": (
-        [mark("pipeline", 10, 60), gloo(15, 60), mark("communication", 70, 80), gloo(70, 80)],
-        {"pipeline": 50, "communication": 10, "other": 40},
-        {},
-    ),
-    "kernels by who launched them": (  # 0-2 the host was at the data; 6-8 and 95-100 it was at something else
-        [
-            *(
-                mark("data", 0, 5),
-                mark("forward", 5, 20),
-                mark("backward", 20, 30),
-                mark("optimizer", 30, 35),
-            ),
-            kernel("Memcpy HtoD (Pinned -> Device)", 2, 6, launched=1),
-            kernel("ampere_sgemm", 8, 40, launched=10),
-            kernel("ampere_sgemm", 40, 80, launched=22, tid=OTHER),  # by autograd's thread
-            kernel("multi_tensor_apply", 80, 95, launched=31),
-        ],
-        {"data": 6, "forward": 32, "backward": 40, "optimizer": 15, "idle": 7},
-        GPU,
-    ),
-    "a hidden collective of a GPU": (
-        [
-            *(mark("backward", 0, 10), mark("optimizer", 10, 12)),
-            kernel("gemm", 0, 60, launched=1),
-            nccl("AllReduce_Sum_f32_RING_LL", 40, 90, launched=5),
-            kernel("adam", 90, 100, launched=11),
-        ],
-        {"backward": 60, "communication": 30, "optimizer": 10, "hidden": 20},
-        GPU,
-    ),
-    "a pipeline of GPUs": (
-        [
-            *(mark("forward", 0, 2), mark("pipeline", 2, 4), mark("backward", 4, 6)),
-            kernel("gemm", 0, 20, launched=1),
-            nccl("SendRecv", 20, 70, launched=3),
-            kernel("gemm", 70, 100, launched=5),
-        ],
-        {"forward": 20, "pipeline": 50, "backward": 30},
-        GPU,
-    ),
-    "a GPU that waits for data": (
-        [mark("data", 0, 50), mark("forward", 50, 60), kernel("gemm", 55, 75, launched=52)],
-        {"data": 50, "forward": 20, "idle": 30},
-        GPU,
-    ),
-    "an offloaded optimizer": (
-        [mark("backward", 0, 20), mark("optimizer", 20, 100), kernel("gemm", 0, 20, launched=1)],
-        {"backward": 20, "optimizer": 80},
-        {**GPU, "ds_config": OFFLOADED},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", STEPS)
-def test_a_step_is_taken_apart(case: str, tmp_path: Path) -> None:
-    events, expected, record = STEPS[case]
-    assert in_us(rank_of(tmp_path, events, (0, 100), **record)["steps"][0]) == expected
+@pytest.mark.parametrize(
+    ("text", "parts", "record"),
+    [
+        (  # the loss is forward's
+            "data 0-10, forward 12-30, aten::cross_entropy 30-38, backward 40-80, optimizer 85-95",
+            {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12},
+            {},
+        ),
+        (  # the innermost range counts
+            "backward 0-100, backward 10-90, data 20-30, pipeline 40-60",
+            {"backward": 70, "data": 10, "pipeline": 20},
+            {},
+        ),
+        (  # a collective is hidden for 10 and waited for for 20; then its own call
+            "backward 0-80, aten::mm 0-40, gloo 30-60, aten::mm 60-80, optimizer 80-100, c10d::allgather_ 80-82,"
+            "gloo 82-90",
+            {"backward": 60, "communication": 30, "optimizer": 10, "hidden": 10},
+            {},
+        ),
+        (  # a collective in a hook
+            "backward 0-100, autograd::AccumulateGrad 10-90, aten::add_ 10-20, c10d::allreduce_ 20-25, gloo 25-70",
+            {"backward": 50, "communication": 50},
+            {},
+        ),
+        (
+            "pipeline 10-60, gloo 15-60, communication 70-80, gloo 70-80",
+            {"pipeline": 50, "communication": 10, "other": 40},
+            {},
+        ),
+        (  # kernels by who launched them: 0-2 the host was at the data; 6-8 and 95-100 it was at something else
+            "data 0-5, forward 5-20, backward 20-30, optimizer 30-35, HtoD 2-6 @1, gemm 8-40 @10, gemm 40-80 @@22,"
+            "adam 80-95 @31",
+            {"data": 6, "forward": 32, "backward": 40, "optimizer": 15, "idle": 7},
+            GPU,
+        ),
+        (  # a hidden collective of a GPU
+            "backward 0-10, optimizer 10-12, gemm 0-60 @1, nccl 40-90 @5, adam 90-100 @11",
+            {"backward": 60, "communication": 30, "optimizer": 10, "hidden": 20},
+            GPU,
+        ),
+        (
+            "forward 0-2, pipeline 2-4, backward 4-6, gemm 0-20 @1, nccl 20-70 @3, gemm 70-100 @5",
+            {"forward": 20, "pipeline": 50, "backward": 30},
+            GPU,
+        ),
+        (  # a GPU that waits for data
+            "data 0-50, forward 50-60, gemm 55-75 @52",
+            {"data": 50, "forward": 20, "idle": 30},
+            GPU,
+        ),
+        (
+            "backward 0-20, optimizer 20-100, gemm 0-20 @1",
+            {"backward": 20, "optimizer": 80},
+            {**GPU, "ds_config": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}},
+        ),
+    ],
+)
+def test_a_step_is_taken_apart(
+    text: str, parts: dict[str, int], record: dict[str, Any], tmp_path: Path
+) -> None:
+    assert in_us(rank_of(tmp_path, text, (0, 100), **record)["steps"][0]) == parts
 
 
 def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(tmp_path: Path) -> None:
     steps = [(0.0, 20.0), (21.0, 40.0), (41.0, 130.0)]  # at the end of the last the host waits for the device
-    marks = [mark("forward", begin, begin + 10) for begin, _ in steps]
-    kernels = [kernel("gemm", begin, begin + 40, launched=at) for begin, at in ((1, 1), (41, 22), (81, 42))]
-    rank = rank_of(tmp_path, [*marks, *kernels], *steps, **GPU)
+    text = "forward 0-10, forward 21-31, forward 41-51, gemm 1-41 @1, gemm 41-81 @22, gemm 81-121 @42"
+    rank = rank_of(tmp_path, text, *steps, **GPU)
     assert [(step["begin_us"], step["end_us"]) for step in rank["steps"]] == [(0, 41), (41, 81), (81, 130)]
     parts = [{"forward": 40, "idle": 1}, {"forward": 40}, {"forward": 40, "idle": 9}]
     assert [in_us(step) for step in rank["steps"]] == parts
     assert rank["step_s"] == pytest.approx(rank["clock_s"], rel=0.02)  # but for the 2 between them
 
 
-SPAN = st.tuples(st.floats(0, 300), st.floats(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-NAMES = st.sampled_from(["data", "forward", "backward", "optimizer", "pipeline"])
-
-
-@given(
-    marks=st.lists(st.tuples(NAMES, SPAN), max_size=6),
-    kernels=st.lists(st.tuples(st.booleans(), SPAN, st.floats(0, 60)), min_size=1, max_size=10),
+SPAN = st.tuples(st.integers(0, 300), st.integers(0, 60)).map(lambda pair: f"{pair[0]}-{sum(pair)}")
+RANGE = st.tuples(st.sampled_from(["data", "forward", "backward", "optimizer", "pipeline"]), SPAN).map(
+    " ".join
 )
-def test_parts_are_disjoint_and_add_up_to_the_steps(marks: list, kernels: list, tmp_path: Path) -> None:
-    events = [mark(name, *span) for name, span in marks]
-    for communicates, (begin, end), earlier in kernels:
-        make = nccl if communicates else kernel
-        events.append(make("any", begin, end, launched=max(0.0, begin - earlier)))
-    rank = rank_of(tmp_path, events, (0, 100), (100, 200), (200, 300), **GPU)
+KERNEL = st.tuples(st.sampled_from(["gemm", "nccl"]), SPAN, st.integers(0, 300).map("@{}".format)).map(
+    " ".join
+)
+
+
+@given(ranges=st.lists(RANGE, max_size=6), kernels=st.lists(KERNEL, min_size=1, max_size=10))
+def test_parts_are_disjoint_and_add_up_to_the_steps(
+    ranges: list[str], kernels: list[str], tmp_path: Path
+) -> None:
+    rank = rank_of(tmp_path, ",".join([*ranges, *kernels]), (0, 100), (100, 200), (200, 300), **GPU)
     for step in rank["steps"]:
         total_s = sum(step["seconds"].values())
         assert set(step["seconds"]) == PARTS
@@ -219,7 +179,7 @@ def test_parts_are_disjoint_and_add_up_to_the_steps(marks: list, kernels: list, 
 
 def test_means_are_over_steps_and_the_ranks_that_are_there(tmp_path: Path) -> None:
     for rank, data in ((0, 10), (2, 30)):
-        write(tmp_path, [mark("data", 0, data)], [(0, 100), (100, 200)], rank=rank, ranks=3)
+        write(tmp_path, f"data 0-{data}", [(0, 100), (100, 200)], rank=rank, ranks=3)
     profile = profile_of(tmp_path)
     assert [rank["rank"] for rank in profile["ranks"]] == [0, 2]
     assert profile["seconds"]["data"] == pytest.approx(10e-6)
@@ -240,7 +200,11 @@ def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: bytes) -> None:
 
 PIPELINE = {"pipe_parallel_size": 2, "accumulation": 2}
 EVEN = {"forward": 80, "backward": 120}
-Found = list[tuple[str, float, str]]  # cause, milliseconds that it costs, words of its fix
+HEAVY = {"forward": 110, "backward": 166, "pipeline": 205, "communication": 30}
+# DeepSpeed overlaps under ZeRO 3 where overlap_comm is not given, and not under ZeRO 2.
+ZERO_2, ZERO_3 = (
+    {"zero_stage": stage, "ds_config": {"zero_optimization": {"stage": stage}}} for stage in (2, 3)
+)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +217,9 @@ Found = list[tuple[str, float, str]]  # cause, milliseconds that it costs, words
             {},
             [("slow-rank", 30, "forward takes it 30 ms longer")],
         ),
-        ([{"communication": 100, **EVEN}] * 2, {"zero_stage": 3}, [("communication", 100, "zero_stage 2")]),
+        ([{"communication": 100, **EVEN}] * 2, ZERO_3, [("communication", 100, "zero_stage 2")]),
+        ([{**EVEN, "nccl": 100}], GPU | ZERO_3, [("communication", 100, "larger train_micro_batch_size")]),
+        ([{**EVEN, "nccl": 100}], GPU | ZERO_2, [("communication", 100, '{"overlap_comm": true}')]),
         (
             [{"data": 100, "communication": 50, **EVEN}] * 2,
             {},
@@ -265,12 +231,8 @@ Found = list[tuple[str, float, str]]  # cause, milliseconds that it costs, words
             PIPELINE,
             [("uneven-stages", 50, "partition_method: measured")],
         ),
-        # Rank 0 comes early to each collective of a pipeline of one replica, and waits there for the heavier rank 1.
-        (
-            [
-                {"forward": 30, "backward": 47, "pipeline": 100, "communication": 334},
-                {"forward": 110, "backward": 166, "pipeline": 205, "communication": 30},
-            ],
+        (  # rank 0 comes early to each collective of a pipeline of one replica, and waits for the heavier rank 1
+            [{"forward": 30, "backward": 47, "pipeline": 100, "communication": 334}, HEAVY],
             PIPELINE,
             [("uneven-stages", 99.5, ""), ("bubble", 53, ""), ("communication", 30, "")],
         ),
@@ -278,42 +240,30 @@ Found = list[tuple[str, float, str]]  # cause, milliseconds that it costs, words
     ],
 )
 def test_each_cause_is_named_the_largest_first(
-    ranks: list[dict[str, float]], record: dict[str, Any], found: Found, tmp_path: Path
+    ranks: list[dict[str, float]], record: dict[str, Any], found: list[tuple[str, float, str]], tmp_path: Path
 ) -> None:
-    """Ranks whose steps have these parts in milliseconds, in this order."""
+    """Ranks whose steps have these parts in milliseconds; what each cause costs, and a part of its fix."""
     for rank, milliseconds in enumerate(ranks):
-        at, events, steps = 0.0, [], []
+        at, texts, steps = 0.0, [], []
         for _ in range(5):
             begin = at
             for part, length in milliseconds.items():
-                end = at + 1000 * length
-                if part == "communication":  # a rank waits for others
-                    events.append(gloo(at, end))
-                if part != "idle":
-                    events.append(mark(part, at, end))
-                    events += [kernel("gemm", at, end, launched=at)] if record is GPU else []
-                at = end
+                span, launched = f"{at}-{at + 1000 * length}", f"@{at}" * ("device" in record)
+                texts += [f"gloo {span}"] * (part == "communication")  # a rank waits for others
+                if part == "nccl":
+                    texts.append(f"nccl {span} {launched}")
+                elif part != "idle":
+                    texts += [f"{part} {span}", *([f"gemm {span} {launched}"] if launched else [])]
+                at += 1000 * length
             steps.append((begin, at))
         stage = {"pipe_stage": rank} if record is PIPELINE else {}
-        write(tmp_path, events, steps, rank=rank, **{"ranks": len(ranks), **record, **stage})
+        write(tmp_path, ",".join(texts), steps, rank=rank, **{"ranks": len(ranks), **record, **stage})
     findings = profile_of(tmp_path)["findings"]
     assert [each["code"] for each in findings] == [code for code, _, _ in found]
     for each, (_, saves_ms, fix) in zip(findings, found, strict=True):
         assert 1000 * each["saves_s"] == pytest.approx(saves_ms, rel=0.01)
         assert fix in each["fix"]
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_overlapping_is_advised_where_deepspeed_does_not_by_itself(stage: int, tmp_path: Path) -> None:
-    """ZeRO 3 overlaps where ``overlap_comm`` is not given, ZeRO 1 and 2 do not."""
-    events, steps = [], []
-    for begin in (0.0, 2e5, 4e5):
-        events += [mark("forward", begin, begin + 1e5), kernel("gemm", begin, begin + 1e5, launched=begin)]
-        events.append(kernel("ncclDevKernel_AllReduce", begin + 1e5, begin + 2e5, launched=begin + 1e5))
-        steps.append((begin, begin + 2e5))
-    write(tmp_path, events, steps, **GPU, zero_stage=stage, ds_config={"zero_optimization": {"stage": stage}})
-    [fix] = [each["fix"] for each in profile_of(tmp_path)["findings"] if each["code"] == "communication"]
-    assert ("overlap_comm" in fix) == (stage == 2)
+        assert ("overlap_comm" in each["fix"]) == ("overlap_comm" in fix)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +275,6 @@ def test_a_machine_with_other_work_is_named_beside_the_shares(
     """Two ranks on it; a machine that has room for all is not busy."""
     for rank in range(2):
         record = {"ranks": 2, "own_load": own, "machine_load": machine, "host": "node7"}
-        write(tmp_path, [mark("forward", 0, 1000)], [(0, 1000)], rank=rank, **record)
+        write(tmp_path, "forward 0-1000", [(0, 1000)], rank=rank, **record)
     said = " ".join(profile_of(tmp_path)["warnings"])
     assert ("35 % of the processors of node7" in said) == warned, said
