@@ -28,7 +28,7 @@ from tests import short_cases
 from tests.harness import forked, required
 from tests.harness.browser import CHROMIUM
 from tests.harness.machines import Machine, two_machines, why_no_machines
-from tests.harness.ranks import ROOT, Ranks
+from tests.harness.ranks import ROOT, Ranks, RanksOf
 
 # `make test` tries the same examples each time, and can be relied on; `make test-all` explores: new ones each time, and
 # it says how to try one again. How long an example takes says nothing of whether it is right.
@@ -229,6 +229,13 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Four ranks."""
     return Ranks(4, tmp_path_factory.mktemp("four_ranks"))
+
+
+@pytest.fixture
+def ranks_of(request: pytest.FixtureRequest) -> RanksOf:
+    """``ranks_of(number)``: so many of these; they start when they are asked for."""
+    names = {1: "one_rank", 2: "two_ranks", 4: "four_ranks"}
+    return lambda number: request.getfixturevalue(names[number])  # type: ignore[no-any-return]
 
 
 @pytest.fixture

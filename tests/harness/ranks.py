@@ -113,6 +113,9 @@ class Ranks:
         return self._log_dir / f"rank{rank}-of-{self.size}.log"
 
 
+RanksOf = Callable[[int], Ranks]  # the fixture ``ranks_of``
+
+
 def free_port() -> int:
     """A TCP port that nobody has, and that nobody is given before it is used.
 

@@ -10,7 +10,7 @@ import pytest
 
 from determined_ds.callbacks import EMA
 from determined_ds.errors import ConfigError, DeterminedDSError
-from tests.harness.ranks import Ranks
+from tests.harness.ranks import Ranks, RanksOf
 from tests.package import checkpoints
 from tests.trial.regression import train, trial_class
 
@@ -113,20 +113,12 @@ MORE += [("3", "fp32", "1", 4)]
     ],
 )
 def test_validated_is_the_average_and_trained_on_are_the_weights(
-    kind: str,
-    half: str,
-    then: str,
-    ranks: int,
-    one_rank: Ranks,
-    two_ranks: Ranks,
-    four_ranks: Ranks,
-    tmp_path: Path,
+    kind: str, half: str, then: str, ranks: int, ranks_of: RanksOf, tmp_path: Path
 ) -> None:
     """Also where it continues after two steps, on as many ranks to the bit."""
-    whole = two_ranks.run(run, tmp_path / "whole", kind, half, STEPS)
-    stopped = two_ranks.run(run, tmp_path / "stopped", kind, half, 2)
-    others = {1: one_rank, 2: two_ranks, 4: four_ranks}[ranks]
-    resumed = others.run(run, tmp_path / "stopped", then, half, STEPS, stopped[0]["uuid"])
+    whole = ranks_of(2).run(run, tmp_path / "whole", kind, half, STEPS)
+    stopped = ranks_of(2).run(run, tmp_path / "stopped", kind, half, 2)
+    resumed = ranks_of(ranks).run(run, tmp_path / "stopped", then, half, STEPS, stopped[0]["uuid"])
     close = {"rtol": 1e-6, "atol": 1e-7} if half == "fp32" else {"rtol": 1e-2, "atol": 1e-3}
     continued = {"rtol": 1e-5, "atol": 1e-6} if ranks != 2 else {"rtol": 0, "atol": 0}
     for before, now, later in zip(whole, stopped, resumed, strict=ranks == 2):

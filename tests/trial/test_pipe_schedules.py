@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.ranks import Ranks, RanksFailed
+from tests.harness.ranks import Ranks, RanksFailed, RanksOf
 from tests.package import layer_seed, records, train_in_fp16_on_cpus, training_data
 from tests.trial.regression import train, trial_class
 
@@ -237,12 +237,10 @@ SHORT = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h
         *(pytest.param(cases_of(*each), id="-".join(map(str, each)), marks=MORE) for each in SCHEDULES),
     ],
 )
-def test_it_trains_as_plain_pytorch(
-    two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path, cases: list[Case]
-) -> None:
+def test_it_trains_as_plain_pytorch(ranks_of: RanksOf, tmp_path: Path, cases: list[Case]) -> None:
     """Tied weights, functions, dropout, accumulation, clipping, validation with a tail."""
     for number, case in enumerate(cases):
-        ranks = two_ranks if case.ranks * case.replicas == 2 else four_ranks
+        ranks = ranks_of(case.ranks * case.replicas)
         losses, evaluated, weights = trained(ranks, tmp_path / str(number), case)
         expected = plainly(case)
         assert losses == pytest.approx(expected[0], abs=1e-5), case
@@ -323,10 +321,10 @@ def test_tensors_of_several_types_pass_between_stages(two_ranks: Ranks, tmp_path
     ],
 )
 def test_what_only_the_trial_shows_is_refused(
-    two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path, case: Case, sizes: list[int], said: str
+    ranks_of: RanksOf, tmp_path: Path, case: Case, sizes: list[int], said: str
 ) -> None:
     with pytest.raises(RanksFailed, match=said):
-        (two_ranks if case.ranks == 2 else four_ranks).run(handed_on, tmp_path, case, sizes)
+        ranks_of(case.ranks).run(handed_on, tmp_path, case, sizes)
 
 
 # ------------------------------------------------------------------------------------------- before them

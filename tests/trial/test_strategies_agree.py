@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.harness.ranks import ROOT, Ranks
+from tests.harness.ranks import ROOT, Ranks, RanksOf
 from tests.package import records, training_data
 from tests.trial import regression
 from tests.trial.regression import GLOBAL_BATCH_SIZE
@@ -175,17 +175,11 @@ def learning_rate(step: int) -> float:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_losses_and_norms_are_those_of_plain_pytorch(
-    name: str,
-    one_rank: Ranks,
-    two_ranks: Ranks,
-    four_ranks: Ranks,
-    data: dict[str, Any],
-    plain: Losses,
-    tmp_path: Path,
+    name: str, ranks_of: RanksOf, data: dict[str, Any], plain: Losses, tmp_path: Path
 ) -> None:
     """The gradients' norm before it is clipped too: clipping and Adam hide a gradient of another size."""
     strategy = STRATEGIES[name]
-    {1: one_rank, 2: two_ranks, 4: four_ranks}[strategy.num_ranks].run(train, tmp_path, strategy, data)
+    ranks_of(strategy.num_ranks).run(train, tmp_path, strategy, data)
     losses = reported(tmp_path)
     tolerance = OF_SLICES if strategy.sequence > 1 else TOLERANCE
     assert losses.training == pytest.approx(plain.training, rel=tolerance)

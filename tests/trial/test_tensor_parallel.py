@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from determined_ds.errors import ConfigError
-from tests.harness.ranks import Ranks
+from tests.harness.ranks import Ranks, RanksOf
 from tests.package import records
 from tests.trial import regression
 
@@ -137,13 +137,11 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_plain_pytorch(
-    name: str, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
-) -> None:
+def test_losses_are_those_of_plain_pytorch(name: str, ranks_of: RanksOf, tmp_path: Path) -> None:
     """``model_parallel_size`` alone asks for it, and each rank holds half of every layer."""
     kind, stage, size, more, given = CASES[name]
     hparams = hyperparameters(kind, stage, **given)
-    ranks = (two_ranks if size == 2 else four_ranks).run(run, tmp_path, kind, more, hparams)
+    ranks = ranks_of(size).run(run, tmp_path, kind, more, hparams)
     losses, norms, validation = plain(kind, more)
     assert max(norms) > CLIPPING
     training, [validated] = ([m for _, m in records(tmp_path, group)] for group in ("training", "validation"))

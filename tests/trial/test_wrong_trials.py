@@ -91,6 +91,7 @@ WRONG: list[tuple[Any, ...]] = [
     (f".build_models ({HERE}", {"build_models": returning(None)}, "engines"),
     (f".build_layers ({HERE}", {"build_layers": returning(None)}, "pipeline"),
     ("LayerSpec(Class, ...)", {"build_layers": returning([torch.nn.Linear])}, "pipeline"),
+    ("returned 0 for 1 parts", {"build_layers": returning([])}, "pipeline"),
     ("wrapped no engine", {"__init__": lambda self, context: setattr(self, "context", context)}),
     ("call it: return Linear(...)", {"build_model": returning(torch.nn.Linear)}),
     ("nothing would be trained", {"build_optimizer": lambda *_: of_another(*_).optimizer}),
@@ -155,16 +156,6 @@ def test_what_is_wrong_is_said(one_rank: Ranks) -> None:
     for case, text in zip(CASES, said, strict=True):
         assert case.words in text
         assert ("fix: " in text) == bool(text) == bool(case.words), text
-
-
-def too_few_layers(schedule: str) -> str:
-    hparams = {"pipe_parallel_size": 2, "micro_batch_size": 2, "pipe_schedule": schedule}
-    return said_of("pipeline", {"build_layers": returning([torch.nn.Linear(4, 1)])}, **hparams)
-
-
-def test_each_part_of_a_pipeline_needs_a_layer(two_ranks: Ranks) -> None:
-    for said in two_ranks.run(too_few_layers, "interleaved"):
-        assert "returned 1 for 4 parts" in said
 
 
 def shared_layers(run_dir: Path, ranks: int, cut: bool = True, **section: Any) -> str:
