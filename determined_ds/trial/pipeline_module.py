@@ -41,6 +41,11 @@ def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int)
     return hash((seed, replica, step, micro_batch, layer)) % 2**63  # of integers, the same in every process
 
 
+def built_seed(seed: int, layer: int) -> int:
+    """The seed of torch's generators before a layer is built."""
+    return hash((seed, layer)) % 2**63
+
+
 class ScheduledModule(PipelineModule):
     """The parts of a rank.
 
@@ -96,7 +101,7 @@ class ScheduledModule(PipelineModule):
         layer = number - self.base_seed
         if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
             layer = [getattr(each, "key", None) for each in self._layer_specs].index(spec.key)
-        _seed(hash((self.base_seed, layer)) % 2**63)
+        _seed(built_seed(self.base_seed, layer))
 
     def activate(self, part: int) -> None:
         """Make a part the one that ``forward`` computes."""

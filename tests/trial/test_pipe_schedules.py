@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.harness.ranks import Ranks, RanksFailed, RanksOf
-from tests.package import layer_seed, records, train_in_fp16_on_cpus, training_data
+from tests.package import built_seed, layer_seed, records, train_in_fp16_on_cpus, training_data
 from tests.trial.regression import train, trial_class
 
 WIDTH, VOCABULARY, TIME, BATCH, SEED = 8, 11, 3, 4, 7
@@ -31,6 +31,7 @@ class Case:
     micro_batches: int = 4  # of a step and a replica
     replicas: int = 1  # pipelines beside each other
     zero: int = 0
+    partition: str = "uniform"
     clipping: float = 0.5  # of the gradient's norm; 0: none
     interval: int = 0  # of activation checkpointing
     dropout: float = 0.3
@@ -46,6 +47,7 @@ class Case:
             "pipe_parallel_size": self.ranks,
             "pipe_schedule": self.schedule,
             "pipe_chunks": self.chunks if self.chunks > 1 else None,
+            "partition_method": self.partition,
             "trial_seed": SEED,
             "deepspeed_config": {
                 "gradient_clipping": self.clipping,
@@ -61,8 +63,7 @@ class Tokens(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        drawn = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(SEED))
-        self.weight = torch.nn.Parameter(drawn / 3)
+        self.weight = torch.nn.Parameter(torch.randn(VOCABULARY, WIDTH) / 3)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(tokens_BT, self.weight)
@@ -71,13 +72,10 @@ class Tokens(torch.nn.Module):
 class Block(torch.nn.Module):
     """A residual block with dropout, a weight that is used twice, and an output that is a view."""
 
-    def __init__(self, index: int, dropout: float) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):  # the same first weights, whoever builds them
-            torch.random.default_generator.manual_seed(index)
-            self.norm, self.inner = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH)
-            self.out = torch.nn.Linear(WIDTH, WIDTH)
-        self.dropout = torch.nn.Dropout(dropout)
+        self.norm, self.inner = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.out, self.dropout = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(dropout)
 
     def forward(self, hidden_BTW: torch.Tensor) -> torch.Tensor:
         inner = self.inner(torch.tanh(self.inner(self.norm(hidden_BTW))))
@@ -114,11 +112,14 @@ Trained = tuple[list[float], list[float], Weights]
 
 
 def plainly(case: Case) -> Trained:
-    """By plain PyTorch, which seeds each layer as a pipeline does."""
+    """By plain PyTorch, which seeds each layer as a pipeline does, before it is built and before each pass."""
     from determined_ds import DataLoader
 
-    tokens = Tokens()
-    blocks = [Block(index, case.dropout) for index in range(1, BLOCKS + 1)]
+    def built(layer: int) -> Any:
+        torch.random.default_generator.manual_seed(built_seed(SEED, layer))
+        return Block(case.dropout) if layer else Tokens()
+
+    tokens, *blocks = map(built, range(BLOCKS + 1))
     layers = [tokens, *blocks, halved, lambda hidden: head(tokens, hidden)]
     named = {
         f"{index}.{name}": p for index, block in enumerate(blocks, 1) for name, p in block.named_parameters()
@@ -165,7 +166,7 @@ def weights_of(named: dict[str, torch.nn.Parameter]) -> Weights:
     return {name: each.detach().clone().float().numpy() for name, each in named.items()}
 
 
-def pipeline_trial(layers: list[Any], loss: Any, partition: str = "uniform", **attributes: Any) -> Any:
+def pipeline_trial(layers: list[Any], loss: Any, **attributes: Any) -> Any:
     """A trial of these layers; what a rank draws beside them changes nothing."""
 
     class Drawing:
@@ -174,7 +175,7 @@ def pipeline_trial(layers: list[Any], loss: Any, partition: str = "uniform", **a
             return super().train_batch(*given)  # type: ignore[misc]
 
     methods = {"build_layers": lambda self: layers, "loss": lambda self, *given: loss(*given)}
-    return trial_class("pipeline", Drawing, partition_method=partition, **methods, **attributes)
+    return trial_class("pipeline", Drawing, **methods, **attributes)
 
 
 def in_rank(run_dir: Path, case: Case) -> Weights:
@@ -184,7 +185,7 @@ def in_rank(run_dir: Path, case: Case) -> Weights:
 
     if "fp16" in case.more:
         train_in_fp16_on_cpus()
-    blocks = [LayerSpec(Block, index, case.dropout) for index in range(1, BLOCKS + 1)]
+    blocks = [LayerSpec(Block, case.dropout) for _ in range(BLOCKS)]
     ends = TiedLayerSpec("tokens", Tokens), TiedLayerSpec("tokens", Tokens, forward_fn=head)
     trial = pipeline_trial(
         [ends[0], *blocks, halved, ends[1]],
@@ -227,7 +228,10 @@ def cases_of(schedule: str, chunks: int) -> list[Case]:
 
 
 MORE = pytest.mark.long("more parts, ranks, replicas and settings: the short case has some of each")
-SHORT = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h1", zero=1)]
+SHORT = [
+    Case(schedule="interleaved", chunks=2, interval=2),
+    Case(schedule="zb-h1", zero=1, partition="type:block"),
+]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,7 @@ SHORT = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h
     ],
 )
 def test_it_trains_as_plain_pytorch(ranks_of: RanksOf, tmp_path: Path, cases: list[Case]) -> None:
-    """Tied weights, functions, dropout, accumulation, clipping, validation with a tail."""
+    """Tied weights, functions, dropout, accumulation, clipping, validation with a tail; first weights of any cut."""
     for number, case in enumerate(cases):
         ranks = ranks_of(case.ranks * case.replicas)
         losses, evaluated, weights = trained(ranks, tmp_path / str(number), case)
@@ -325,37 +329,3 @@ def test_what_only_the_trial_shows_is_refused(
 ) -> None:
     with pytest.raises(RanksFailed, match=said):
         ranks_of(case.ranks).run(handed_on, tmp_path, case, sizes)
-
-
-# ------------------------------------------------------------------------------------------- before them
-
-
-def first_weights(case: Case, partition: str) -> dict[str, list[float]]:
-    """The weights of this rank's layers, of which the first and the last Linear but one are tied."""
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
-
-    from determined_ds import open_context
-
-    ends = [TiedLayerSpec("ends", torch.nn.Linear, WIDTH, WIDTH) for _ in range(2)]
-    first, *more = [LayerSpec(torch.nn.Linear, WIDTH, WIDTH) for _ in range(5)]
-    layers = [first, ends[0], *more, ends[1], LayerSpec(torch.nn.LayerNorm, WIDTH)]
-    trial = pipeline_trial(layers, first_of, partition)
-    with open_context(hparams=case.hyperparameters, accelerator="cpu") as context:
-        weights = trial(context).engine.module.named_parameters()
-        return {name: each.detach().flatten().tolist() for name, each in weights}
-
-
-def test_first_weights_do_not_depend_on_the_cut(one_rank: Ranks, two_ranks: Ranks) -> None:
-    """And no two layers draw the same."""
-    case = Case(schedule="1f1b")
-    [whole] = one_rank.run(first_weights, replace(case, ranks=1), "uniform")
-    of_matrices = [tuple(each) for name, each in whole.items() if len(each) > WIDTH]
-    assert len(set(of_matrices)) == len(of_matrices) == 6
-    for schedule, chunks, partition in (
-        ("1f1b", 1, "uniform"),
-        ("1f1b", 1, "type:linear"),
-        ("interleaved", 2, "uniform"),
-        ("dualpipev", 2, "uniform"),
-    ):
-        for own in two_ranks.run(first_weights, replace(case, schedule=schedule, chunks=chunks), partition):
-            assert own == {name: whole[name] for name in own}, (schedule, partition)
