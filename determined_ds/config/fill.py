@@ -12,14 +12,14 @@ schedule's is used, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from determined_ds.config.ds_schema import ZERO, params_of
 from determined_ds.config.layout import BATCH_KEYS, REPLICAS, Batch
 from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, Hyperparameters
-from determined_ds.documents.document import Change, Document, KeyPath
+from determined_ds.documents.document import Change, Document, KeyPath, leaves
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
 
 if TYPE_CHECKING:
@@ -72,15 +72,6 @@ REMOVABLE: tuple[KeyPath, ...] = (("scheduler",), ("optimizer",))
 # ------------------------------------------------------------------------------------------- what is stated
 
 
-def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every value that is not a mapping with something in it."""
-    for key, value in data.items():
-        if isinstance(value, dict) and value:
-            yield from leaf_paths(value, (*path, key))
-        else:
-            yield (*path, key)
-
-
 def overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> list[Change]:
     """What ``overwrite_deepspeed_args``, leaf by leaf, and the shorthands change in a DeepSpeed JSON.
 
@@ -88,7 +79,7 @@ def overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> 
     """
     changes: list[Change] = []
     over = hp.overwrite_deepspeed_args
-    stated: dict[KeyPath, KeyPath] = {(OVERWRITES, *path): path for path in leaf_paths(over)}
+    stated: dict[KeyPath, KeyPath] = {(OVERWRITES, *path): path for path, _ in leaves(over)}
     stated |= {(name,): SHORTHANDS[name] for name in hp.shorthands}
     for place, path in stated.items():
         value, origin = hyperparameters.get(place), hyperparameters.origin(place)
@@ -268,7 +259,7 @@ def _open_places(ds: Document) -> list[KeyPath]:
         known = params_of(str(section), kind)
         return leaf == "lr" and isinstance(kind, str) if known is None else leaf in known  # None: torch's own
 
-    stated = ((path, ds.get(path)) for path in leaf_paths(ds.data) if path[0] not in BATCH_KEYS)
+    stated = ((path, value) for path, value in leaves(ds.data) if path[0] not in BATCH_KEYS)
     autos = [path for path, value in stated if value == AUTO or (isinstance(value, list) and AUTO in value)]
     absent = [CLIPPING, *(path for path in IF_ABSENT if is_taken(path[0], path[-1]))]
     return [*autos, *(path for path in absent if ds.get(path) is None)]

@@ -26,7 +26,6 @@ from determined_ds.config.fill import (
     batch_sizes,
     disagreements,
     fills,
-    leaf_paths,
     overwrites,
     tensor_parallel_values,
 )
@@ -53,7 +52,7 @@ from determined_ds.config.params import (
 )
 from determined_ds.config.rules import OF_SLOTS, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
-from determined_ds.documents.document import Change, Document, KeyPath, dotted, nearest
+from determined_ds.documents.document import Change, Document, KeyPath, dotted, leaves, nearest
 from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
@@ -117,12 +116,12 @@ class ResolvedConfig:
     @cached_property
     def origins(self) -> Mapping[str, str]:
         """Dotted key of :attr:`ds_config` -> where its value came from."""
-        return {dotted(path): self.ds.origin(path) for path in leaf_paths(self.ds.data)}
+        return {dotted(path): self.ds.origin(path) for path, _ in leaves(self.ds.data)}
 
     @property
     def filled(self) -> list[KeyPath]:
         """The leaves of :attr:`ds_config` that the JSON and ``overwrite_deepspeed_args`` leave open."""
-        return [path for path in leaf_paths(self.ds.data) if self.stated.get(path) in (None, AUTO)]
+        return [path for path, _ in leaves(self.ds.data) if self.stated.get(path) in (None, AUTO)]
 
     def writing_in(self, folder: str) -> ResolvedConfig:
         """The same, with the relative paths of DeepSpeed's monitors and profiler placed in a folder.

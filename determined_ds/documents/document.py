@@ -25,13 +25,15 @@ class Document:
         data: The plain mapping. Never changed in place: :meth:`overwritten` returns a new document.
         places: Key path -> place in the file, for every key that was read from text.
         overwrites: Key path -> origin, for values that overwrite the text (``--set``, ``overwrite_deepspeed_args``).
-        prefix: Dotted name of where ``data`` hangs, put before keys in messages.
+        root: Where ``data`` hangs in what the paths of ``places`` and ``overwrites`` begin with.
+        prefix: Put before keys in messages.
     """
 
     name: str
     data: dict[str, Any]
     places: Mapping[KeyPath, Place] = field(default_factory=dict)
     overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
+    root: KeyPath = ()
     prefix: str = ""
 
     def key(self, path: KeyPath) -> str:
@@ -43,6 +45,7 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
+        path = (*self.root, *path)
         upwards = [path[:end] for end in range(len(path), 0, -1)]
         over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
         place = next((self.places[each] for each in upwards if each in self.places), None)
@@ -65,14 +68,10 @@ class Document:
     def problem(
         self, path: KeyPath, message: str, fix: str, code: str = "invalid", *, value: Any = AS_WRITTEN
     ) -> Problem:
-        """What is wrong at ``path``, with its key and its origin.
+        """What is wrong at ``path``, () for the whole document, with its key and its origin.
 
-        Args:
-            path: Of the key; () for the whole document.
-            message: See :class:`~determined_ds.errors.Problem`, as for the rest.
-            fix: What to write instead.
-            code: Of the rule that found it.
-            value: What to show; ``NOT_GIVEN`` for nothing. By default the value at ``path``.
+        It shows the value there, unless another is given, or ``NOT_GIVEN``. All else is as in
+        :class:`~determined_ds.errors.Problem`.
         """
         if value is AS_WRITTEN:
             value = self.get(path, NOT_GIVEN) if path else NOT_GIVEN
@@ -81,18 +80,8 @@ class Document:
         )
 
     def sub(self, path: KeyPath) -> Document:
-        """The document below ``path``; places and overwrites travel along. The value must be a mapping."""
-        value, length = self.get(path), len(path)
-        assert isinstance(value, dict), path
-
-        def below(table: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
-            return {key[length:]: item for key, item in table.items() if key[:length] == path and key != path}
-
-        # An overwrite of an ancestor covers everything below it.
-        is_covered = any(path[:end] in self.overwrites for end in range(1, length + 1))
-        covering: dict[KeyPath, str] = {(key,): self.origin((*path, key)) for key in value if is_covered}
-        over, places = {**covering, **below(self.overwrites)}, below(self.places)
-        return replace(self, data=value, places=places, overwrites=over, prefix=self.key(path))
+        """The document below ``path``, where a mapping stands."""
+        return replace(self, data=self.get(path), root=(*self.root, *path), prefix=self.key(path))
 
     def overwritten(self, *changes: Change) -> Document:
         """A document with each (path, value, origin) in turn: mappings merge leaf by leaf, all else replaces.
@@ -116,25 +105,23 @@ class Document:
                 node = own[id(below)]
             return node
 
+        def write(path: KeyPath, value: Any, origin: str) -> None:
+            above, leaf, place = section(path[:-1]), path[-1], (*self.root, *path)
+            if isinstance(value, dict) and isinstance(above.get(leaf), dict):
+                for key, item in value.items():
+                    write((*path, key), item, origin)
+            else:
+                above[leaf] = value
+                overwrites[place] = origin
+
         for path, value, origin in changes:
             while value is NOT_GIVEN and path:
                 above = section(path[:-1])
                 del above[path[-1]]
                 path = () if above else path[:-1]
-            if value is NOT_GIVEN:
-                continue
-            for leaf, leaf_value in _leaves(value, path, section(path[:-1]).get(path[-1])):
-                section(leaf[:-1])[leaf[-1]] = leaf_value
-                overwrites[leaf] = origin
+            if value is not NOT_GIVEN:
+                write(path, value, origin)
         return replace(self, data=data, overwrites=overwrites)
-
-
-def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, dict) and isinstance(over, dict):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key), over.get(key))
-    else:
-        yield path, value
 
 
 def origin_at(name: str, place: Place) -> Origin:
@@ -165,13 +152,13 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a mapping by dotted names, e.g. ``zero_optimization.stage``; an empty one below it stays."""
-    if isinstance(value, Mapping) and (value or not name):
-        for key, item in value.items():
-            yield from leaves(item, f"{name}.{key}" if name else str(key))
-    elif name:
-        yield name, value
+def leaves(data: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The path and the value of all that is not a mapping with something in it."""
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
 
 
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:

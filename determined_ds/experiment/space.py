@@ -30,6 +30,7 @@ MOST_POINTS = 1_000
 MOST_CORNERS = 256
 CONTINUOUS_SAMPLE = 200  # each may need a decision of its own
 AXES = ("categorical", "double", "int", "log")  # types of hyperparameters that are searched
+HYPERPARAMETERS: KeyPath = ("hyperparameters",)
 HALVING = ("adaptive_asha", "async_halving")
 
 
@@ -195,9 +196,9 @@ def read_space(
     Returns:
         The space, and a problem for each hyperparameter that a master takes and cannot draw.
     """
-    stated = Document(name=document.name, data={}, prefix="hyperparameters")
-    if isinstance(document.get(("hyperparameters",)), dict):
-        stated = document.sub(("hyperparameters",))
+    if not isinstance(document.get(HYPERPARAMETERS), dict):
+        document = document.holding({"hyperparameters": {}})
+    stated = document.sub(HYPERPARAMETERS)
     within = {path[:end] for path in refused for end in range(2, len(path))}
     axes: list[Axis] = []
     wrapped: list[KeyPath] = []
@@ -210,7 +211,7 @@ def read_space(
         if "type" not in value:
             return {key: read((*path, key), item) for key, item in value.items()}
         if value["type"] == "const" and "val" in value:
-            wrapped.append(path)
+            wrapped.append((*HYPERPARAMETERS, *path))
             return value["val"]
         if value["type"] in AXES and ("hyperparameters", *path) not in within:
             axis = Axis(path=path, spec=value, in_grid=searcher == "grid")

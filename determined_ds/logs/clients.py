@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.documents.document import leaves
+from determined_ds.documents.document import dotted, leaves
 
 COMPLETED, STOPPED, FAILED = "completed", "stopped", "failed"
 # Of a report, and of what MLflow takes at once. Source: mlflow 3.17's ``utils/validation.py``
@@ -145,7 +145,8 @@ class MlflowRun:
             run = client.create_run(experiment_id, run_name=name, tags={MLFLOW_KEY: about.key})
         self._run_id, known = run.info.run_id, run.data.params
         params = {
-            NOT_IN_NAMES.sub("_", name): str(value)[:LONGEST_PARAM] for name, value in leaves(about.config)
+            NOT_IN_NAMES.sub("_", dotted(path)): str(value)[:LONGEST_PARAM]
+            for path, value in leaves(about.config)
         }
         tags = {
             "determined_ds.group": about.group,

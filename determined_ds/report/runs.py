@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.checkpoints.files import as_number, is_better
-from determined_ds.documents.document import get_path, leaves
+from determined_ds.documents.document import dotted, get_path, leaves
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.live import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.report.numbers import count
@@ -153,8 +153,8 @@ class RunView:
         found: dict[str, dict[str, Setting]] = {}
         for name, tree in sections.items():
             origins = launch.origins if launch and name == "DeepSpeed" else {}
-            for key, value in leaves(tree):
-                at = key
+            for path, value in leaves(tree):
+                at = key = dotted(path)
                 while at and at not in origins:  # that of the mapping that it is in
                     at = at.rpartition(".")[0]
                 text = value if isinstance(value, str) else json.dumps(value, default=str)

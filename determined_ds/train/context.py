@@ -22,11 +22,10 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.checkpoints.files import STATE
 from determined_ds.checkpoints.rank_state import read_state
 from determined_ds.checkpoints.storage import find_checkpoint
-from determined_ds.config.fill import leaf_paths
 from determined_ds.config.layout import BATCH_KEYS, Accelerator, Topology
 from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES, by_real_names
 from determined_ds.config.resolve import ResolvedConfig, reconcile
-from determined_ds.documents.document import Document, dotted
+from determined_ds.documents.document import Document, dotted, leaves
 from determined_ds.documents.files import read_json, write_whole
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, shown
@@ -313,9 +312,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                     logger.warning("%s", warning)
             own_json = before.stated if names_json and before else Document(name=MADE, data={})
             otherwise = [
-                f"{dotted(path)} {shown(ds.get(path))} instead of {shown(own_json.get(path))}"
-                for path in leaf_paths(own_json.data)
-                if own_json.get(path) not in (AUTO, ds.get(path)) and path[0] not in BATCH_KEYS
+                f"{dotted(path)} {shown(ds.get(path))} instead of {shown(stated)}"
+                for path, stated in leaves(own_json.data)
+                if stated not in (AUTO, ds.get(path)) and path[0] not in BATCH_KEYS
             ]
             if otherwise:
                 logger.warning("the engine was made with %s of deepspeed_config", ", ".join(otherwise))
