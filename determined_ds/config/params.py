@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from determined_ds.documents.document import Document, KeyPath, dotted, unknown_key, words
-from determined_ds.documents.judging import JSON_TYPES, Json, faults, problem_of
+from determined_ds.documents.judging import Json, faults, problem_of
+from determined_ds.documents.text import KINDS
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 from determined_ds.pipe.partition import METHODS, method_problem
@@ -83,7 +84,7 @@ def schema_of(hint: Any) -> Json:
         return {"type": ["object"], "additionalProperties": schema_of(args[1])}
     if origin is list:
         return {"type": ["array"], "items": schema_of(args[0])}
-    name = next(name for name, kind in JSON_TYPES.items() if kind is (origin or hint))
+    name = next(name for name, (kind, _) in KINDS.items() if kind is (origin or hint))
     return {"type": [name], "exact": True} if hint is int else {"type": [name]}
 
 

@@ -3,7 +3,7 @@
 Draft 7, with the keywords that Determined adds (determined 0.38.1, ``master/pkg/schemas/extensions``) and some of our
 own: ``removed`` and ``deprecated`` refuse every value, ``exact`` refuses 1.0 for an integer, ``auto`` lets "auto" stand
 for any value, and ``fix`` is what to write instead. A null counts as absent where a key may be absent. The package
-jsonschema takes nearly as long to load as a whole ``det-ds check`` runs; the tests hold this judge against it.
+jsonschema takes as long to load as a whole ``det-ds check`` runs.
 """
 
 from __future__ import annotations
@@ -21,34 +21,19 @@ from determined_ds.errors import NOT_GIVEN, Problem
 
 Json = Any
 MAX_UNKNOWN = 20  # of a mapping: a vocabulary, given by mistake, has thousands
-JSON_TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
-# Keyword of values of one type -> that type, and whether such a value holds it.
-_OF_TYPE: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "minimum": ("number", operator.ge),
-    "exclusiveMinimum": ("number", operator.gt),
-    "maximum": ("number", operator.le),
-    "exclusiveMaximum": ("number", operator.lt),
-    "exact": ("number", lambda number, _: isinstance(number, int)),
-    "minLength": ("string", lambda text, least: len(text) >= least),
+# Keyword of values of one type -> that type, whether such a value holds it, and the same in words.
+_OF_TYPE: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
+    "minimum": ("number", operator.ge, "{} or more"),
+    "exclusiveMinimum": ("number", operator.gt, "more than {}"),
+    "maximum": ("number", operator.le, "at most {}"),
+    "exclusiveMaximum": ("number", operator.lt, "less than {}"),
+    "exact": ("number", lambda number, _: isinstance(number, int), ""),
+    "minLength": ("string", lambda text, least: len(text) >= least, ""),
     # Go's ``$`` is the end; Python's also stands before a last newline.
-    "pattern": ("string", lambda text, form: re.search(form.replace("$", r"\Z"), text) is not None),
-    "minItems": ("array", lambda items, least: len(items) >= least),
-    "minProperties": ("object", lambda fields, least: len(fields) >= least),
-    "maxProperties": ("object", lambda fields, most: len(fields) <= most),
-}
-_BOUNDS = {
-    "minimum": "{} or more",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
+    "pattern": ("string", lambda text, form: bool(re.search(form.replace("$", r"\Z"), text)), ""),
+    "minItems": ("array", lambda items, least: len(items) >= least, ""),
+    "minProperties": ("object", lambda fields, least: len(fields) >= least, ""),
+    "maxProperties": ("object", lambda fields, most: len(fields) <= most, ""),
 }
 
 
@@ -67,18 +52,9 @@ class Fault(NamedTuple):
     meant: str = ""  # the key beside it that an unknown one was probably meant for
 
 
-# ------------------------------------------------------------------------------------------------- judging
-
-
-def is_of(value: Json, kind: str) -> bool:
-    """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer()))
-    return kind not in ("number", "integer") and isinstance(value, JSON_TYPES[kind])
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else names
+Judge = Callable[[Json, Json, KeyPath], Iterator[Fault]]
+# Keywords that say most of a place; of the others the last is the most exact.
+_FIRST = {"removed": 0, "deprecated": 0, "unknown": 0, "missing": 1, "type": 2}
 
 
 def faults(
@@ -86,7 +62,7 @@ def faults(
     value: Json,
     path: KeyPath = (),
     *,
-    named: Callable[[str], Json] | None = None,
+    named: Callable[[str], Json] = lambda _: True,
     takes_auto: bool = False,
 ) -> dict[KeyPath, Fault]:
     """Everything that a schema refuses in a value: of each place the fault that says most.
@@ -113,10 +89,10 @@ def faults(
         for keyword, wanted in schema.items():
             holds = True
             if keyword == "type":
-                holds = is_auto or any(is_of(value, kind) for kind in _listed(wanted))
+                holds = is_auto or any(_is_of(value, kind) for kind in _listed(wanted))
             elif keyword in _OF_TYPE:
-                kind, is_held = _OF_TYPE[keyword]
-                holds = not is_of(value, kind) or is_held(value, wanted)
+                kind, is_held, _ = _OF_TYPE[keyword]
+                holds = not _is_of(value, kind) or is_held(value, wanted)
             elif keyword == "properties":
                 for key, item in fields.items():
                     if key in wanted:
@@ -133,24 +109,23 @@ def faults(
                 choices = wanted if keyword == "enum" else [wanted]
                 if schema.get("ignoreCase") and isinstance(value, str):
                     choices = [value if str(each).lower() == value.lower() else each for each in choices]
-                holds = is_auto or any(
-                    each == value and isinstance(each, bool) == isinstance(value, bool) for each in choices
-                )
+                same = (each for each in choices if isinstance(each, bool) == isinstance(value, bool))
+                holds = is_auto or value in same
             elif keyword in ("removed", "deprecated"):
                 holds = False
             elif keyword == "items":
                 for index, item in enumerate(value if isinstance(value, list) else ()):
                     yield from judge(wanted, item, (*path, index))
-            elif keyword == "required":
+            elif keyword in (
+                "required",
+                "eventuallyRequired",
+            ):  # the second, once the cluster has filled in its own
                 for key in wanted if isinstance(value, dict) else ():
-                    if key not in fields or (fields[key] is None and not fits(known.get(key, True), None)):
+                    may_be_null = keyword == "required" and key in fields and fits(known.get(key, True), None)
+                    if fields.get(key) is None and not may_be_null:
                         yield Fault((*path, key), "missing", None, schema)
-            elif keyword == "eventuallyRequired":  # once the cluster has filled in its defaults
-                for key in wanted if isinstance(value, dict) else ():
-                    if fields.get(key) is None:
-                        yield Fault((*path, key), "missing", None, schema, "eventually")
             elif keyword in ("$ref", "optionalRef"):
-                if named is not None and (keyword == "$ref" or value is not None):
+                if keyword == "$ref" or value is not None:
                     yield from judge(named(wanted), value, path)
             elif keyword == "allOf":
                 for each in wanted:
@@ -163,9 +138,7 @@ def faults(
                 if fits(wanted, value):
                     yield from judge(schema.get("then", True), value, path)
             elif keyword == "union":
-                items = [
-                    named(each["$ref"]) if named and "$ref" in each else each for each in wanted["items"]
-                ]
+                items = [named(each["$ref"]) if "$ref" in each else each for each in wanted["items"]]
                 yield from _of_union(items, value, path, judge)
             elif keyword == "checks":
                 for message, check in wanted.items():
@@ -189,49 +162,51 @@ def faults(
     return said
 
 
-# Keywords that say most of a place; of the others the last is the most exact.
-_FIRST = {"removed": 0, "deprecated": 0, "unknown": 0, "missing": 1, "type": 2}
+def _is_of(value: Json, kind: str) -> bool:
+    """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer()))
+    return kind not in ("number", "integer") and isinstance(value, KINDS[kind][0])
 
 
-def _of_union(
-    items: list[Json], value: Json, path: KeyPath, judge: Callable[[Json, Json, KeyPath], Iterator[Fault]]
-) -> Iterator[Fault]:
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _of_union(items: list[Json], value: Json, path: KeyPath, judge: Judge) -> Iterator[Fault]:
     """Nothing where an item fits; else the faults of the item that was meant, or one of the whole union."""
     fields = value if isinstance(value, dict) else {}
-
-    def constants(item: Json) -> dict[str, Json]:
-        known = item.get("properties", {}).items()
-        return {key: sub["const"] for key, sub in known if isinstance(sub, dict) and "const" in sub}
-
-    def is_meant(item: Json, found: list[Fault]) -> bool:
-        """By its constants, or else by its type and the keys that it must have, and must not."""
-        here = {fault.keyword for fault in found if fault.path == path}
-        keys = {fault.keyword for fault in found if len(fault.path) == len(path) + 1}
-        return not here & {"type", "const", "not"} and bool(
-            constants(item) or not keys & {"missing", "false"}
-        )
-
-    meant: list[Fault] | None = None
+    known = {key: sub for item in items for key, sub in item.get("properties", {}).items()}
+    choices, meant, whole = list[tuple[str, Json]](), list[Fault](), {"properties": known}
     for item in items:
-        if any(fields.get(key) != const for key, const in constants(item).items()):
+        properties = item.get("properties", {}).items()
+        constants = [
+            (key, sub["const"]) for key, sub in properties if isinstance(sub, dict) and "const" in sub
+        ]
+        choices += constants
+        if any(fields.get(key) != const for key, const in constants):
             continue  # it requires the key and its value
         found = [*judge(item, value, path)]
         if not found:
             return
-        if meant is None and is_meant(item, found):
+        # It is meant by its constants, or else by its type and the keys that it must have, and must not.
+        here = {fault.keyword for fault in found if fault.path == path}
+        below = {fault.keyword for fault in found if len(fault.path) == len(path) + 1}
+        if (
+            not meant
+            and not here & {"type", "const", "not"}
+            and (constants or not below & {"missing", "false"})
+        ):
             meant = found
-    if meant is not None:  # if it is not what it is read as, what is in it need not be either
-        yield from [each for each in meant if each.keyword == "checks" and each.path == path] or meant
-        return
-    known = {key: sub for item in items for key, sub in item.get("properties", {}).items()}
-    consts = [const for item in items for const in constants(item).items()]
-    texts, whole = [item["const"] for item in items if "const" in item], {"properties": known}
+    texts = [item["const"] for item in items if "const" in item]
     unknown = [key for key in fields if key not in known]
-    if isinstance(value, str) and texts:
+    if meant:  # if it is not what it is read as, what is in it need not be either
+        yield from [each for each in meant if each.keyword == "checks" and each.path == path] or meant
+    elif isinstance(value, str) and texts:
         yield Fault(path, "choice", value, whole, texts)
-    elif isinstance(value, dict) and consts:
-        key, choices = consts[0][0], [text for _, text in consts]
-        yield Fault((*path, key), "choice" if key in value else "missing", value.get(key), whole, choices)
+    elif isinstance(value, dict) and choices:
+        key, keyword = choices[0][0], "choice" if choices[0][0] in value else "missing"
+        yield Fault((*path, key), keyword, value.get(key), whole, [text for _, text in choices])
     elif unknown:
         yield from (Fault((*path, key), "unknown", value[key], whole) for key in unknown)
     else:
@@ -243,7 +218,7 @@ def _compared(rule: dict[str, str], fields: dict[str, Json], path: KeyPath, sche
     a: Json = fields.get(rule["a"])
     b: Json = fields.get(rule["b"])
     if kind != "a_is_subdir_of_b":
-        if is_of(a, "number") and is_of(b, "number") and not (a < b or (a == b and kind == "a<=b")):
+        if _is_of(a, "number") and _is_of(b, "number") and not (a < b or (a == b and kind == "a<=b")):
             yield Fault((*path, rule["b"]), "compared", b, schema, (kind, rule["a"], a))
     elif isinstance(a, str) and (b is None or isinstance(b, str)):
         # As the master has it: a relative path that does not climb, or a string with the parent for its prefix.
@@ -251,9 +226,6 @@ def _compared(rule: dict[str, str], fields: dict[str, Json], path: KeyPath, sche
         inner, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
         if not (inner.startswith(parent) if inner.startswith("/") else not inner.startswith("..")):
             yield Fault((*path, rule["a"]), "compared", a, schema, (kind, rule["b"], b))
-
-
-# ------------------------------------------------------------------------------------------------- words
 
 
 def problem_of(
@@ -268,7 +240,7 @@ def problem_of(
         elsewhere: Key that is read in another place -> the fix.
     """
     path, keyword, schema, detail = fault.path, fault.keyword, fault.schema, fault.detail
-    value = document.get(path, NOT_GIVEN)
+    value, code = document.get(path, NOT_GIVEN), "invalid"
     if keyword == "unknown":
         gone = {"removed", "deprecated"}
         known = (key for key, each in schema["properties"].items() if not gone & each.keys())
@@ -281,21 +253,20 @@ def problem_of(
         is_text = isinstance(value, str) or not any(isinstance(each, str) for each in choices)
         code, message = "out-of-range" if is_text else "wrong-type", "is not one of the allowed values"
         usual = one_of(map(str, choices), value)
-    elif keyword in _BOUNDS:
-        bound = _BOUNDS[keyword].format(f"{detail:g}" if detail < 1e6 else detail)
+    elif keyword in _OF_TYPE and (words := _OF_TYPE[keyword][2]):
+        bound = words.format(f"{detail:g}" if detail < 1e6 else detail)
         code, message, usual = "out-of-range", f"must be {bound}", f"write {bound}"
     elif keyword == "minItems":
-        code, message, usual = "invalid", "is empty", "write something into it"
+        message, usual = "is empty", "write something into it"
     elif keyword in ("minProperties", "maxProperties"):
-        code, usual = "invalid", "write one of them"
-        message = f"must have one of {', '.join(schema['properties'])}"
+        message, usual = f"must have one of {', '.join(schema['properties'])}", "write one of them"
     else:
         names = _listed(schema["type"])
-        unsaid = {"null", "integer"} if "number" in names else {"null"}
-        kinds = [JSON_TYPES[name] for name in names if name not in unsaid]
-        code, wanted = "wrong-type", " or ".join(KINDS[kind] for kind in kinds) or "null"
-        message = f"must be {wanted}, not {kind_of(fault.value)}"
-        usual = "remove it" if not kinds or fault.value is None else f"write {KINDS[kinds[0]]}"
-        if kinds and kinds[0] in (int, float) and isinstance(fault.value, str):
+        unsaid = ("null", "integer") if "number" in names else ("null",)
+        kinds = [KINDS[name] for name in names if name not in unsaid]
+        wanted = " or ".join(kind for _, kind in kinds) or "null"
+        code, message = "wrong-type", f"must be {wanted}, not {kind_of(fault.value)}"
+        usual = "remove it" if not kinds or fault.value is None else f"write {kinds[0][1]}"
+        if kinds and kinds[0][0] in (int, float) and isinstance(fault.value, str):
             usual += ", without quotes"
     return document.problem(path, message, fix or schema.get("fix", usual), code, value=value)

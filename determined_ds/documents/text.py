@@ -249,19 +249,22 @@ def parse_json(text: str, name: str) -> Document:
 
 # ------------------------------------------------------------------------------------------- values
 
-KINDS: dict[type, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    dict: "a mapping",
-    list: "a list",
-    float: "a number",
+# JSON Schema's name of a type -> Python's, and words for a value of it.
+KINDS: dict[str, tuple[type, str]] = {
+    "string": (str, "a string"),
+    "integer": (int, "an integer"),
+    "boolean": (bool, "true or false"),
+    "object": (dict, "a mapping"),
+    "array": (list, "a list"),
+    "number": (float, "a number"),
+    "null": (type(None), "null"),
 }
 
 
 def kind_of(value: Any) -> str:
     """What a YAML value is, in words: ``a string``, ``an integer``, ``null`` ..."""
-    return "null" if value is None else KINDS.get(type(value), type(value).__name__)
+    kind = type(value)
+    return next((words for each, words in KINDS.values() if each is kind), kind.__name__)
 
 
 def as_plain(data: Any) -> Any:
