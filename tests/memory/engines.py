@@ -1,18 +1,22 @@
-"""Real engines and passes, and the bytes that their tensors hold."""
+"""Real engines and pipelines, and the bytes that their tensors hold, in a rank."""
 
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-VOCAB_SIZE, SEQUENCE_LENGTH = 256, 8
+from determined_ds import PipelineTrial, Trainer, open_context
+
+HIDDEN, LAYERS, VOCAB_SIZE, SEQUENCE_LENGTH = 256, 4, 256, 8
 
 
 class LiveBytes(TorchDispatchMode):
@@ -54,18 +58,11 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def model_parameters(hidden_size: int, num_layers: int) -> int:
-    """Parameters of the model of :func:`measure`."""
-    block = 8 * hidden_size**2 + 7 * hidden_size
-    return num_layers * block + 2 * VOCAB_SIZE * hidden_size + VOCAB_SIZE
+def measure(ds_config: dict[str, Any]) -> dict[str, int]:
+    """Train two steps of an embedding, blocks and a head; the bytes held at moments of the last one.
 
-
-def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dict[str, int]:
-    """Train two steps of an embedding, blocks and a head in this rank; the bytes held at moments of the last one.
-
-    Returns:
-        Moment -> bytes. Moments: ``backward begins``, ``backward ends`` (the last gradient is there),
-        ``after backward``, ``step``, ``after step``.
+    Moments are ``backward begins``, ``backward ends`` (the last gradient is there), ``after backward``, ``step`` and
+    ``after step``.
     """
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     moments: dict[str, int] = {}
@@ -74,8 +71,8 @@ def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dic
         def note(moment: str) -> None:
             moments[moment] = live.live_bytes
 
-        blocks = [Block(hidden_size) for _ in range(num_layers)]
-        first, last = nn.Embedding(VOCAB_SIZE, hidden_size), nn.Linear(hidden_size, VOCAB_SIZE)
+        blocks = [Block(HIDDEN) for _ in range(LAYERS)]
+        first, last = nn.Embedding(VOCAB_SIZE, HIDDEN), nn.Linear(HIDDEN, VOCAB_SIZE)
         last.bias.register_post_accumulate_grad_hook(lambda _: note("backward begins"))
         first.weight.register_post_accumulate_grad_hook(lambda _: note("backward ends"))
         model = nn.Sequential(first, *blocks, last)
@@ -90,3 +87,53 @@ def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dic
             engine.step()
         note("after step")
     return moments
+
+
+# ------------------------------------------------------------------------------------------- a pipeline
+
+TOKENS, WIDTH, LENGTH, BLOCKS = 64, 32, 64, 8
+
+
+def scores(embedding: nn.Embedding, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, embedding.weight)
+
+
+class PipedTrial(PipelineTrial):
+    """An embedding, residual blocks, a head that is tied to it."""
+
+    partition_method = "uniform"
+    peak_bytes = 0
+
+    def build_layers(self) -> list[Any]:
+        tied = ("tokens", nn.Embedding, TOKENS, WIDTH)
+        blocks = [LayerSpec(Block, WIDTH) for _ in range(BLOCKS)]
+        head = [LayerSpec(nn.LayerNorm, WIDTH), TiedLayerSpec(*tied, forward_fn=scores)]
+        return [TiedLayerSpec(*tied), *blocks, *head]
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def build_training_data_loader(self) -> Any:
+        return self.training_loader([(torch.zeros(LENGTH, dtype=torch.long),) * 2] * 512)
+
+    def build_validation_data_loader(self) -> Any:
+        return self.validation_loader([(torch.zeros(LENGTH, dtype=torch.long),) * 2] * 4)
+
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with LiveBytes(*self.engine.module.parameters(), *self.engine.module.buffers()) as live:
+            at_step = register_optimizer_step_pre_hook(lambda *_: setattr(live, "stopped", True))
+            result = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+            at_step.remove()
+        self.peak_bytes = live.peak_bytes
+        return result
+
+
+def train(run_dir: Path, hparams: dict[str, Any]) -> tuple[int, int]:
+    """Two steps: the most bytes that the passes of the second hold beside parameters and gradients; parameters."""
+    from determined.pytorch import Batch
+
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+        trial = PipedTrial(context)
+        Trainer(trial, context).fit(max_length=Batch(2), checkpoint_policy="none")
+        own = sum(each.numel() for each in trial.engine.module.parameters())
+    return trial.peak_bytes - 4 * own, own

@@ -1,18 +1,16 @@
-"""The estimate against the papers that it is taken from, and what it says of sizes as they are typed."""
+"""The estimate against the papers that it is taken from, of sizes as typed, and of models as they are built."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.memory.estimates import estimate, resolved
+from tests.harness.ranks import ROOT
+from tests.memory.estimates import estimate, refused, resolved, settings
 from tests.package import bytes_per_rank
-
-STAGES = (0, 1, 2, 3)
-
-
-def states(found: dict[str, int]) -> int:
-    """Bytes of parameters, gradients and optimizer states on the device."""
-    return sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 64])
@@ -21,9 +19,10 @@ def test_model_states_are_those_of_the_zero_paper(precision: str, ranks: int) ->
     """arXiv 1910.02054, figure 1: 16, 4 + 12/N, 2 + 14/N and 16/N bytes a parameter, to the byte."""
     num_parameters = 128 * 10**6
     paper = (16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)
-    for stage, bytes_a_parameter in zip(STAGES, paper, strict=True):
+    for stage, bytes_a_parameter in enumerate(paper):
         found = bytes_per_rank(resolved(stage, precision, ranks=ranks), num_parameters=num_parameters)
-        assert states(found) == bytes_a_parameter * num_parameters
+        states = sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
+        assert states == bytes_a_parameter * num_parameters
 
 
 def test_a_block_keeps_the_bytes_of_megatrons_paper() -> None:
@@ -56,3 +55,43 @@ def test_a_count_alone_gives_a_plausible_model(count: str) -> None:
     assert layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden == pytest.approx(wanted, rel=0.35)
     assert (model["num_parameters"], hidden % model["num_heads"]) == (wanted, 0)
     assert any("layers of width" in assumption for assumption in model["assumptions"])
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
+    folder = ROOT / "tests" / "cli" / "own_model"
+    own, other = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other"))
+    model = estimate(own / "experiment.yaml", own)["model"]
+    assert (model["num_parameters"], model["num_layers"], model["sequence_length"]) == (5, 0, 0)
+    assert model["activations"] is not None
+    # Another folder's module of the same name is another module.
+    code = (other / "trial.py").read_text()
+    (other / "trial.py").write_text(code.replace("torch.nn.Linear(4, 1)", "1 / 0"))
+    assert "division by zero" in refused(other / "experiment.yaml", other)
+
+
+def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
+    def row(*words: str, **hyperparameters: Any) -> dict[str, Any]:
+        large = settings(sequence_length=1024, model_size="small", **hyperparameters)
+        pipeline = ROOT / "experiments" / "gpt2" / "pipeline.yaml"
+        return dict(estimate(pipeline, ROOT, *large, *words)["strategies"][0])
+
+    without = row(overwrite_deepspeed_args__activation_checkpointing__partition_activations=True)
+    recomputed = [
+        row(activation_checkpointing=True),
+        row(activation_checkpoint_interval=1),
+        row(overwrite_deepspeed_args__pipeline__activation_checkpoint_interval=1),
+        row("--activation-checkpointing", activation_checkpointing=True),  # said twice, done once
+    ]
+    assert not without["activation_checkpointing"]  # options of it turn nothing on
+    assert all(found["activation_checkpointing"] for found in recomputed)
+    assert len({found["activations_bytes"] for found in recomputed}) == 1
+    assert recomputed[0]["activations_bytes"] < 0.5 * without["activations_bytes"]
+
+
+def test_the_model_of_a_script_is_not_known() -> None:
+    message = refused(ROOT / "experiments" / "hf_trainer" / "const.yaml", ROOT)
+    assert "a script builds its model by itself" in message
+    assert "--parameters" in message

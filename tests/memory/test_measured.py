@@ -12,82 +12,63 @@ from typing import Any
 import pytest
 import yaml
 
-from determined_ds import ResolvedConfig
 from tests.harness.ranks import ROOT, Ranks
-from tests.memory.engines import VOCAB_SIZE, measure, model_parameters
+from tests.memory.engines import HIDDEN, LAYERS, VOCAB_SIZE, measure, train
 from tests.memory.estimates import estimate, resolved
-from tests.memory.piped import train
-from tests.package import bytes_per_rank
+from tests.package import ENTRYPOINT, bytes_per_rank
 
-HIDDEN, LAYERS = 256, 4
+PARAMETERS = LAYERS * (8 * HIDDEN**2 + 7 * HIDDEN) + 2 * VOCAB_SIZE * HIDDEN + VOCAB_SIZE
 BUCKET = 4 * HIDDEN**2  # elements that hold the largest parameter, and not much more
-CASES = [(precision, None, stage) for precision in ("fp32", "bf16") for stage in (0, 1, 2, 3)]
-CASES += [("bf16", "fp32", stage) for stage in (1, 2, 3)]
+# Blocks and head are cut in two by tensor parallel, the embedding is whole on both ranks.
+SPECS = [
+    {"patterns": [".*up.weight"], "partition_type": "column"},
+    {"patterns": [f"{LAYERS + 1}.weight"], "partition_type": "column", "gather_output": True},
+    {"patterns": [".*down.weight"], "partition_type": "row"},
+]
+CUT = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": SPECS}}
+IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
 
-def decided(
-    stage: int, precision: str = "fp32", *, zero: dict[str, Any] | None = None, **given: Any
-) -> ResolvedConfig:
-    """The configuration of a training of one sample a micro-batch on two ranks."""
+def estimate_and_moments(
+    ranks: Ranks, stage: int, precision: str = "fp32", *, cut: bool = False, **given: Any
+) -> tuple[dict[str, int], list[dict[str, int]]]:
+    """Bytes of a rank by kind, with their sums ``states`` and ``device``; and those at each moment, of both ranks."""
     small = {"reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     adam = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
     more = {"zero_force_ds_cpu_optimizer": False, "optimizer": adam, **given.pop("more", {})}
-    return resolved(stage, precision, ranks=2, zero={**small, **(zero or {})}, more=more, **given)
-
-
-def estimated(config: ResolvedConfig) -> dict[str, int]:
-    """Bytes of a rank by kind, ``states`` and ``device`` (all but those on the host)."""
-    sizes = {"num_parameters": model_parameters(HIDDEN, LAYERS)}
-    if config.topology.model_parallel_size > 1:
-        sizes |= {"hidden_size": HIDDEN, "vocab_size": VOCAB_SIZE}
-    else:
-        sizes["largest_layer_parameters"] = 4 * HIDDEN * (HIDDEN + 1)
+    sizes = {"num_parameters": PARAMETERS, "largest_layer_parameters": 4 * HIDDEN * (HIDDEN + 1)}
+    if cut:
+        sizes = {"num_parameters": PARAMETERS, "hidden_size": HIDDEN, "vocab_size": VOCAB_SIZE}
+        given["model_parallel_size"], more["tensor_parallel"] = 2, CUT
+    config = resolved(stage, precision, ranks=2, zero={**small, **given.pop("zero", {})}, more=more, **given)
     found = bytes_per_rank(config, **sizes)
     states = sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
-    return {**found, "states": states, "device": states + found["activations"] + found["buffers"]}
+    sums = {"states": states, "device": states + found["activations"] + found["buffers"]}
+    # The engine is built without the groups of the ranks, and so would count those that share layers as replicas.
+    ds_config = {
+        key: value for key, value in config.ds_config.items() if key != "train_batch_size" or not cut
+    }
+    return {**found, **sums}, ranks.run(measure, ds_config)
 
 
-def check_states(ranks: Ranks, config: ResolvedConfig, ds_config: dict[str, Any]) -> None:
-    found, element = estimated(config), 2 if ds_config["bf16"]["enabled"] else 4
-    for moments in ranks.run(measure, HIDDEN, LAYERS, ds_config):
-        # States, a bucket or two, and what of ZeRO 3's gathered parameters is not yet let go.
-        buckets = min(found["buffers"], 2 * element * BUCKET)
-        assert moments["backward ends"] - buckets == pytest.approx(found["states"], rel=0.1)
-
-
-@pytest.mark.parametrize(("precision", "grad_accum_dtype", "stage"), CASES)
+@pytest.mark.parametrize(
+    ("stage", "precision", "given"),
+    [
+        *((stage, precision, {}) for precision in ("fp32", "bf16") for stage in (0, 1, 2, 3)),
+        *((stage, "bf16", {"more": IN_FP32}) for stage in (1, 2, 3)),
+        *((stage, precision, {"cut": True}) for stage, precision in ((0, "fp32"), (1, "bf16"), (3, "bf16"))),
+    ],
+)
 def test_model_states_are_within_ten_percent(
-    precision: str, grad_accum_dtype: str | None, stage: int, two_ranks: Ranks
+    stage: int, precision: str, given: dict[str, Any], two_ranks: Ranks
 ) -> None:
-    more = {"data_types": {"grad_accum_dtype": grad_accum_dtype}} if grad_accum_dtype else {}
-    config = decided(stage, precision, more=more)
-    check_states(two_ranks, config, config.ds_config)
-
-
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 1), ("bf16", 3)])
-def test_model_states_of_ranks_that_share_layers_are_within_ten_percent(
-    precision: str, stage: int, two_ranks: Ranks
-) -> None:
-    """Tensor parallel: blocks and head are cut in two, the embedding is whole on both."""
-    specs = [
-        {"patterns": [".*up.weight"], "partition_type": "column"},
-        {"patterns": [f"{LAYERS + 1}.weight"], "partition_type": "column", "gather_output": True},
-        {"patterns": [".*down.weight"], "partition_type": "row"},
-    ]
-    cut = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
-    config = decided(stage, precision, more={"tensor_parallel": cut}, model_parallel_size=2)
-    # The engine is built without the groups of the ranks, and so would count them as replicas.
-    ds_config = {key: value for key, value in config.ds_config.items() if key != "train_batch_size"}
-    check_states(two_ranks, config, ds_config)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gathered_parameters_and_buckets_of_zero_3_are_counted(precision: str, two_ranks: Ranks) -> None:
-    """All parameters of a model this small are whole at once when the backward pass begins."""
-    config = decided(3, precision)
-    found = estimated(config)
-    for moments in two_ranks.run(measure, HIDDEN, LAYERS, config.ds_config):
-        assert moments["backward begins"] == pytest.approx(found["device"], rel=0.1)
+    found, both = estimate_and_moments(two_ranks, stage, precision, **given)
+    for moments in both:
+        # States, a bucket or two, and what of ZeRO 3's gathered parameters is not yet let go.
+        buckets = min(found["buffers"], 2 * (2 if precision == "bf16" else 4) * BUCKET)
+        assert moments["backward ends"] - buckets == pytest.approx(found["states"], rel=0.1)
+        if stage == 3 and not given:  # all parameters of a model this small are whole at once as it begins
+            assert moments["backward begins"] == pytest.approx(found["device"], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -100,16 +81,10 @@ def test_offloaded_states_are_on_the_host(
     """Here the host is the device, so that it is the sum that is seen."""
     offloads = ("offload_optimizer", "offload_param") if offload_param else ("offload_optimizer",)
     zero = {name: {"device": "cpu"} for name in offloads}
-    config = decided(stage, accumulation=accumulation, zero=zero)
-    found = estimated(config)
+    found, both = estimate_and_moments(two_ranks, stage, accumulation=accumulation, zero=zero)
     assert found["optimizer_states"] == 0
-    for moments in two_ranks.run(measure, HIDDEN, LAYERS, config.ds_config):
+    for moments in both:
         assert max(moments.values()) == pytest.approx(found["device"] + found["host"], rel=0.1)
-
-
-# ------------------------------------------------------------------------------------------- passes
-
-SAMPLES, MICRO_BATCHES = 4, 6
 
 
 @pytest.mark.parametrize(
@@ -122,28 +97,24 @@ SAMPLES, MICRO_BATCHES = 4, 6
         ("dualpipev", 2, "uniform"),
     ],
 )
-def test_two_ranks_hold_what_is_estimated(
+def test_two_ranks_of_a_pipeline_hold_what_is_estimated(
     two_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int, method: str
 ) -> None:
-    ds_config = {
-        "train_micro_batch_size_per_gpu": SAMPLES,
-        "gradient_accumulation_steps": MICRO_BATCHES,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
-    }
-    hparams: dict[str, Any] = {
-        "global_batch_size": SAMPLES * MICRO_BATCHES,
+    adam = {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}
+    ds_config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 6, "optimizer": adam}
+    hparams = {
+        "global_batch_size": 24,
         "pipe_parallel_size": 2,
         "pipe_schedule": schedule,
         "pipe_chunks": chunks,
         "partition_method": method,
     }
-    const = {"deepspeed_config": {"type": "const", "val": ds_config}}
+    const = {"deepspeed_config": {"type": "const", "val": ds_config}, "fit": {"max_length": {"batches": 2}}}
     experiment = {
         "name": "piped",
-        "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train "
-        "tests.memory.piped:PipedTrial",
+        "entrypoint": ENTRYPOINT.replace("trial:Trial", "tests.memory.engines:PipedTrial"),
         "resources": {"slots_per_trial": 2},
-        "hyperparameters": {**hparams, **const, "fit": {"max_length": {"batches": 2}}},
+        "hyperparameters": {**hparams, **const},
         "searcher": {"name": "single", "metric": "validation_loss"},
     }
     (tmp_path / "piped.yaml").write_text(yaml.safe_dump(experiment))
