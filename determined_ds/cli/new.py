@@ -24,8 +24,9 @@ data-parallel]"""
 FROM_HELP = (
     "Copy an example with its experiments: bert, causal_lm, dcgan, drivable_vit, gpt2, hf_trainer or vit."
 )
-OFFLOAD_HELP = """cpu, nvme: where the optimizer is kept, and the parameters if needed. auto: cpu, if nothing fits
-without.  [default: none]"""
+OFFLOAD_HELP = (
+    "Keep the optimizer, and the parameters if needed, in host memory; auto: if nothing fits without."
+)
 CODE_HELP = "The trial or the script (train.py ARGS, -m package.train ARGS) to run.  [default: GPT-2's trial]"
 
 
@@ -42,8 +43,7 @@ CODE_HELP = "The trial or the script (train.py ARGS, -m package.train ARGS) to r
 @click.option("--global-batch-size", type=COUNT, help="Samples an optimizer step, all replicas.")
 @click.option("--sequence-length", type=COUNT, help="Tokens of a sample.")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[default: bf16]")
-@click.option("--offload", type=click.Choice(["none", "auto", "cpu", "nvme"]), help=OFFLOAD_HELP)
-@click.option("--nvme-path", metavar="FOLDER", help="On a local disk, for --offload nvme.")
+@click.option("--offload", type=click.Choice(["none", "auto", "cpu"]), help=OFFLOAD_HELP)
 @click.option("--pipe-parallel-size", type=COUNT, help="Pipeline stages.  [default: 1]")
 @click.option("--entrypoint", metavar="MODULE:TRIAL|SCRIPT", help=CODE_HELP)
 @click.option("--dry-run", is_flag=True, help="Print the two files; write nothing.")

@@ -16,7 +16,7 @@ from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.config.strategy import Strategy, plain_forms
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain, dump_yaml
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory.fitting import Fit, device_bytes, usable_bytes
 from determined_ds.memory.model import ModelShape, shape_from_sizes
@@ -45,8 +45,7 @@ class PlanRequest:
     gpu_memory_bytes: int  # of one GPU
     global_batch_size: int  # samples an optimizer step
     precision: str = "bf16"
-    offload: str = "none"  # ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always
-    nvme_path: str | None = None  # folder for what is offloaded to nvme
+    offload: str = "none"  # ``cpu``: to host memory; ``auto``: if nothing fits without it
     pipe_parallel_size: int = 1
     entrypoint: str = GPT2  # ``MODULE:CLASS``, or a script with its arguments
 
@@ -73,18 +72,14 @@ def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **de
         gpu_memory_bytes=parse_bytes(gpu_memory),
         **decided,
     )
-    stages, offload, path = request.pipe_parallel_size, request.offload, request.nvme_path
+    stages = request.pipe_parallel_size
     if request.entrypoint == GPT2 and stages > 1:
         request = replace(request, entrypoint=GPT2_PIPELINE)
-    if (offload == "nvme") != bool(path):
-        message, code = "goes together with --offload nvme", "offload-nvme-path"
-        fix, value = "give --offload nvme and --nvme-path FOLDER, or neither", path or NOT_GIVEN
-        raise ConfigError(Problem(key="--nvme-path", value=value, message=message, fix=fix, code=code))
-    if offload in ("cpu", "nvme") and stages > 1:
+    if request.offload == "cpu" and stages > 1:
         # Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly.
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
         fix, code = "leave out --offload, or --pipe-parallel-size", "offload-pipeline"
-        raise ConfigError(Problem(key="--offload", value=offload, message=message, fix=fix, code=code))
+        raise ConfigError(Problem(key="--offload", value="cpu", message=message, fix=fix, code=code))
     _resolve(request, Strategy(zero_stage=1, precision=request.precision, pipe_parallel_size=stages))
     return request
 
@@ -104,12 +99,9 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
     # A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
     at_least = min(samples, FULL_PIPELINE * stages) if stages > 1 else 1
     sizes = [size for size in divisors(samples) if samples // size >= at_least]
-    device = "nvme" if request.offload == "nvme" else "cpu"
     strategies = [
         replace(
             form,
-            offload_optimizer=form.offload_optimizer and device,
-            offload_param=form.offload_param and device,
             precision=request.precision,
             pipe_parallel_size=stages,
             replicas=request.replicas,
@@ -123,7 +115,6 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
         if (request.offload == "auto" or bool(form.offload_optimizer) == (request.offload != "none"))
         # DeepSpeed trains a pipeline in 16 bits from ZeRO 1 on: see the rules of ``config.rules``.
         and (form.zero_stage or stages == 1 or request.precision == "fp32")
-        and (form.zero_stage == 3 or request.offload != "nvme")
     ]
 
     def sends(each: Strategy) -> tuple[bool, ...]:
@@ -236,16 +227,14 @@ def entrypoint_of(code: str) -> str:
 
 def _deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:
     """The DeepSpeed JSON of a candidate, with what DeepSpeed or a run fills in left out."""
-    offload = {"device": strategy.offload_optimizer, "nvme_path": request.nvme_path, "pin_memory": AUTO}
-    offload = {key: value for key, value in offload.items() if value is not None}
-    is_split, of_gradients = strategy.zero_stage == 3, strategy.grad_accum_dtype
+    offload, of_gradients = {"device": "cpu", "pin_memory": AUTO}, strategy.grad_accum_dtype
     zero: dict[str, Any] = {
         "stage": strategy.zero_stage,
         "offload_optimizer": offload if strategy.offload_optimizer else None,
         "offload_param": offload if strategy.offload_param else None,
         "contiguous_gradients": strategy.overlap_comm,
         "overlap_comm": strategy.overlap_comm,
-        "stage3_gather_16bit_weights_on_model_save": True if is_split else None,
+        "stage3_gather_16bit_weights_on_model_save": True if strategy.zero_stage == 3 else None,
     }
     in_fp16 = request.precision == "fp16"
     warm_up = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), AUTO)
