@@ -8,6 +8,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from determined_ds.documents.document import Document, refusal
@@ -17,25 +18,19 @@ from determined_ds.errors import ConfigError, Problem
 MAX_BYTES = 4 * 2**20
 
 
-def read_yaml(path: Path, *, name: str | None = None) -> Document:
+def read_yaml(
+    path: Path, *, name: str | None = None, parse: Callable[[str, str], Document] = parse_yaml
+) -> Document:
     """Read a YAML file whose top level is a mapping.
 
-    Raises:
-        ConfigError: the file is missing, is not UTF-8, does not parse, or repeats a key.
-    """
-    return _read(path, name, parse_yaml)
-
-
-def read_json(path: Path, *, name: str | None = None) -> Document:
-    """Read a JSON file whose top level is an object.
+    Args:
+        path: Of the file.
+        name: What to call it in messages; its path if None.
+        parse: What makes a document of its text and its name.
 
     Raises:
         ConfigError: the file is missing, is not UTF-8, does not parse, or repeats a key.
     """
-    return _read(path, name, parse_json)
-
-
-def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -> Document:
     name = name or str(path)
     try:
         found = path.stat()
@@ -56,6 +51,9 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
         reason = getattr(error, "strerror", None) or error
         raise refusal(name, f"cannot be read: {reason}", "check its path and permissions") from None
     return parse(text, name)
+
+
+read_json = partial(read_yaml, parse=parse_json)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

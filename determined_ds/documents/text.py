@@ -61,12 +61,10 @@ def parse_yaml(text: str, name: str) -> Document:
     Raises:
         ConfigError: it does not parse, repeats a key, or grows without end; with the place.
     """
-    node = _node_of(text, name)
-    if node is None:
-        raise refusal(name, "is empty", "write an experiment configuration into it")
     reader = _NodeReader(name)
-    data = reader.read(node)
-    if not isinstance(data, dict):
+    if (node := _node_of(text, name)) is None:
+        raise refusal(name, "is empty", "write an experiment configuration into it")
+    if not isinstance(data := reader.read(node), dict):
         raise refusal(name, "is not a mapping of keys to values", "start it with `name: ...`")
     return Document(name=name, data=data, places=reader.places)
 
@@ -94,9 +92,7 @@ def _node_of(text: str, name: str) -> yaml.Node | None:
         return _composed(text, name)
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark
-        fix = (
-            "fix the YAML there: indent with spaces, not tabs; quote a value that begins with * or holds `: `"
-        )
+        fix = "fix the YAML there: indent by spaces, not tabs; quote a value that begins with * or holds `: `"
         place = (min(mark.line, text.count("\n")) + 1, mark.column + 1)  # the end may be behind the last line
         raise refusal(name, f"is not YAML: {error.problem}", fix, place) from None
 
@@ -116,6 +112,10 @@ def _composed(text: str, name: str) -> yaml.Node | None:
 def _place(node: Any) -> Place:
     """Where a node or an event begins."""
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _place_of(text: str, at: int) -> Place:
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 class _NodeReader:
@@ -205,10 +205,6 @@ class _NodeReader:
 
 
 # ------------------------------------------------------------------------------------------- JSON
-
-
-def _place_of(text: str, at: int) -> Place:
-    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def parse_json(text: str, name: str) -> Document:
