@@ -17,6 +17,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
 from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, REAL, SHORT, entrypoint
+from tests.harness.command import TIMEOUT_S
 from tests.package import damage
 
 pytestmark = pytest.mark.long(
@@ -95,7 +96,9 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     def loaded() -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [sys.executable, "-c", LOADS]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
 
     done = loaded()
     assert done.returncode == 0, done.stderr

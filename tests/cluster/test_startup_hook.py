@@ -18,7 +18,7 @@ from determined.common import context
 from determined_ds import __version__
 from tests.cluster.http import Fault
 from tests.cluster.still import create, still_master
-from tests.harness.command import ROOT
+from tests.harness.command import ROOT, TIMEOUT_S
 from tests.harness.task import BAD_BATCH, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS
 
@@ -53,7 +53,9 @@ def hook(context_dir: Path, tmp_path: Path) -> Hook:
         stated = {name: str(value) for name, value in environment.items()}
         env = {**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **stated}
         command = ["bash", "-c", script]
-        return subprocess.run(command, cwd=context_dir, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, cwd=context_dir, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
 
     return run
 
