@@ -81,8 +81,7 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.stream_loader import micro_batches_of
 
-    known: dict[str, Any] = {}
-    document = experiment.document
+    document, parts = experiment.document, resolved.strategy.pipeline.parts
     try:
         kind = trial_class(experiment.trial, document.origin(("entrypoint",)))
         trial = bare_trial(kind, experiment, resolved, "meta")
@@ -90,15 +89,13 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         is_piped = isinstance(trial, PipelineTrial)
         with torch.device("meta"):
             if is_piped:
-                parts = resolved.strategy.pipeline.parts
                 model: Any = chain_of(returned.layers(trial, trial.build_layers(), parts))
             else:
                 model = returned.model(trial, trial.build_model())
     except DeterminedDSError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        message = f"fails on the meta device: {type(error).__name__}: {reason}"
+        message = f"fails on the meta device: {type(error).__name__}: {_first_line(error)}"
         raise ConfigError(document.problem(("entrypoint",), message, SAY_SIZE, "meta-build")) from error
 
     def batch_of(samples: int) -> Any:
@@ -114,43 +111,62 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     def loss_of(samples: int) -> Any:
         batch = batch_of(samples)
         if is_piped:
-            inputs, targets = batch
-            return trial.loss(model(inputs), targets)
+            return trial.loss(model(batch[0]), batch[1])
         trial.engine = model
         output = trial.loss(model, batch)
         return output["loss"] if isinstance(output, dict) else output
 
-    config = getattr(model, "config", None) or getattr(trial, "config", None)
-    measured, assumptions = _measured_activations(model, loss_of, precision)
-    interval = trial.activation_checkpoint_interval if is_piped else 0
+    def peak(samples: int, live: _LiveBytes) -> list[Bytes]:
+        loss = loss_of(samples)
+        _run_backward([loss], [torch.ones_like(loss)])
+        return [{"peak": live.peak_bytes}]
+
+    config = getattr(model, "config", None) or getattr(trial, "config", None)  # before a pass may change it
+    assumptions, known = list[str](), dict[str, Any]()
+    interval = known["checkpoint_interval"] = trial.activation_checkpoint_interval if is_piped else 0
+    found, reason = _measure(model, precision, 1, peak)
+    if reason:
+        why = f"the model does not run on the meta device: {reason}"
+        assumptions.append(f"activations by the sizes of a transformer ({why})")
+    else:
+        [(fixed, more)] = found
+        known["activations"] = MeasuredActivations(
+            bytes_per_sample=max(1, more["peak"]),
+            fixed_bytes=fixed["peak"],
+            element_bytes=ELEMENT_BYTES[precision],
+            # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
+            is_checkpointed=not interval and is_asked_of_model(trial.context.get_hparams()),
+        )
     if is_piped:
-        layers, more = _measured_layers(list(model), batch_of, trial.loss, precision)
-        unmeasured = (UNMEASURED,) if trial.chosen_partition == MEASURED else ()
-        assumptions = (*assumptions, *more, *unmeasured)
-        known = {"layers": layers, "layer_element_bytes": ELEMENT_BYTES[precision]}
-        known["partition_method"] = trial.chosen_partition
-    # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
-    if measured is not None and not interval:
-        measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
-    return _shape_of_built(
-        model,
-        config,
-        sequence_length=trial.tokens_per_sample() or 0,
-        checkpoint_interval=interval,
-        activations=measured,
-        assumptions=assumptions,
-        **known,
-    )
-
-
-def _shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: Any) -> ModelShape:
-    """The shape of a model, counted in its modules and read in its configuration; ``known`` are its other fields."""
-    parameters = list(model.parameters())
+        layers = list(model)
+        found, reason = _measure(
+            model,
+            precision,
+            len(layers),
+            lambda samples, live: _of_layers(layers, batch_of(samples), trial.loss, live),
+        )
+        if reason:
+            assumptions.append(f"stages of even activations (a layer does not run alone: {reason})")
+        if trial.chosen_partition == MEASURED:
+            assumptions.append(UNMEASURED)
+        known |= {"layer_element_bytes": ELEMENT_BYTES[precision], "partition_method": trial.chosen_partition}
+        known["layers"] = tuple(
+            LayerShape(
+                name=layer.name,
+                num_parameters=_count(layer.parameters()),
+                num_trainable_parameters=_count(p for p in layer.parameters() if p.requires_grad),
+                tied_key=layer.tied_key,
+                fixed=PartBytes(**fixed),
+                per_sample=PartBytes(**more),
+            )
+            for layer, (fixed, more) in zip(layers, found, strict=True)
+        )
 
     def size(*names: str) -> int:
-        found = (getattr(config, name, None) for name in names)
-        return next((value for value in found if isinstance(value, int)), 0)
+        values = (getattr(config, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int)), 0)
 
+    parameters = list(model.parameters())
     return ModelShape(
         num_parameters=max(1, _count(parameters)),
         num_trainable_parameters=_count(p for p in parameters if p.requires_grad),
@@ -158,9 +174,10 @@ def _shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: A
         hidden_size=size("hidden_size", "n_embd", "d_model"),
         num_heads=size("num_attention_heads", "n_head", "num_heads"),
         vocab_size=size("vocab_size"),
-        sequence_length=sequence_length,
+        sequence_length=trial.tokens_per_sample() or 0,
         largest_layer_parameters=max(_count(each.parameters(recurse=False)) for each in model.modules()),
         num_expert_parameters=_count(p for name, p in model.named_parameters() if ".experts." in name),
+        assumptions=tuple(assumptions),
         **known,
     )
 
@@ -169,22 +186,24 @@ def _count(parameters: Iterable[Any]) -> int:
     return sum(each.numel() for each in parameters)
 
 
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
 # ------------------------------------------------------------------------------------------- activations
 
 Bytes = dict[str, int]  # by name
 
 
-def _first_sentence(error: BaseException) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line.split(". ")[0].rstrip(".")
-
-
 def _measure(
-    model: Any, precision: str, run: Callable[[int, _LiveBytes], list[Bytes]]
-) -> list[tuple[Bytes, Bytes]]:
-    """What a run of a model holds: fixed bytes and bytes of each sample, by runs with one sample and with two.
+    model: Any, precision: str, parts: int, run: Callable[[int, _LiveBytes], list[Bytes]]
+) -> tuple[list[tuple[Bytes, Bytes]], str]:
+    """What a run of a model's parts holds: fixed bytes and bytes of each sample, by runs with one sample and with two.
 
     Parameters have gradients already, as from the second micro-batch of a step on: what is added to them is let go.
+
+    Returns:
+        The bytes of each part; none, and why, where it does not run on the meta device.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     runs = []
@@ -196,6 +215,8 @@ def _measure(
             known = [*model.parameters(), *model.buffers(), *(each.grad for each in parameters)]
             with _LiveBytes(known) as live, _FusedAttention():
                 runs.append(run(samples, live))
+    except Exception as error:
+        return [({}, {})] * parts, _first_line(error).split(". ")[0].rstrip(".")
     finally:
         for each in parameters:
             each.grad = None
@@ -203,27 +224,50 @@ def _measure(
     for one, two in zip(*runs, strict=True):
         more = {name: max(0, two[name] - one[name]) for name in one}
         found.append(({name: max(0, one[name] - more[name]) for name in one}, more))
+    return found, ""
+
+
+def _of_layers(
+    layers: Sequence[Layer], batch: tuple[Any, Any], loss: Callable[[Any, Any], Any], live: _LiveBytes
+) -> list[Bytes]:
+    """What each layer keeps and hands on."""
+    inputs, targets = batch
+    held = _tensors(batch)  # to the end, so that no other storage gets their addresses
+    found = []
+    for index, layer in enumerate(layers):
+        if index:  # as another part's output, whose gradient is sent there
+            for each in _tensors(inputs):
+                each.requires_grad_(each.is_floating_point())
+        after = (lambda outputs: loss(outputs, targets)) if layer is layers[-1] else None
+        own, inputs = _measure_layer(layer, inputs, after, live)
+        found.append(own)
+    del held
     return found
 
 
-def _measured_activations(
-    model: Any, loss_of: Callable[[int], Any], precision: str
-) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
-    """A model's activations; None, and why, where it does not run on the meta device."""
-
-    def run(samples: int, live: _LiveBytes) -> list[Bytes]:
-        loss = loss_of(samples)
-        _run_backward([loss], [torch.ones_like(loss)])
-        return [{"peak": live.peak_bytes}]
-
-    try:
-        [(fixed, more)] = _measure(model, precision, run)
-    except Exception as error:
-        reason = f"the model does not run on the meta device: {_first_sentence(error)}"
-        return None, (f"activations by the sizes of a transformer ({reason})",)
-    per_sample, width = max(1, more["peak"]), ELEMENT_BYTES[precision]
-    found = MeasuredActivations(bytes_per_sample=per_sample, fixed_bytes=fixed["peak"], element_bytes=width)
-    return found, ()
+def _measure_layer(
+    layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
+) -> tuple[Bytes, Any]:
+    """Bytes of a layer's forward and backward pass, and its outputs."""
+    start = live.begin()
+    outputs = layer(inputs)
+    found, handed_on = {"inputs": _bytes(inputs), "outputs": _bytes(outputs), "unsaved": 0}, None
+    if after is None:
+        handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+    else:
+        outputs, with_outputs = after(outputs), live.live_bytes
+        found["unsaved"] = with_outputs - live.live_bytes
+    kept = live.live_bytes - start
+    found |= {"kept": kept, "forward": live.peak_bytes - start}
+    floats = [each for each in _tensors(outputs) if each.requires_grad]
+    gradients = [torch.empty_like(each) for each in floats]
+    begin = live.begin()
+    if floats:
+        _run_backward(floats, gradients)
+    found["backward"] = kept + live.peak_bytes - begin
+    for each in _tensors(inputs):
+        each.grad = None
+    return found, handed_on
 
 
 def _run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -285,73 +329,6 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, *_ = ctx.saved_tensors
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _measured_layers(
-    layers: Sequence[Layer],
-    batch_of: Callable[[int], tuple[Any, Any]],
-    loss: Callable[[Any, Any], Any],
-    precision: str,
-) -> tuple[tuple[LayerShape, ...], tuple[str, ...]]:
-    """What each layer keeps and hands on; without bytes, and with the reason, where a layer does not run alone."""
-
-    def run(samples: int, live: _LiveBytes) -> list[Bytes]:
-        inputs, targets = batch_of(samples)
-        held = _tensors((inputs, targets))  # to the end, so that no other storage gets their addresses
-        found = []
-        for index, layer in enumerate(layers):
-            if index:  # as another part's output, whose gradient is sent there
-                for each in _tensors(inputs):
-                    each.requires_grad_(each.is_floating_point())
-            after = (lambda outputs: loss(outputs, targets)) if layer is layers[-1] else None
-            own, inputs = _measure_layer(layer, inputs, after, live)
-            found.append(own)
-        del held
-        return found
-
-    reason: tuple[str, ...] = ()
-    try:
-        held = _measure(torch.nn.ModuleList(layers), precision, run)
-    except Exception as error:
-        held = [({}, {}) for _ in layers]
-        reason = (f"stages of even activations (a layer does not run alone: {_first_sentence(error)})",)
-    shapes = (
-        LayerShape(
-            name=layer.name,
-            num_parameters=_count(layer.parameters()),
-            num_trainable_parameters=_count(p for p in layer.parameters() if p.requires_grad),
-            tied_key=layer.tied_key,
-            fixed=PartBytes(**fixed),
-            per_sample=PartBytes(**more),
-        )
-        for layer, (fixed, more) in zip(layers, held, strict=True)
-    )
-    return tuple(shapes), reason
-
-
-def _measure_layer(
-    layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
-) -> tuple[Bytes, Any]:
-    """Bytes of a layer's forward and backward pass, and its outputs."""
-    start = live.begin()
-    outputs = layer(inputs)
-    found, handed_on = {"inputs": _bytes(inputs), "outputs": _bytes(outputs), "unsaved": 0}, None
-    if after is None:
-        handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-    else:
-        outputs, with_outputs = after(outputs), live.live_bytes
-        found["unsaved"] = with_outputs - live.live_bytes
-    kept = live.live_bytes - start
-    found |= {"kept": kept, "forward": live.peak_bytes - start}
-    floats = [each for each in _tensors(outputs) if each.requires_grad]
-    gradients = [torch.empty_like(each) for each in floats]
-    begin = live.begin()
-    if floats:
-        _run_backward(floats, gradients)
-    found["backward"] = kept + live.peak_bytes - begin
-    for each in _tensors(inputs):
-        each.grad = None
-    return found, handed_on
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
