@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +12,6 @@ import psutil
 import torch
 
 from determined_ds.memory.units import GIB
-
-# ------------------------------------------------------------------------------------------- a rank
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -26,9 +25,6 @@ def peak_bytes(device: torch.device) -> int:
 def memory_metrics(peaks: Sequence[int]) -> dict[str, float]:
     """The metrics, of the ranks with most and least bytes: numbers and no lists, which the web UI does not draw."""
     return {"peak_memory_gib": max(peaks) / GIB, "peak_memory_gib_min": min(peaks) / GIB}
-
-
-# ------------------------------------------------------------------------------------------- model states
 
 
 def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
@@ -48,17 +44,13 @@ def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], 
     def look(*_: Any) -> None:
         found(_state_bytes(engine))
 
-    handles = [base_optimizer(engine).register_step_pre_hook(look)]
+    hooks = contextlib.ExitStack()
+    hooks.callback(base_optimizer(engine).register_step_pre_hook(look).remove)
     # The backward pass comes to the first layer last.
     first = next((parameter for parameter in engine.module.parameters() if parameter.requires_grad), None)
     if first is not None and engine.zero_optimization_stage() < 2:
-        handles.append(first.register_post_accumulate_grad_hook(look))
-
-    def let_go() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return let_go
+        hooks.callback(first.register_post_accumulate_grad_hook(look).remove)
+    return hooks.close
 
 
 def base_optimizer(engine: Any) -> Any:

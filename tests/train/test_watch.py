@@ -157,17 +157,12 @@ def met(environment: dict[str, str]) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-@pytest.mark.parametrize(("stated", "hours"), [("10", 7 * 24), ("0", 7 * 24), ("soon", None)])
-def test_every_rank_is_as_patient_as_an_upload_may_be_long(
-    stated: str, hours: int | None, two_ranks: Ranks
-) -> None:
-    """Where somebody waits for hangs, ranks wait for one another for days; a limit that is no time is an error."""
-    for found in two_ranks.run(met, {HANG_TIMEOUT: stated}):
-        if hours is not None:
-            assert (found["ranks"], found["hours"], found["interface"]) == ([0, 1], hours, None)
-        else:
-            assert f"{HANG_TIMEOUT} = " in found["refused"]
-            assert "must be a number of minutes" in found["refused"]
+def test_every_rank_is_as_patient_as_an_upload_may_be_long(two_ranks: Ranks) -> None:
+    """Ranks wait for one another for days, whatever ends a hang; a limit that is no time is an error."""
+    for found in two_ranks.run(met, {HANG_TIMEOUT: "10"}):
+        assert (found["ranks"], found["hours"], found["interface"]) == ([0, 1], 7 * 24, None)
+    for found in two_ranks.run(met, {HANG_TIMEOUT: "soon"}):
+        assert f"{HANG_TIMEOUT} = " in found["refused"]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class MetricSums:
         device: torch.device,
         reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG,
         *,
-        source: str = "",
+        source: str,
     ) -> None:
         self._device, self._reducers, self._source = device, reducers, source
         # Agreed upon at the first reduction, and again where a rank meets another name.
@@ -107,18 +107,15 @@ class MetricSums:
         try:
             if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
                 value = np.asarray(value, dtype=float)  # torch takes no list of arrays without dimensions
-            if value is None or isinstance(value, complex) or (device and value.is_complex()):
-                raise TypeError
-            tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
-            if not tensor.numel():
+            tensor = torch.as_tensor(value, dtype=None if device else DTYPE, device=device).detach()
+            if not tensor.numel() or tensor.is_complex():
                 raise ValueError
         except (TypeError, ValueError, RuntimeError):
-            of = f"{self._source}: " if self._source else ""
             raise TrainingError(
-                f"{of}metric {name!r} is {described(value)}\n"
+                f"{self._source}: metric {name!r} is {described(value)}\n"
                 "  fix: use numbers, or tensors, arrays or lists of numbers"
             ) from None
-        return KINDS[self._reducer(name)][0](tensor)  # type: ignore[no-any-return]
+        return KINDS[self._reducer(name)][0](tensor.to(DTYPE))  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -141,9 +138,8 @@ class MetricSums:
         Returns:
             The metrics, and the riders of each rank.
         """
-        has_strangers = self._names is None
         while True:
-            if has_strangers or self._names is None:  # the names that any rank has, in the same order on all
+            if self._names is None:  # those that any rank has, in the same order on all
                 gathered: list[Any] = [list(self._values)]
                 if not is_alone():
                     gathered = [None] * dist.get_world_size()
@@ -154,9 +150,9 @@ class MetricSums:
             values = torch.stack([self._values.get(name, none).to(self._device) for name in (*names, "")])
             parts = [torch.tensor(head, dtype=DTYPE, device=self._device), values, *riders]
             rows = gather_rows(torch.cat([part.reshape(-1).to(values) for part in parts]))
-            has_strangers = bool(rows[:, 0].any())
-            if not has_strangers:
+            if not rows[:, 0].any():
                 break
+            self._names = None
         self.clear()
         result = {}
         for at, name in enumerate(names, start=1):
