@@ -45,12 +45,9 @@ def measure_throughput(
         measurement was stopped.
     """
     if not isinstance(trial, ReconciledTrial):  # else its engines are made of the configuration
-        fix = (
-            "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
-        )
+        fix = "initialize it with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    length = Measurement(steps=steps, warmup=warmup, profiles=profiles)
-    measuring = Measuring(trial, context, length)
+    measuring = Measuring(trial, context, Measurement(steps=steps, warmup=warmup, profiles=profiles))
     measuring.training.train(None)
     return measuring.row()
 
@@ -65,7 +62,7 @@ class Measuring:
         self._seconds: list[float] = []
         self._losses: list[torch.Tensor] = []  # the sum of each step, and its weight
         self._weights: list[float] = []
-        self._state_bytes = [0 for _ in context.models]
+        self._state_bytes: dict[int, int] = {}  # of each engine
         self._let_go: list[Callable[[], None]] = []
         self._pipeline_step: RecordedStep | None = None
         fit = FitOptions(
@@ -92,7 +89,7 @@ class Measuring:
             for index, engine in enumerate(self._context.models):
 
                 def note(found: dict[str, int], index: int = index) -> None:
-                    self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
+                    self._state_bytes[index] = max(self._state_bytes.get(index, 0), sum(found.values()))
 
                 self._let_go.append(watch(engine, note))
         self._synchronize()
@@ -138,11 +135,11 @@ class Measuring:
     def row(self) -> Row:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
         resolved, length, device = self._context.resolved, self._length, self._context.device
-        own = torch.tensor([self._seconds, self._weights], dtype=torch.float64, device=device)
-        sums = torch.stack([loss.double() for loss in self._losses])
-        rows = gather_rows(torch.cat([own.flatten(), sums])).reshape(-1, 3, len(self._seconds))
+        own = [self._seconds, self._weights, [float(loss) for loss in self._losses]]
+        rows = gather_rows(torch.tensor(own, dtype=torch.float64, device=device).flatten())
+        rows = rows.reshape(len(rows), 3, len(self._seconds))
         seconds, weights, losses = rows[:, 0].amax(0), rows[:, 1].sum(0), rows[:, 2].sum(0)
-        metrics = self.training.reporter.latest
+        metrics, batch = self.training.reporter.latest, resolved.batch
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[length.warmup :]),
@@ -150,7 +147,9 @@ class Measuring:
             warmup=length.warmup,
             start_seconds=self._start_seconds,
             peak_memory_bytes_by_rank=self.training.reporter.memory_by_rank,
-            model_state_bytes_by_rank=tuple(self._context.distributed.allgather(sum(self._state_bytes))),
+            model_state_bytes_by_rank=tuple(
+                self._context.distributed.allgather(sum(self._state_bytes.values()))
+            ),
             bubble=metrics.get("bubble"),
             bubble_ideal=metrics.get("bubble_ideal"),
             pipeline_step=self._pipeline_step,
@@ -163,12 +162,12 @@ class Measuring:
             status=MEASURED if self.is_pending else STOPPED,
             reason="" if self.is_pending else f"stopped after {done} of {length.total} steps",
             zero_stage=resolved.zero_stage,
-            micro_batch_size=resolved.batch.micro_batch_size,
-            accumulation=resolved.batch.accumulation,
-            replicas=resolved.batch.replicas,
+            micro_batch_size=batch.micro_batch_size,
+            accumulation=batch.accumulation,
+            replicas=batch.replicas,
             pipe_parallel_size=resolved.topology.pipe_parallel_size,
             precision=resolved.strategy.precision,
-            samples_per_step=resolved.batch.global_batch_size,
+            samples_per_step=batch.global_batch_size,
             tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
             repetitions=(repetition,),
         )
@@ -183,9 +182,8 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
         found.append((engine.zero_optimization_stage(), precision))
     if expected not in found:
         has = " and ".join(f"ZeRO {stage} in {kind}" for stage, kind in found)
-        message = (
-            f"{made_by} makes an engine of {has}; the configuration is ZeRO {expected[0]} in {expected[1]}"
-        )
+        said = f"the configuration is ZeRO {expected[0]} in {expected[1]}"
+        message = f"{made_by} makes an engine of {has}; {said}"
         raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
 
 
@@ -208,14 +206,12 @@ def _median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | Non
     """
     if (times := pipeline_times(engines)) is None:
         return None
-    ranks, steps = times.pipelines[0], [step for step in times.recorded() if step]
-    gathered = distributed.allgather((times.stage, socket.gethostname(), steps))
-    # Slices of a stage run alike.
-    of_stage = dict(sorted((stage, steps) for rank in ranks for stage, _, steps in [gathered[rank]]))
-    lengths = [
-        max(one[-1].end - one[0].start for one in each) for each in zip(*of_stage.values(), strict=False)
-    ]
-    if not lengths or len({gathered[rank][1] for rank in ranks}) > 1:
+    own = [step for step in times.recorded() if step]
+    gathered = distributed.allgather((times.stage, socket.gethostname(), own))
+    ranks = [gathered[rank] for rank in times.pipelines[0]]
+    of_stage = {stage: steps for stage, _, steps in ranks}  # slices of a stage run alike
+    steps = list(zip(*(of_stage[stage] for stage in sorted(of_stage)), strict=False))
+    if not steps or len({machine for _, machine, _ in ranks}) > 1:
         return None
-    chosen = lengths.index(statistics.median_low(lengths))
-    return recorded_step(times.pipeline, [each[chosen] for each in of_stage.values()])
+    lengths = [max(spans[-1].end - spans[0].start for spans in step) for step in steps]
+    return recorded_step(times.pipeline, steps[lengths.index(statistics.median_low(lengths))])

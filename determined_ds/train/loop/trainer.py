@@ -502,8 +502,7 @@ class Trainer:
             callback.on_trial_startup(context.get_initial_batch(), name)
             self.closing.callback(callback.on_trial_shutdown)
         if self.validator is None:
-            note = self.progress.note
-            self.validator = Validator(self.trial, context, test_mode=self._test_mode, note=note)
+            self.validator = Validator(self.trial, context, self.progress.note, test_mode=self._test_mode)
         context.reset_reducers()
         if latest_checkpoint is not None:
             self.read(latest_checkpoint)

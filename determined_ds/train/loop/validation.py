@@ -32,14 +32,7 @@ ARRAYS = (torch.Tensor, np.ndarray)
 class Validator:
     """Runs a trial's ``evaluate_batch`` (or ``evaluate_full_dataset``) over its validation data; made by all ranks."""
 
-    def __init__(
-        self,
-        trial: det_ds.DeepSpeedTrial,
-        context: Any,
-        *,
-        test_mode: bool = False,
-        note: Callable[[str], None] = print,
-    ) -> None:
+    def __init__(self, trial: Any, context: Any, note: Callable[[str], None], *, test_mode: bool) -> None:
         self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
@@ -50,12 +43,14 @@ class Validator:
         self._share: Share | None = None
         mpu = context._mpu
         if mpu.should_build_data_loader:
-            loader = build_loader(trial, context, "build_validation_data_loader", note)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
-            own = (mpu.data_parallel_rank, mpu.data_parallel_world_size)
-            replica, replicas = (0, 1) if self._full_dataset else own
-            length_of, seed = trial.get_batch_length, context.get_trial_seed()
-            self._share = Share(loader, replica=replica, replicas=replicas, seed=seed, length_of=length_of)
+            self._share = Share(
+                build_loader(trial, context, "build_validation_data_loader", note),
+                replica=0 if self._full_dataset else mpu.data_parallel_rank,
+                replicas=1 if self._full_dataset else mpu.data_parallel_world_size,
+                seed=context.get_trial_seed(),
+                length_of=trial.get_batch_length,
+            )
         speaks = self._share is not None and mpu.should_report_metrics
         sizes = self._share.sizes if self._share else []
         ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
@@ -102,7 +97,7 @@ class Validator:
         if self._context.distributed.rank != 0:
             return {}
         with HEART.patiently():
-            metrics = self._trial.evaluate_full_dataset(self._share)  # type: ignore[arg-type]
+            metrics = self._trial.evaluate_full_dataset(self._share)
         return plain(returned.metrics(self._trial, metrics, name), method_of(self._trial, name))
 
     def _in_batches(self, callbacks: list[Any]) -> dict[str, Any]:
@@ -123,7 +118,7 @@ class Validator:
                 engine.micro_batches = count
             with self._reducers.kept() if batches.exhausted else contextlib.nullcontext():
                 given = (batches, index) if self._takes_index else (batches,)
-                metrics = trial.evaluate_batch(*given)  # type: ignore[arg-type]
+                metrics = trial.evaluate_batch(*given)
             if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
                 batches.skip(count)
             elif batches.taken == before:
