@@ -65,17 +65,11 @@ class WandbRun:
         import wandb
 
         about = self._about
-        # What W&B's own environment variables decide where the YAML does not.
-        own: dict[str, tuple[str, Any]] = {
-            "project": ("WANDB_PROJECT", about.project),
-            "name": ("WANDB_NAME", about.name),
-            "group": ("WANDB_RUN_GROUP", about.group or None),
-            "tags": ("WANDB_TAGS", list(about.tags) or None),
-            "notes": ("WANDB_NOTES", about.notes or None),
-            "dir": ("WANDB_DIR", str(about.folder)),
-        }
-        options = {key: value for key, (variable, value) in own.items() if variable not in os.environ}
-        options |= self._given
+        own: dict[str, Any] = {"project": about.project, "name": about.name, "run_group": about.group or None}
+        own |= {"tags": list(about.tags) or None, "notes": about.notes or None, "dir": str(about.folder)}
+        # W&B's own environment variables decide where the YAML does not.
+        options = {key: value for key, value in own.items() if f"WANDB_{key.upper()}" not in os.environ}
+        options = {key.removeprefix("run_"): value for key, value in options.items()} | dict(self._given)
         if self._given.get("tags"):
             options["tags"] = [*about.tags, *self._given["tags"]]
         folder = str(options.get("dir") or ".")
