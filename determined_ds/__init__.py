@@ -32,7 +32,7 @@ _HOMES = {
     "TrainingError": "determined_ds.errors",
     "compare": "determined_ds.tune.compare",
     "init": "determined_ds.train.opening",
-    "load_deepspeed_config": "determined_ds.config.alone",
+    "load_deepspeed_config": "determined_ds.config.resolve",
     "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.train.bare_trial",
     "load_results": "determined_ds.report.results",
@@ -77,9 +77,8 @@ if TYPE_CHECKING:
     from determined.pytorch import DataLoader
     from determined.pytorch.deepspeed import DeepSpeedTrial
 
-    from determined_ds.config.alone import load_deepspeed_config
     from determined_ds.config.layout import Accelerator
-    from determined_ds.config.resolve import ResolvedConfig, reconcile
+    from determined_ds.config.resolve import ResolvedConfig, load_deepspeed_config, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results

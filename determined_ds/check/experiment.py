@@ -11,11 +11,10 @@ from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findi
 from determined_ds.check.sent_files import context_problems
 from determined_ds.check.space import judge_points, search_problems
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
-from determined_ds.config.alone import problems_alone
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import LOGGING, lost_on_cluster, read_hyperparameters, read_loggers
-from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages
+from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, problems_alone
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem

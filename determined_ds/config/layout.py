@@ -151,9 +151,7 @@ class Batch:
 
     global_batch_size: int  # samples of an optimizer step, all replicas: DeepSpeed's train_batch_size
     micro_batch_size: int  # samples of a forward pass of a replica: train_micro_batch_size_per_gpu
-    accumulation: (
-        int  # micro-batches of a step of a replica: gradient_accumulation_steps; a pipeline's micro_batches
-    )
+    accumulation: int  # micro-batches of a step of a replica: gradient_accumulation_steps
     replicas: int  # data-parallel copies: data_parallel_world_size
 
     def __post_init__(self) -> None:

@@ -234,12 +234,11 @@ class Difference:
 def differences(was: Any, now: Any, path: KeyPath = ()) -> Iterator[Difference]:
     """Every leaf that differs between two mappings at a path. A null counts as absent, 1 and 1.0 are the same."""
     was, now = (NOT_GIVEN if value is None or value == {} else value for value in (was, now))
-    if isinstance(was, dict) or isinstance(now, dict):
+    if all(value is NOT_GIVEN or isinstance(value, dict) for value in (was, now)):
         one, other = (value if isinstance(value, dict) else {} for value in (was, now))
-        if was is NOT_GIVEN or now is NOT_GIVEN or (isinstance(was, dict) and isinstance(now, dict)):
-            for key in sorted({*one, *other}, key=str):
-                yield from differences(one.get(key), other.get(key), (*path, key))
-            return
+        for key in sorted({*one, *other}, key=str):
+            yield from differences(one.get(key), other.get(key), (*path, key))
+        return
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (was, now))
     if was != now if numbers else repr(was) != repr(now):
         yield Difference(path=path, was=was, now=now)

@@ -73,7 +73,6 @@ class ModelShape:
     sequence_length: int = 0  # tokens of a sample
     # Of the largest module that owns any itself, such as an embedding: what ZeRO 3 holds whole at least.
     largest_layer_parameters: int = 0
-    stage_parameters: tuple[int, ...] = ()  # of each pipeline stage, where they were counted in its engines
     layers: tuple[LayerShape, ...] = ()  # of a pipeline, where they are known one by one
     layer_element_bytes: int = 2  # width of their floats as they were measured: 2 or 4
     partition_method: str = "parameters"  # how a ``PipelineTrial`` shares them out

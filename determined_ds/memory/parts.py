@@ -47,14 +47,12 @@ def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, i
             trainable = sum(layer.num_trainable_parameters for layer in own)
             found.append((sum(layer.num_parameters for layer in own), trainable))
         return found
-    counted = shape.stage_parameters
-    if len(counted) != pipe.ranks:
-        # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
-        embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
-        num_layers = shape.num_layers or pipe.ranks
-        most = (shape.num_parameters - embedding) * -(-num_layers // pipe.ranks) // num_layers
-        ends = (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1))
-        counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
+    # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
+    embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
+    num_layers = shape.num_layers or pipe.ranks
+    most = (shape.num_parameters - embedding) * -(-num_layers // pipe.ranks) // num_layers
+    ends = (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1))
+    counted = (most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
     return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
 
 

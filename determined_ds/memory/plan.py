@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.cluster.log import LOG_POLICIES
-from determined_ds.config.alone import first_json
 from determined_ds.config.layout import assumed_cuda
 from determined_ds.config.params import AUTO
-from determined_ds.config.resolve import ResolvedConfig, reconcile
+from determined_ds.config.resolve import first_json, reconcile
 from determined_ds.config.strategy import Strategy, plain_forms
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain, dump_yaml
@@ -80,7 +79,11 @@ def read_request(*, parameters: str, gpu_memory: str, sequence_length: int, **de
         message = f"a pipeline of {stages} stages keeps its optimizer on the GPUs"
         fix, code = "leave out --offload, or --pipe-parallel-size", "offload-pipeline"
         raise ConfigError(Problem(key="--offload", value="cpu", message=message, fix=fix, code=code))
-    _resolve(request, Strategy(zero_stage=1, precision=request.precision, pipe_parallel_size=stages))
+    # What a run would refuse of the slots or the batch.
+    strategy = Strategy(zero_stage=1, precision=request.precision, pipe_parallel_size=stages)
+    stated = Document(name="", data=_hyperparameters(request, strategy))
+    ds = Document(name="", data=_deepspeed_json(request, strategy))
+    reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
     return request
 
 
@@ -130,13 +133,6 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
                 break
 
 
-def _resolve(request: PlanRequest, strategy: Strategy) -> ResolvedConfig:
-    """What a run will make of a strategy; where the slots, the batch or a rule refuse it, that ``ConfigError``."""
-    stated = Document(name="", data=_hyperparameters(request, strategy))
-    ds = Document(name="", data=_deepspeed_json(request, strategy))
-    return reconcile(stated, ds, slots=request.slots, accelerator=assumed_cuda(request.slots))
-
-
 def nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     """The problem where no candidate fits, with the nearest that would, one thing changed at a time."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
@@ -177,9 +173,12 @@ def experiment_files(request: PlanRequest, strategy: Strategy, name: str) -> dic
     """
     trial, count = request.entrypoint, request.shape.num_parameters
     hyperparameters = _hyperparameters(request, strategy, name)
+    entrypoint = SCRIPT_FORM.replace("train.py", trial.removeprefix("python3 "))
+    if CLASS.fullmatch(trial):
+        entrypoint = ENTRYPOINT_FORM.replace(GPT2, trial)
     sections: dict[str, object] = {
         "name": name,
-        "entrypoint": entrypoint_of(trial),
+        "entrypoint": entrypoint,
         "description": f"{strategy.name} on {request.slots} GPUs",
         "resources": {"slots_per_trial": request.slots},
         "hyperparameters": hyperparameters,
@@ -211,18 +210,6 @@ def default_name(request: PlanRequest, strategy: Strategy) -> str:
     size = format_count(request.shape.num_parameters).lower()
     pipeline = "pipeline_" * (request.pipe_parallel_size > 1)
     return f"{size}_{pipeline}zero{strategy.zero_stage}_{request.slots}gpu"
-
-
-def entrypoint_of(code: str) -> str:
-    """The entrypoint that runs code on all slots.
-
-    Args:
-        code: ``MODULE:CLASS``, or a script with its arguments: ``train.py ARGS``, ``-m package.train ARGS``; with
-            ``python3`` before it or without.
-    """
-    if CLASS.fullmatch(code):
-        return ENTRYPOINT_FORM.replace(GPT2, code)
-    return SCRIPT_FORM.replace("train.py", code.removeprefix("python3 "))
 
 
 def _deepspeed_json(request: PlanRequest, strategy: Strategy) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from determined_ds.config.alone import first_json
+from determined_ds.config.resolve import first_json
 from determined_ds.documents.document import one_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.source import Source
