@@ -23,7 +23,7 @@ from determined_ds.checkpoints.files import finite, is_better
 from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
+from determined_ds.errors import NotFiniteError, TrainingError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import join_process_group
@@ -40,6 +40,7 @@ from determined_ds.transformers.arguments import (
     trial_here,
 )
 from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
+from determined_ds.trial.author import refused
 
 logger = logging.getLogger("determined_ds")
 
@@ -259,7 +260,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 names = ", ".join(sorted(metrics.keys() - {"batches", "epochs"}))
                 fix = f"use one of {names}, or return it from compute_metrics"
                 message = "is not among the metrics of an evaluation"
-                raise _refused(f"searcher.{key}", name, message, fix, "searcher-metric")
+                raise refused(f"searcher.{key}", message, fix, "searcher-metric", value=name)
         if self._is_chief:
             self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
 
@@ -278,29 +279,25 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             )
 
 
-def _refused(key: str, value: Any, message: str, fix: str, code: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
-
-
 def _check_carried_out(trial: Here, args: Any) -> None:
     """Refuse what the experiment requests and the Trainer would not do."""
     run, metric = trial.run, trial.searcher.get("metric")
     if run is not None and run.measurement is not None:
         message, fix = "the steps of transformers' Trainer are not measured", "measure a trial, or a session"
-        raise _refused("--measure", run.measurement.steps, message, fix, "measure")
+        raise refused("--measure", message, fix, "measure", value=run.measurement.steps)
     if run is not None and run.fork is not None:
         message = "a run of transformers does not start from another's checkpoint by itself"
         fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
-        raise _refused("searcher.source_checkpoint_uuid", str(run.fork), message, fix, "hf-fork")
+        raise refused("searcher.source_checkpoint_uuid", message, fix, "hf-fork", value=str(run.fork))
     if args.world_size != num_ranks():
         # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
         message = f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
         fix = "on CPUs, write TrainingArguments(use_cpu=True)"
-        raise _refused("ranks", args.world_size, message, fix, "ranks")
+        raise refused("ranks", message, fix, "ranks", value=args.world_size)
     if metric and not (metric.startswith("eval_") and evaluates(args)):
         message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
         fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
-        raise _refused("searcher.metric", metric, message, fix, "searcher-metric")
+        raise refused("searcher.metric", message, fix, "searcher-metric", value=metric)
     own = [name for name in ("global_batch_size", "fit") if trial.hyperparameters.get((name,)) is not None]
     if own and getattr(args, "resolved", None) is None and is_chief():
         words = "warning: hyperparameters.%s: not read by transformers' own TrainingArguments. fix: import them from"
@@ -331,7 +328,7 @@ class ResumingTrainer:
         if not callbacks or not trainer.is_deepspeed_enabled:
             message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
             fix = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
-            raise _refused("--test", True, message, fix, "test")
+            raise refused("--test", message, fix, "test")
 
         def load() -> None:
             with callbacks[0]._checkpoints.newest() as folder:
