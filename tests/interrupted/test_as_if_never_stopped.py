@@ -94,6 +94,10 @@ SHORT = ("trial, zero3", "trial, PipelineStreamVictim", "session, range", "trans
 LONG = pytest.mark.long("the same loop and checkpoints as in a case that is short")
 
 
+def stage_of(scenario: Scenario) -> int:
+    return int(scenario.config["hyperparameters"]["deepspeed_config"]["val"]["zero_optimization"]["stage"])
+
+
 def words_of(scenario: Scenario, run_dir: Path) -> dict[str, Any]:
     """What a run of a scenario ends with: also what its script has written, for a session."""
     if "hf_script" in scenario.config["entrypoint"]:
@@ -141,6 +145,10 @@ def test_it_ends_as_if_it_had_never_stopped(
         status = json.loads((run_dir / "result.json").read_text())["status"]
         # A session's pass may be its last one when its rank is asked to stop.
         assert status in ("failed" if how == "KILL_AT" else "stopped", "completed"), end
+        if status == "stopped":
+            closing = ended.stdout.partition("stopped, ")[2]
+            assert "  resume      det-ds run " in closing, ended.stdout
+            assert f"ZeRO {stage_of(scenario)}" in closing, ended.stdout
     resumed = run(config, run_dir, "--resume", **{**scenario.env, **scenario.changed})
     assert resumed.returncode == 0, resumed.stderr
     assert differences(whole, words_of(scenario, run_dir)) == []
