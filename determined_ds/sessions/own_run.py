@@ -16,10 +16,9 @@ from typing import Any
 from determined import core
 
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document
+from determined_ds.documents.document import Document, refusal
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.options import RunOptions
@@ -39,42 +38,63 @@ RESUME = "DETERMINED_DS_RESUME"
 
 @contextlib.contextmanager
 def own_run(
-    *, config: Any, run_dir: Any, resume: bool, accelerator: str | None, stopped: Callable[[], bool]
+    config: Any, run_dir: Any, resume: bool, accelerator: str | None, stopped: Callable[[], bool]
 ) -> Iterator[core.DistributedContext]:
-    """Within, this process is a rank of a run, as under ``det-ds run``. The arguments are those of ``session``.
+    """Within, this process is a rank of a run, as under ``det-ds run``; the arguments are those of ``session``.
 
     Args:
         stopped: Returns whether training has stopped as requested, once it has ended.
 
     Yields:
         The ranks.
-
-    Raises:
-        ConfigError: it cannot run; every reason.
     """
     show_own_errors()
     devices = detect_accelerator(accelerator)
     ranks = join_process_group(devices)
     run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices.name))
     checkpoint, fork = run.start.checkpoint, run.start.fork
-    with contextlib.ExitStack() as stack:
-        if ranks.rank == 0:
-            stack.enter_context(_recorded(run, stopped))
-            run.show(lambda _: [])
-        ranks.allgather(None)  # what ranks read is written
-        if threading.current_thread() is threading.main_thread():
-            stack.enter_context(_stopping(ranks.rank == 0))
-        begin(
-            ScriptRun(
-                run_dir=run.run_dir,
-                experiment=run.experiment,
-                accelerator=devices.name,
-                resume=checkpoint.uuid if checkpoint else None,
-                fork=fork.path if fork else None,
+    is_chief, code, cause, reason = ranks.rank == 0, 0, "", ""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, _frame: Any) -> None:
+        STOP.set()
+        signal.signal(number, before[signal.Signals(number)])
+        if is_chief:
+            print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
+
+    with RunLock(run.run_dir) if is_chief else contextlib.nullcontext():
+        if is_chief:
+            run.write()
+        try:
+            if is_chief:
+                run.show(lambda _: [])
+            ranks.allgather(None)  # what ranks read is written
+            if threading.current_thread() is threading.main_thread():
+                for number in before:
+                    signal.signal(number, stop)
+            begin(
+                ScriptRun(
+                    run_dir=run.run_dir,
+                    experiment=run.experiment,
+                    accelerator=devices.name,
+                    resume=checkpoint.uuid if checkpoint else None,
+                    fork=fork.path if fork else None,
+                )
             )
-        )
-        stack.callback(begin, None)
-        yield ranks
+            yield ranks
+        except BaseException as error:
+            if not (isinstance(error, SystemExit) and not error.code):
+                code, cause, reason, *_ = ending_of(error, run.run_dir)
+            raise
+        finally:
+            begin(None)
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+            STOP.clear()
+            if is_chief:
+                RunDir(run.run_dir).remove_next()
+                run.end(code, cause, shortened(reason), stopped=stopped())
 
 
 def _decided(
@@ -84,17 +104,12 @@ def _decided(
     if isinstance(config, (str, os.PathLike)):
         document = restored(read_yaml(Path(config)), os.environ)
         if not OF_EXPERIMENTS & document.data.keys():
-            message = "is not an experiment: it has no hyperparameters"
             fix = "give an experiment's YAML, or the hyperparameters as a mapping: session({...})"
-            raise ConfigError(
-                Problem(key="session", value=str(config), message=message, fix=fix, code="session")
-            )
+            raise refusal(str(config), "is not an experiment: it has no hyperparameters", fix)
     else:
         given = as_plain(dict(config or {}))
-        is_whole = OF_EXPERIMENTS & given.keys()
-        document = Document(
-            name="session", data=given if is_whole else {"hyperparameters": as_constants(given)}
-        )
+        data = given if OF_EXPERIMENTS & given.keys() else {"hyperparameters": as_constants(given)}
+        document = Document(name="session", data=data)
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
@@ -104,49 +119,8 @@ def _decided(
     else:
         resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         resume = resume and not (stated is not None and RunDir(stated).is_empty())
-    options = RunOptions(
-        config=Path(document.name), accelerator=accelerator, run_dir=stated, resume=LAST if resume else None
-    )
+    last = LAST if resume else None
+    options = RunOptions(config=Path(document.name), accelerator=accelerator, run_dir=stated, resume=last)
     document = document.overwritten((SLOTS, ranks.size, "the launched ranks"))
     run = prepare_run(options, document=document, machines=ranks.cross_size)
-    command = f"{RESUME}={shlex.quote(short(run.run_dir))} {shlex.join(sys.orig_argv)}"
-    return replace(run, own_resume=command)
-
-
-@contextlib.contextmanager
-def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Write what ranks read, and how the run has ended; on rank 0."""
-    code, cause, reason = 0, "", ""
-    with RunLock(run.run_dir):
-        run.write()
-        try:
-            yield
-        except BaseException as error:
-            if not (isinstance(error, SystemExit) and not error.code):
-                code, cause, reason, *_ = ending_of(error, run.run_dir)
-                reason = shortened(reason)
-            raise
-        finally:
-            RunDir(run.run_dir).remove_next()
-            run.end(code, cause, reason, stopped=stopped())
-
-
-@contextlib.contextmanager
-def _stopping(is_chief: bool) -> Iterator[None]:
-    """Within, SIGTERM and SIGINT request a stop; the second one does what it did before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(number: int, _frame: Any) -> None:
-        STOP.set()
-        signal.signal(number, before[signal.Signals(number)])
-        if is_chief:
-            print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        STOP.clear()
+    return replace(run, own_resume=f"{RESUME}={shlex.quote(short(run.run_dir))} {shlex.join(sys.orig_argv)}")

@@ -1,11 +1,14 @@
-"""``determined_ds.session``: a plain DeepSpeed script with exact resume, preemption, metrics and search."""
+"""``determined_ds.session``: a plain DeepSpeed script with exact resume, preemption, metrics and search.
+
+The way of a step: a loader gives the micro-batches of the training's data (``stand_ins``); the script trains on them,
+and reports; when it asks for the next one, the step before has ended, and :class:`Trainer` does what is due after it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,7 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.params import Length
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.errors import ConfigError, TrainingError
 from determined_ds.sessions.stand_ins import (
     ReportedValidation,
     ScriptState,
@@ -31,14 +34,14 @@ from determined_ds.sessions.stand_ins import (
 from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import has_state
 from determined_ds.train.group.process_group import all_ranks_come
-from determined_ds.train.here import Here, here
+from determined_ds.train.here import here
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
 from determined_ds.train.opening import open_context
-from determined_ds.trial.returned import described
+from determined_ds.trial.returned import described, refused
 
 logger = logging.getLogger("determined_ds")
-# What a trial writes -> what a script does.
+# What a trial writes, or det-ds run takes -> what a script does.
 WORDS = {
     MADE: "the engine of s.checkpoint",
     "ScriptTrial.": "",
@@ -50,26 +53,25 @@ WORDS = {
     "context.resolved": "s.resolved",
     "state what is missing": "state hyperparameters.global_batch_size",
     "context.wrap_model_engine(engine)": "s.checkpoint(engine)",
-    # And options of det-ds run -> arguments of session.
     "add --resume to continue it": "write session(..., resume=True) to continue it",
     "add --run-dir ": "write run_dir=",
     "--run-dir": "run_dir",
     "--resume": "resume",
 }
-Config = str | os.PathLike[str] | Mapping[str, Any] | None
 # How long a rank that reports a validation, or wants a checkpoint, waits for the others, which have computed the same.
 COME_WITHIN_S = 120.0
 # Passes that a script may begin after the end of training: for epoch in range(n). One that begins more never ends.
 MOST_EMPTY = 1000
 
 
+@contextlib.contextmanager
 def session(
-    config: Config = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     *,
     run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accelerator: str | None = None,
-) -> Session:
+) -> Iterator[Session]:
     """Run a plain DeepSpeed script as an experiment: ``with determined_ds.session("experiment.yaml") as s:``.
 
     The same script runs by itself, under torchrun, by ``det-ds run`` and on a cluster. Under the last two everything
@@ -82,13 +84,52 @@ def session(
         resume: Resume what is in ``run_dir``. The environment variable ``DETERMINED_DS_RESUME=DIR`` says both.
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
 
-    Returns:
-        The session, to be entered by ``with``.
+    Yields:
+        The session.
 
     Raises:
-        ConfigError: on entering: the configuration cannot run; every reason.
+        ConfigError: the configuration cannot run; every reason.
     """
-    return Session(config=config, run_dir=run_dir, resume=resume, accelerator=accelerator)
+    s: Session | None = None
+    with contextlib.ExitStack() as stack:
+        stack.push(_say_in_words_of_scripts)
+        ranks, trial = None, here()
+        if trial is None:
+            # What makes a run is not sent to a cluster.
+            from determined_ds.sessions.own_run import own_run
+
+            own = own_run(
+                config, run_dir, resume, accelerator, stopped=lambda: s is not None and s.stop_requested
+            )
+            ranks, trial = stack.enter_context(own), here()
+            stack.push(_say_in_words_of_scripts)  # before the run records it
+        assert trial is not None
+        if trial.run is not None:
+            trial.run.trained = True
+        context = stack.enter_context(open_context(distributed=ranks, accelerator=accelerator))
+        s = Session(context, trial, stack)
+        try:
+            yield s
+        except SystemExit as error:
+            if not error.code:
+                s._close()
+            raise
+        s._close()
+
+
+def _say_in_words_of_scripts(_kind: Any, error: BaseException | None, _traceback: Any) -> None:
+    """Put an error of the configuration into the words of its reader."""
+
+    def said(text: str) -> str:
+        for before, after in WORDS.items():
+            text = text.replace(before, after)
+        return text
+
+    if isinstance(error, ConfigError):
+        error.problems = tuple(
+            replace(each, key=said(each.key), message=said(each.message), fix=said(each.fix))
+            for each in error.problems
+        )
 
 
 class Session:
@@ -98,100 +139,41 @@ class Session:
     checkpoint. So a run always resumes where a batch is taken. At the end of a pass the next batch is that of the next
     pass, and at the end of training there is none: there the step ends with the session. After a stop request the pass
     at hand ends early, and a script that begins another pass ends there, with exit code 0.
+
+    Attributes:
+        context: Determined's DeepSpeed context, for what a session has no method for.
+        device: Where this rank computes.
+        distributed: The ranks: ``rank``, ``size``, ``local_rank``, ``allgather(...)`` and the like.
+        rank: Of this process, from 0.
+        run_dir: The run directory; None on a cluster.
     """
 
-    def __init__(self, **own: Any) -> None:
-        self._own = own
-        self._stack = contextlib.ExitStack()
-        self._here: Here
-        self._context: Any = None
-        self._trial: Any = None
+    def __init__(self, context: Any, trial: Any, stack: contextlib.ExitStack) -> None:
+        self.context, self._run, self._stack = context, trial.run, stack
+        self._is_measured = trial.run is not None and trial.run.measurement is not None
+        self.device: torch.device = context.device
+        self.distributed = context.distributed
+        self.rank = int(context.distributed.rank)
+        self.run_dir: Path | None = None if trial.run is None else trial.run.run_dir
+        self._trial = ScriptTrial(context)
         self._loader: TrainingBatches | None = None
         self._validated = 0  # samples of the validation data since the last report
+        self._latest = trial.latest_checkpoint
         # From the first call of s.checkpoint on.
         self._training: Any = None  # a Trainer
         self._state: ScriptState
         self._loaded: str | None = None  # the checkpoint that is resumed from
         self._marks: Any = None
         # From the first batch on.
-        self._is_open = self._is_measured = False
+        self._is_open = False
         self._batches: Iterator[Any] | None = None
         self._length: Length | None = None  # of the training, as the script says
         # The step at hand: its micro-batches so far, and (steps, micro-steps) of each engine before it.
         self._taken = self._accumulation = 0
         self._before: list[tuple[int, int]] = []
-        self._first: list[tuple[int, int]] = []  # before the first step of this process
-        self._wanted_at = ""  # file and line of an s.checkpoint() in it
+        self._wants_checkpoint = False
         self._begun = self._empty = 0  # passes of this process; of these, begun after the end of training
         self._is_cut = self._has_warned = False  # the last one was left before its end; that was said
-
-    def __enter__(self) -> Session:
-        with contextlib.ExitStack() as stack:
-            stack.push(lambda _kind, error, _traceback: _say_in_words_of_scripts(error))
-            ranks, found = None, here()
-            if found is None:
-                # What makes a run is not sent to a cluster.
-                from determined_ds.sessions.own_run import own_run
-
-                ranks = stack.enter_context(own_run(**self._own, stopped=lambda: self.stop_requested))
-                found = here()
-            assert found is not None
-            self._here, run = found, found.run
-            if run is not None:
-                run.trained, self._is_measured = True, run.measurement is not None
-            opened = open_context(distributed=ranks, accelerator=self._own["accelerator"])
-            self._context = stack.enter_context(opened)
-            self._trial = ScriptTrial(self._context)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
-        _say_in_words_of_scripts(error)  # before the run records it
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            return self._stack.__exit__(kind, error, traceback)
-        with self._stack:
-            if self._is_open:
-                self._close()
-            elif self._loader is not None and self._loaded is None:
-                raise TrainingError(
-                    "nothing was trained: the loader of s.loader was not iterated\n"
-                    "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
-                )
-        return None
-
-    # ------------------------------------------------------------------------------------ what was decided
-
-    @property
-    def context(self) -> Any:
-        """Determined's DeepSpeed context, for what a session has no method for.
-
-        Raises:
-            ConfigError: the session was not entered.
-        """
-        if self._context is None:
-            raise _refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
-        return self._context
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank computes."""
-        return self.context.device  # type: ignore[no-any-return]
-
-    @property
-    def distributed(self) -> Any:
-        """The ranks: ``rank``, ``size``, ``local_rank``, ``allgather(...)`` and the like."""
-        return self.context.distributed
-
-    @property
-    def rank(self) -> int:
-        """Of this process, from 0."""
-        return int(self.distributed.rank)
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run directory; None on a cluster."""
-        run = self.context and self._here.run
-        return run.run_dir if run is not None else None
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -209,11 +191,7 @@ class Session:
 
     @property
     def ds_config(self) -> dict[str, Any]:
-        """The mapping for ``deepspeed.initialize(config=...)``, every ``"auto"`` filled.
-
-        Raises:
-            ConfigError: as for :attr:`resolved`.
-        """
+        """The mapping for ``deepspeed.initialize(config=...)``, every ``"auto"`` filled; see :attr:`resolved`."""
         return self.resolved.ds_config
 
     @property
@@ -244,7 +222,7 @@ class Session:
         """
         if self._loader is not None:
             fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
-            raise _refused("s.loader", "was called before: a session has one training loader", fix)
+            raise refused("s.loader", "was called before: a session has one training loader", fix, "session")
         self._loader = TrainingBatches(self, self._maker("training_loader", dataset, options), dataset)
         self._trial.loader = self._loader
         return self._loader
@@ -261,20 +239,16 @@ class Session:
 
         Returns:
             What to iterate, once a validation. The batches are on the CPU.
-
-        Raises:
-            ConfigError: it is not data, or a batch size is given.
         """
         return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
 
     def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
         """A function that makes a loader, once the batch is known."""
-        trial = self.context and self._trial
         if not isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
-            return lambda: getattr(trial, method)(dataset, **options)
+            return lambda: getattr(self._trial, method)(dataset, **options)
         if options:
             fix = f"give the dataset: self.{method}(loader.dataset, ...)"
-            raise _refused(f"self.{method}", "got a loader, and options for another", fix)
+            raise refused(f"self.{method}", "got a loader, and options for another", fix, "session")
         return lambda: dataset
 
     # ------------------------------------------------------------------------------------ steps
@@ -293,7 +267,7 @@ class Session:
         Raises:
             ConfigError: there is no engine or no data yet.
         """
-        training = self._trains("s.epochs")
+        training = self._driven("s.epochs")
         self._length = Length(unit="epochs", value=num)
         self._begun = max(self._begun, self._state.passes)
         for epoch in range(self._state.passes, num):
@@ -318,18 +292,16 @@ class Session:
         Raises:
             ConfigError: there is no engine, no data or no length yet.
         """
-        if self._trains("s.steps").fit_options.max_length is None and num is None:
+        if self._driven("s.steps").fit_options.max_length is None and num is None:
             fix = "write s.steps(1000), or state fit.max_length"
-            raise _refused("s.steps", "nothing says how long to train", fix)
+            raise refused("s.steps", "nothing says how long to train", fix, "session")
         if num is not None:
             self._length = Length(unit="batches", value=num)
-        for _ in self._each_step(in_pass=False, num=num):
+        for batches in self._steps(in_pass=False, num=num):
             if self._batches is None:
                 self._begin_step()
                 self._taken = self._accumulation
-                yield None
-                continue
-            yield self._of_step()
+            yield None if self._batches is None else batches
             if self._taken < self._accumulation:
                 raise TrainingError(
                     f"{self._taken} of {self._accumulation} micro-batches of a step were taken\n  fix: take all of "
@@ -338,54 +310,51 @@ class Session:
 
     def _one_pass(self) -> Iterator[Any]:
         """The micro-batches of a pass over the data; none where it was finished before the checkpoint."""
-        self._trains("iterating the loader")
+        self._driven(what := "iterating the loader")
+        if self.context.use_pipeline_parallel:
+            fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
+            raise refused(what, "a pipeline takes its batches itself", fix, "session")
         self._begun += 1
         if self._begun > self._state.passes:
-            for _ in self._each_step(in_pass=True):
-                yield from self._of_step()
+            for batches in self._steps(in_pass=True):
+                yield from batches
 
-    def _each_step(self, *, in_pass: bool, num: int | None = None) -> Iterator[None]:
-        """Stop at each step that is to be taken, once the one before it has ended.
+    def _steps(self, *, in_pass: bool, num: int | None = None) -> Iterator[Iterator[Any]]:
+        """The micro-batches of each step that is to be taken, once the one before it has ended.
 
         Args:
             in_pass: Whether it takes those of a pass, to the end of the data.
             num: Steps of the training in all.
-
-        Raises:
-            SystemExit: it begins after a stop, or as one of very many passes after the end of training; or all that is
-                measured was.
         """
         training = self._training
         if training.is_stopped:  # the script was given the chance to end by itself
             raise SystemExit(0)
         if not self._is_open:
-            self._open(training)
-        schedule, is_new = training.schedule, in_pass
-        while True:
-            self._end_step(agreed=is_new)
-            done = training.state.batches_trained
-            if not training.goes_on or (num is not None and done >= num):
-                self._empty += is_new
-                if self._empty > MOST_EMPTY:  # it iterates the loader for ever, though training is over
-                    raise SystemExit(0)
-                return
-            if is_new and self._is_cut and training.is_chief and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "warning: a pass over the loader was left before its end, and the next one continues it; a "
-                    "resumed run counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"
-                )
-            is_new, self._is_cut = False, in_pass
-            yield
-            is_whole = in_pass and (done + 1) % (schedule.batches_per_epoch or done + 2) == 0
-            if is_whole or done + 1 in (num, schedule.stated_batches):
+            self._open()
+        self._end_step(agreed=in_pass)
+        per_pass, stated = training.schedule.batches_per_epoch, training.schedule.stated_batches
+        if not training.goes_on:
+            self._empty += in_pass
+            if self._empty > MOST_EMPTY:  # it iterates the loader for ever, though training is over
+                raise SystemExit(0)
+        elif in_pass and self._is_cut and training.is_chief and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "warning: a pass over the loader was left before its end, and the next one continues it; a "
+                "resumed run counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"
+            )
+        while training.goes_on and (num is None or self.batches_trained < num):
+            self._is_cut, done = in_pass, self.batches_trained + 1
+            yield self._micro_batches()
+            if done in (num, stated) or (in_pass and per_pass is not None and done % per_pass == 0):
                 self._is_cut = False
                 self._pause()
-                if self._is_measured and done + 1 == schedule.stated_batches:
+                if self._is_measured and done == stated:
                     raise SystemExit(0)  # what the script would do next is not wanted
                 return
+            self._end_step(agreed=False)
 
-    def _of_step(self) -> Iterator[Any]:
+    def _micro_batches(self) -> Iterator[Any]:
         while self._taken < self._accumulation:
             if not self._taken:
                 self._begin_step()
@@ -397,20 +366,16 @@ class Session:
     def _begin_step(self) -> None:
         self._training.begin_step()
         self._before = self._counters()
-        self._first = self._first or self._before
 
     def _counters(self) -> list[tuple[int, int]]:
-        return [(engine.global_steps, engine.micro_steps) for engine in self._context.models]
+        return [(engine.global_steps, engine.micro_steps) for engine in self.context.models]
 
     def _pause(self) -> None:
         """What follows is not training."""
-        if not self._is_open:
-            return
-        training = self._training
-        training.reporter.pause()
-        has_stepped = any(now[0] > then[0] for now, then in zip(self._counters(), self._before, strict=False))
-        for each in training.observers if has_stepped else ():
-            each.stop()
+        if self._is_open:
+            self._training.reporter.pause()
+            for each in self._training.observers if self._before != self._counters() else ():
+                each.stop()
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
 
@@ -430,49 +395,47 @@ class Session:
             CheckpointError: the checkpoint to resume from does not fit.
             TrainingError: when the step ends: a later call was made on some ranks only.
         """
-        key, context = "s.checkpoint", self.context
+        key, context, run = "s.checkpoint", self.context, self._run
         if self._training is not None:
             if not {id(engine) for engine in engines} <= {id(each) for each in context.models}:
                 fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
-                raise _refused(key, "got an engine that its first call was not given", fix)
-            if self._listens:
-                caller = sys._getframe(1)
-                self._wanted_at = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+                raise refused(key, "got an engine that its first call was not given", fix, "session")
+            self._wants_checkpoint = self._wants_checkpoint or self._listens
             return
         fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
         if not engines:
-            raise _refused(key, "its first call was given no engine", fix)
+            raise refused(key, "its first call was given no engine", fix, "session")
         for engine in engines:
             if not isinstance(engine, deepspeed.DeepSpeedEngine):
-                raise _refused(key, f"got {described(engine)}; expected an engine of DeepSpeed", fix)
+                message = f"got {described(engine)}; expected an engine of DeepSpeed"
+                raise refused(key, message, fix, "session")
         for name, each in state.items():
             if not has_state(each):
                 message = f"{name} is {described(each)}, which has no state_dict and load_state_dict"
-                raise _refused(key, message, "give it both, or leave it out")
+                raise refused(key, message, "give it both, or leave it out", "session")
         for engine in engines:
             context.wrap_model_engine(engine)
-        run, latest = self._here.run, self._here.latest_checkpoint
         if run is not None and run.measurement is not None:
             from determined_ds.train.loop.measure import Measuring, check_strategy
 
             check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
             training = Measuring(self._trial, context, run.measurement, source="s.report").training
         else:
-            fit, tests = of_hyperparameters(context.resolved.fit), run is not None and run.test
+            fit = of_hyperparameters(context.resolved.fit)
             for name in ("validation_period", "step_zero_validation"):
                 if getattr(fit, name) and self.rank == 0:
                     logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
-            fit, reported = replace(fit, step_zero_validation=False), ReportedValidation(context)
+            fit = replace(fit, validation_period=None, step_zero_validation=False)
+            tests, reported = run is not None and run.test, ReportedValidation(context)
             training = Trainer(self._trial, context).prepare(
                 fit, test_mode=tests, validator=reported, source="s.report"
             )
         self._stack.enter_context(training.closing)
         self._accumulation = context.resolved.batch.accumulation
         self._state = training.checkpoints.parts["script"] = ScriptState(training, state)
-        training.load(latest, run.fork if run is not None else None)
-        self._loaded = latest if training.state.batches_trained else None
-        self._marks = engine_marks(context.models)
-        self._training = training
+        training.load(self._latest, run.fork if run is not None else None)
+        self._loaded = self._latest if training.state.batches_trained else None
+        self._marks, self._training = engine_marks(context.models), training
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.
@@ -489,13 +452,8 @@ class Session:
         Raises:
             TrainingError: a value is not a number.
         """
-        if not isinstance(metrics, Mapping):
-            raise TrainingError(
-                f"s.report: got {described(metrics)}; expected metrics by name\n"
-                '  fix: write s.report({"loss": loss})'
-            )
         weight, self._validated = float(self._validated or 1), 0 if validation else self._validated
-        training = self._trains("s.report")
+        training = self._driven("s.report")
         if self._listens and not validation:
             training.take(dict(metrics))
         elif self._listens:
@@ -510,93 +468,83 @@ class Session:
 
     # ------------------------------------------------------------------------------------ begin, end, between steps
 
-    def _trains(self, what: str) -> Trainer:
-        """What is driven; refused where something has to come before what the script does."""
-        if self.context and self._training is None:
+    def _driven(self, what: str) -> Any:
+        """The trainer that takes the steps; refused before there is one."""
+        if self._training is None:
             fix = "call s.checkpoint(engine) after deepspeed.initialize"
-            raise _refused(what, "no engine was handed over yet", fix)
-        if what in ("s.steps", "s.epochs") and self._loader is None:
-            raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
-        if what == "iterating the loader" and self._context.use_pipeline_parallel:
-            fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
-            raise _refused(what, "a pipeline takes its batches itself", fix)
-        return self._training  # type: ignore[no-any-return]
+            raise refused(what, "no engine was handed over yet", fix, "session")
+        return self._training
 
-    def _open(self, training: Trainer) -> None:
+    def _open(self) -> None:
         """Begin training, at the first batch; a collective."""
+        training = self._training
         if self._loaded is not None:  # what the script has done since then is undone: it was done before
-            if self._marks != engine_marks(self._context.models):
+            if self._marks != engine_marks(self.context.models):
                 training.read(self._loaded)
             else:
                 self._state.restore_objects()
         if training.fit_options.max_length is None:
             training.fit_options = replace(training.fit_options, max_length=self._length)
-        gather, validator = self._context.distributed.allgather, training.validator
-        self._state.restore_modes()
         self._batches = training.begin()
         if training.schedule.stated_batches is None and training.schedule.batches_per_epoch is None:
             message = "the training data has no length, so nothing says when a pass over it ends"
             fix = "state fit.max_length: {batches: 1000}, or give the dataset a __len__"
-            raise ConfigError(Problem(key="s.loader", message=message, fix=fix, code="epochs-without-length"))
-        if any(gather(validator.is_pending)):  # what was reported before the first batch
+            raise refused("s.loader", message, fix, "epochs-without-length")
+        if any(self.distributed.allgather(training.validator.is_pending)):  # reported before the first batch
             training.do(Due(validate=True))
         self._is_open = True
 
     def _end_step(self, *, agreed: bool, ends: bool = False) -> None:
-        """End the step at hand, if all of it was taken; a collective where anything is due.
-
-        Args:
-            agreed: All ranks know that a validation may have been reported after this step.
-            ends: It is the last one of the training.
-        """
+        """End the step at hand, if all of it was taken; ``agreed``: all ranks come here, whatever is due."""
         if self._taken < self._accumulation:
             return
-        self._taken, engines = 0, self._context.models
-        if [steps for steps, _ in self._first] == [engine.global_steps for engine in engines]:
-            raise TrainingError(
-                "the loader is asked for the next batch, and no engine has made a step with the last one\n"
-                "  fix: call engine.backward(loss) and engine.step() for each micro-batch"
-            )
-        for engine in engines:
-            accumulation, micro_steps = engine.gradient_accumulation_steps(), engine.micro_steps
-            if not self._context.use_pipeline_parallel and micro_steps % accumulation:
-                raise TrainingError(
-                    f"the engine was stepped {micro_steps} times, in the middle of an accumulation of {accumulation} "
-                    "micro-batches, where the loader has given all of them\n  fix: call engine.backward(loss) and "
-                    "engine.step() once for each micro-batch of the loader"
-                )
+        self._taken, engines, did = 0, self.context.models, ""
+        if self._training._steps_before == [engine.global_steps for engine in engines]:
+            did = "no engine has made a step with the last batch"
+        for engine in () if self.context.use_pipeline_parallel else engines:
+            if engine.micro_steps % (accumulation := engine.gradient_accumulation_steps()):
+                did = f"an engine was stepped {engine.micro_steps} times, within an accumulation of {accumulation}"
+        if did:
+            fix = "call engine.backward(loss) and engine.step() once for each micro-batch of the loader"
+            raise TrainingError(f"the loader is asked for the next batch, and {did}\n  fix: {fix}")
         self._training.end_step(lambda due: self._due(due, agreed=agreed, ends=ends))
 
     def _due(self, due: Due, *, agreed: bool, ends: bool) -> Due:
-        """What is due at the end of a step, with what the script wants; a collective where all ranks know of it.
+        """What is due at the end of a step, with what any rank wants; a collective where all ranks come here.
 
-        In the middle of a pass they do not, and asking at each step would cost time: every rank has to want the same.
-
-        Raises:
-            TrainingError: only some ranks report a validation, or want a checkpoint, and would wait for the others.
+        In the middle of a pass, where asking at each step would cost time, every rank has to want the same: one alone
+        would wait for the others.
         """
-        validate, place, ends = self._training.validator.is_pending, self._wanted_at, due.end or ends
-        self._wanted_at, batch, alone = "", self.batches_trained, False
-        if agreed or due.validate or ends:
-            ranks = self._context.distributed.allgather((validate, place))
-            validate, places = any(reported for reported, _ in ranks), [each for _, each in ranks]
-            place = next(filter(None, places), "")
-            alone = bool(place) and not (all(places) or due.checkpoint or ends)
-        elif validate or place:
-            alone = not all_ranks_come(f"script/{batch}/{validate}/{bool(place)}", within_s=COME_WITHIN_S)
-        if alone:
-            called = f"{place}: s.checkpoint()" if place else "s.report(..., validation=True)"
-            raise TrainingError(
-                f"{called} was called on some ranks only, after batch {batch}\n  fix: call it on every rank, outside "
-                "of `if s.rank == 0:`; a validation may be reported by one rank after the loop over the loader"
-            )
-        checkpoint = due.checkpoint or ends or bool(place)
-        return Due(report=due.report or ends, validate=validate, checkpoint=checkpoint, end=ends)
+        ends, validates, wants = due.end or ends, self._training.validator.is_pending, self._wants_checkpoint
+        self._wants_checkpoint = False
+        if agreed or ends:
+            ranks = self.distributed.allgather((validates, wants))
+            validates, wants = (any(each) for each in zip(*ranks, strict=True))
+        elif validates or wants:
+            name = f"script/{self.batches_trained}/{validates}/{wants}"
+            if not all_ranks_come(name, within_s=COME_WITHIN_S):
+                called = "s.checkpoint()" if wants else "s.report(..., validation=True)"
+                raise TrainingError(
+                    f"{called} was called on some ranks only, after batch {self.batches_trained}\n  fix: call it on "
+                    "every rank, outside of `if s.rank == 0:`; one rank suffices after the loop over the loader"
+                )
+        return Due(
+            report=due.report or ends,
+            validate=validates,
+            checkpoint=due.checkpoint or ends or wants,
+            end=ends,
+        )
 
     def _close(self) -> None:
         """The script is done: end its last step, and the training; a collective."""
-        training, run, done = self._training, self._here.run, self.batches_trained
-        is_untouched = self._before == self._counters()
+        if not self._is_open:
+            if self._loader is not None and self._loaded is None:
+                raise TrainingError(
+                    "nothing was trained: the loader of s.loader was not iterated\n"
+                    "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
+                )
+            return
+        training, done, is_untouched = self._training, self.batches_trained, self._before == self._counters()
         if self._taken and (is_untouched or self._taken < self._accumulation):
             if not is_untouched:
                 left = f"{self._taken} of {self._accumulation} micro-batches of batch {done + 1}"
@@ -607,29 +555,9 @@ class Session:
             training.do(replace(due, report=training.reporter.take_back_batch() > 0, checkpoint=saves))
         else:
             self._end_step(agreed=True, ends=True)
-        training.end(lambda: sums_of_weights(self._context.models))
-        if run is not None and self._is_measured:
+        training.end(lambda: sums_of_weights(self.context.models))
+        if self._is_measured:
             from determined_ds.train.loop.measure import keep_row
 
             row = training.validator.row()
-            keep_row(run, row, is_chief=training.is_chief, was_stopped=training.is_stopped)
-
-
-def _refused(key: str, message: str, fix: str) -> ConfigError:
-    """The error of a call; ``key`` names it as the script writes it."""
-    return ConfigError(Problem(key=key, message=message, fix=fix, code="session"))
-
-
-def _say_in_words_of_scripts(error: BaseException | None) -> None:
-    """Put an error of the configuration into the words of its reader."""
-
-    def said(text: str) -> str:
-        for before, after in WORDS.items():
-            text = text.replace(before, after)
-        return text
-
-    if isinstance(error, ConfigError):
-        error.problems = tuple(
-            replace(each, key=said(each.key), message=said(each.message), fix=said(each.fix))
-            for each in error.problems
-        )
+            keep_row(self._run, row, is_chief=training.is_chief, was_stopped=training.is_stopped)

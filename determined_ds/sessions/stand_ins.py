@@ -10,7 +10,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from determined import pytorch
 from torch.utils import data as torch_data
@@ -24,6 +24,7 @@ from determined_ds.train.data.samples import Share
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.validation import evaluating
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import StreamLoader
 
 if TYPE_CHECKING:
@@ -38,13 +39,8 @@ class TrainingBatches:
 
     @functools.cached_property
     def loader(self) -> Any:
-        """The loader that is read."""
+        """The loader that is read, made once the batch is known."""
         return self._make()
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a micro-batch."""
-        return self._session.resolved.batch.micro_batch_size
 
     def __len__(self) -> int:
         """Micro-batches of this rank in a pass."""
@@ -82,7 +78,7 @@ class ValidationData:
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
-        session._trains("iterating the validation loader")
+        session._driven("iterating the validation loader")
         session._pause()
         batches, sizes = self._share
         pipelines = session.context.models if session.context.use_pipeline_parallel else []
@@ -102,12 +98,12 @@ class ValidationData:
         Under ZeRO 3 a forward pass is a collective, so replicas make the same number of them.
         """
         mpu, seed, loader = self._session.context._mpu, self._session.context.get_trial_seed(), self._make()
-        has_index = isinstance(loader, pytorch.DataLoader)
-        if not (has_index and type(loader.batch_sampler) is torch_data.BatchSampler):
+        sampler = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else None
+        if type(sampler) is not torch_data.BatchSampler:
             whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
             return whole, whole.sizes
-        with drawn_for(loader.batch_sampler, seed, 0):
-            order = [sample for batch in loader.batch_sampler for sample in batch]
+        with drawn_for(sampler, seed, 0):
+            order = [sample for batch in sampler for sample in batch]
         if not order:
             message, fix = "the validation data has no sample", "use more validation data"
             raise DataError(
@@ -116,7 +112,7 @@ class ValidationData:
         replicas = mpu.data_parallel_world_size if len(order) >= mpu.data_parallel_world_size else 1
         own = order[mpu.data_parallel_rank % replicas :: replicas]
         largest = -(-len(order) // replicas)
-        count = min(-(-largest // loader.batch_sampler.batch_size), len(order) // replicas)
+        count = min(-(-largest // sampler.batch_size), len(order) // replicas)
         cuts = [len(own) * index // count for index in range(count + 1)]
         batches = [own[start:end] for start, end in itertools.pairwise(cuts)]
         return with_batch_sampler(loader, batches, 0), [len(batch) for batch in batches]
@@ -138,12 +134,13 @@ class ScriptTrial(ReconciledTrial):
 
     def build_training_data_loader(self) -> Any:
         """The script's."""
+        if self.loader is None:
+            fix = "call loader = s.loader(dataset) before the first step"
+            raise refused("s.loader", "there is no training data", fix, "session")
         return self.loader.loader
 
-    def _by_script(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("the script builds its model, trains it and validates it")
-
-    build_model = build_validation_data_loader = train_batch = evaluate_batch = _by_script  # type: ignore[assignment]
+    # The script does it.
+    build_model = build_validation_data_loader = train_batch = evaluate_batch = None  # type: ignore[assignment]
 
 
 class ReportedValidation:
@@ -165,31 +162,30 @@ class ReportedValidation:
 
 
 class ScriptState:
-    """A script's part of each checkpoint: its objects by name, the passes that are done, the modes of its modules."""
+    """A script's part of each checkpoint: its objects by name, and the passes that are done."""
 
     def __init__(self, training: Any, objects: Mapping[str, Any]) -> None:
         self._training, self._objects = training, dict(objects)
-        self._loaded: Mapping[str, Any] = {}
+        self._loaded: Mapping[str, Any] = {"passes": 0, "states": {}}
 
     @property
     def passes(self) -> int:
         """Passes over the data that were done when the loaded checkpoint was written."""
-        return int(self._loaded.get("passes", 0))
+        return int(self._loaded["passes"])
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
         states = {name: each.state_dict() for name, each in self._objects.items()}
         for name, state in states.items():
             check_state(f"s.checkpoint(..., {name}=...): its state_dict", state)
-        per_pass, engines = self._training.schedule.batches_per_epoch, self._training.context.models
+        per_pass = self._training.schedule.batches_per_epoch
         return {
             "passes": self._training.state.batches_trained // per_pass if per_pass else 0,
             "states": states,
-            "modes": [[module.training for module in each.module.modules()] for each in engines],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the objects; the modes are restored once training begins."""
+        """Restore the objects."""
         self._loaded = dict(state_dict)
         then, now = sorted(self._loaded["states"]), sorted(self._objects)
         if then != now:
@@ -201,14 +197,8 @@ class ScriptState:
 
     def restore_objects(self) -> None:
         """Set each object of the script to what the checkpoint holds."""
-        for name, state in self._loaded.get("states", {}).items():
+        for name, state in self._loaded["states"].items():
             self._objects[name].load_state_dict(copy.deepcopy(state))
-
-    def restore_modes(self) -> None:
-        """Set each module to training or evaluation, as the script had left it."""
-        for engine, flags in zip(self._training.context.models, self._loaded.get("modes", ()), strict=False):
-            for module, flag in zip(engine.module.modules(), flags, strict=False):
-                module.training = flag
 
 
 def engine_marks(engines: list[Any]) -> Any:

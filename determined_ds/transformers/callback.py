@@ -40,7 +40,7 @@ from determined_ds.transformers.arguments import (
     trial_here,
 )
 from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
-from determined_ds.trial.author import refused
+from determined_ds.trial.returned import refused
 
 logger = logging.getLogger("determined_ds")
 

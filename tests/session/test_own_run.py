@@ -16,7 +16,7 @@ from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_
 from determined_ds.errors import CheckpointError
 from tests.harness.command import ROOT
 from tests.harness.ranks import Ranks
-from tests.package import records
+from tests.package import checkpoints, records
 
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
 DS = {"zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2, "optimizer": ADAM}
@@ -70,6 +70,7 @@ def reporting(run_dir: str) -> list[Any]:
             if epoch == 0:  # on one rank, after a pass
                 if s.rank == 0:
                     s.report({"chief": 1.5}, validation=True)
+                    s.checkpoint()
                 continue
             for inputs, _ in held:  # batch by batch
                 s.report({"mean": inputs[:, 0].mean()}, validation=True)
@@ -88,7 +89,8 @@ def test_metrics_are_means_over_ranks_micro_batches_and_samples(two_ranks: Ranks
     assert validation[6]["mean"] == pytest.approx(sum(inputs) / 7)
     result = result_of(run_dir)
     assert (result["status"], result["steps_completed"]) == ("completed", 6)
-    newest = run_dir / "checkpoints" / result["checkpoint"]["uuid"]
+    newest, earlier = checkpoints(run_dir)
+    assert json.loads((earlier / "metadata.json").read_text())["steps_completed"] == STEPS_A_PASS
     assert set(load_state_dict_from_checkpoint_path(newest)) == {"weight", "bias"}
     with pytest.raises(CheckpointError, match="written by a script"):
         load_model_from_checkpoint_path(newest)
@@ -186,47 +188,6 @@ def test_the_engine_says_the_batch_and_a_failure_leaves_the_last_checkpoint(
     assert result["checkpoint"]["steps_completed"] == 1  # the second step had not ended
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     assert "a pass over the loader was left before its end" in two_ranks.said(0)
-
-
-def sharing(run_dir: str, made_with_groups: bool) -> Any:
-    """In a rank, which shares sequences with the other: the samples that it was given, or what is said."""
-    import torch
-    from deepspeed.runtime.sequence_parallel import parallel_state_sp
-
-    import determined_ds
-
-    hparams = {"global_batch_size": 4, "sequence_parallel_size": 2, "fit": {"max_length": {"batches": 3}}}
-    config = {"zero_optimization": {"stage": 3}, "optimizer": ADAM}
-    seen: list[Any] = []
-    try:
-        with determined_ds.session({**hparams, "deepspeed_config": config}, run_dir=run_dir) as s:
-            import deepspeed
-
-            if made_with_groups:
-                parallel_state_sp.initialize_sequence_parallel(2)
-            unit = parallel_state_sp if made_with_groups else None
-            model = torch.nn.Linear(1, 1)
-            engine, *_ = deepspeed.initialize(
-                model=model, model_parameters=model.parameters(), mpu=unit, config=s.ds_config
-            )
-            s.checkpoint(engine)
-            for (numbers,) in s.loader(torch.utils.data.TensorDataset(torch.arange(48.0).view(24, 2))):
-                seen += numbers[:, 0].tolist()
-                own = numbers.chunk(2, dim=1)[parallel_state_sp.get_sequence_parallel_rank()]
-                engine.backward(engine(own / 48).square().sum() / numbers.numel())
-                engine.step()
-    except determined_ds.ConfigError as error:
-        return str(error)
-    return seen
-
-
-def test_ranks_that_share_sequences_are_one_replica(two_ranks: Ranks, tmp_path: Path) -> None:
-    """A group is given the same samples; an engine without its groups is refused."""
-    for said in two_ranks.run(sharing, str(tmp_path / "without"), False):
-        assert "sequence_parallel_size = 2 (session): the engine of s.checkpoint has 1" in said
-    first, second = two_ranks.run(sharing, str(tmp_path / "with"), True)
-    assert first == second
-    assert len(first) == 12
 
 
 def program(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

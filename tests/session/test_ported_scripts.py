@@ -10,14 +10,12 @@ import os
 import runpy
 import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.command import ROOT, det_ds
+from tests.harness.command import det_ds
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, last_words
 from tests.package import profile_of, records
@@ -83,19 +81,6 @@ def test_both_train_to_the_same_losses(name: str, two_ranks: Ranks, tmp_path: Pa
     plain = two_ranks.run(plain_losses, name, str(as_it_was(name, tmp_path)), ported[0][1])
     assert [losses for losses, _ in ported] == plain
     assert plain[0][-1] < plain[0][0]
-
-
-@pytest.mark.long("test_both_train_to_the_same_losses and test_own_run, in one process each")
-@pytest.mark.parametrize("name", PORTS)
-def test_the_script_runs_under_torchrun(name: str, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for file in SCRIPTS.glob(f"{name}*"):
-        shutil.copy(file, tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, f"{name}_ported.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 1
 
 
 # --------------------------------------------------------------------------------------- as runs
