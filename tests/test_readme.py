@@ -174,14 +174,6 @@ def test_a_file_is_the_same_on_every_page() -> None:
             assert texts.setdefault(block.file, block.text) == block.text, block.page
 
 
-def test_the_readme_is_short() -> None:
-    """A model of your own in about twenty lines of Python and ten of YAML."""
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
-    texts = {block.file: block.text for block in blocks_of(ROOT / "README.md")}
-    assert len(texts["model_defs/mine/trial.py"].split("\n")) <= 25
-    assert len(texts["experiments/mine.yaml"].split("\n")) <= 12
-
-
 @pytest.mark.parametrize(
     "block",
     [block for block in BLOCKS if block.language == "python"],
