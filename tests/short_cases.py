@@ -26,9 +26,9 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "vit.*",
     ),
     "memory/test_measured.py::test_model_states_are_within_ten_percent": (
-        "fp32-None-[02]",
-        "bf16-None-[13]",
-        "bf16-fp32-1",
+        "[02]-fp32-given[02]",
+        "[13]-bf16-given[57]",
+        "1-bf16-given8",
     ),
     "memory/test_measured.py::test_offloaded_states_are_on_the_host": ("2-False-2", "3-True-1"),
     "model_defs/test_sizes.py::test_a_template_of_full_size_builds_the_published_model": (

@@ -30,7 +30,7 @@ from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.config.params import FitOptions, Length, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
-from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
@@ -520,8 +520,14 @@ class Trainer:
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
         fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
         if mpu.should_build_data_loader:
+            loader = build_loader(self.trial, context, METHOD, note)
+            dataset = getattr(loader, "dataset", None)
+            if dataset is getattr(self.validator, "dataset", None) and hasattr(dataset, "state_dict"):
+                message = "is trained and validated on, and keeps one position: a validation would move it"
+                key, fix = type(dataset).__name__, "build the dataset twice, once for each"
+                raise ConfigError(Problem(key=key, message=message, fix=fix, code="stream-shared"))
             data.open(
-                build_loader(self.trial, context, METHOD, note),
+                loader,
                 batch=context.resolved.batch,
                 replica=mpu.data_parallel_rank,
                 seed=seed,

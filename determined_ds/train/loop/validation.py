@@ -36,16 +36,29 @@ class Validator:
         self._trial, self._context, self._note, self._test_mode = trial, context, note, test_mode
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._pipelines = [model for model in context.models if isinstance(model, PipelineEngine)]
-        self._metrics = ValidationMetrics(trial, context)
+        self._metrics = ValidationMetrics(
+            trial, context, in_batches=not (self._full_dataset or self._pipelines)
+        )
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._reducers = Reducers(context)
         self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
+        if self._full_dataset:
+            resolved, shared = context.resolved, ("expert", "model", "sequence")
+            degrees = [getattr(resolved.strategy, f"{name}_parallel_size") for name in shared]
+            if resolved.zero_stage == 3 or context.use_pipeline_parallel or max(degrees) > 1:
+                raise TrainingError(
+                    "evaluate_full_dataset runs on the chief alone, which hangs where ranks compute a batch together "
+                    "(ZeRO 3; pipeline, expert, tensor and sequence parallel): define evaluate_batch instead"
+                )
+        self.dataset: Any = None
         self._share: Share | None = None
         mpu = context._mpu
         if mpu.should_build_data_loader:
+            loader = build_loader(trial, context, "build_validation_data_loader", note)
+            self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             self._share = Share(
-                build_loader(trial, context, "build_validation_data_loader", note),
+                loader,
                 replica=0 if self._full_dataset else mpu.data_parallel_rank,
                 replicas=1 if self._full_dataset else mpu.data_parallel_world_size,
                 seed=context.get_trial_seed(),
@@ -86,16 +99,9 @@ class Validator:
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
-        resolved, name = self._context.resolved, "evaluate_full_dataset"
-        strategy = resolved.strategy
-        sizes = (strategy.expert_parallel_size, strategy.model_parallel_size, strategy.sequence_parallel_size)
-        if resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(sizes) > 1:
-            raise TrainingError(
-                "evaluate_full_dataset runs on the chief alone, which hangs where ranks compute a batch together "
-                "(ZeRO 3; pipeline, expert, tensor and sequence parallel): define evaluate_batch instead"
-            )
         if self._context.distributed.rank != 0:
             return {}
+        name = "evaluate_full_dataset"
         with HEART.patiently():
             metrics = self._trial.evaluate_full_dataset(self._share)
         return plain(returned.metrics(self._trial, metrics, name), method_of(self._trial, name))
@@ -163,7 +169,7 @@ WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Red
 class ValidationMetrics:
     """The metrics of a validation, each reduced as the trial says: over batches and ranks, or over all predictions."""
 
-    def __init__(self, trial: Any, context: Any) -> None:
+    def __init__(self, trial: Any, context: Any, *, in_batches: bool) -> None:
         declared = getattr(trial, DECLARED, ())
         self._trial, self._context = trial, context
         self._declared = dict(declared if isinstance(declared, Mapping) else {})
@@ -179,6 +185,11 @@ class ValidationMetrics:
                 )
                 raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
             self._of_all[name] = how
+        if self._of_all and not in_batches:
+            did = f"declares {', '.join(self._of_all)} over all predictions"
+            expected = "'mean', 'sum', 'max' or 'min' in a pipeline and with evaluate_full_dataset"
+            fix = "compute it in evaluate_full_dataset, or train without pipeline stages"
+            raise TrialError(wrong(trial, DECLARED, None, expected, fix, did=did))
         # Batches that ``--test`` validates: an AUC, for example, needs samples of both classes.
         self.test_batches = 16 if self._of_all else 1
 
