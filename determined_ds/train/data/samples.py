@@ -53,7 +53,6 @@ class TrainingData:
         self.place: Callable[[], dict[str, Any]] | None = None
         self.apart: tuple[str, bool] | None = None
         self._found: dict[str, Any] = {}
-        self._pickled = b""  # of a stream, the position
 
     def state_dict(self) -> dict[str, Any]:
         """The position."""
@@ -108,11 +107,11 @@ class TrainingData:
                 loader=loader, batch=batch, replica=replica, seed=seed, start_batch=start_batch, place=place
             )
             self.apart = (loader.name, False) if loader.sharded else None
-            self._pickled = pickle.dumps(place)
-            self.place = lambda: dict(pickle.loads(self._pickled))
+            position = [pickle.dumps(place)]
+            self.place = lambda: dict(pickle.loads(position[0]))
             # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
             self.first, made = read(stream.reader(seed + start_batch))
-            self.batches = self._taken(made)
+            self.batches = _taken(made, position)
         else:
             try:
                 length = len(loader)
@@ -130,10 +129,15 @@ class TrainingData:
             for _ in range(skip):
                 next(self.batches)
 
-    def _taken(self, stream: Iterator[Made]) -> Iterator[Any]:
-        for made in stream:
-            self._pickled = made.place or self._pickled
-            yield made.batch
+
+def _taken(stream: Iterator[Made], position: list[bytes]) -> Iterator[Any]:
+    """The micro-batches, with the position after the last one. Refers to no data: workers end with the last reference.
+
+    Python's collector would let go of their queues first, and then wait five seconds for each of them.
+    """
+    for made in stream:
+        position[0] = made.place or position[0]
+        yield made.batch
 
 
 def _check_size(size: Any, batch: Batch) -> None:

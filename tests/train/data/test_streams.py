@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import multiprocessing
 import random
 from typing import Any
 
@@ -42,6 +44,20 @@ def test_workers_change_nothing(kind: Any, workers: int) -> None:
     found = [sorted(first + second) for first, second in zip(*replicas, strict=True)]
     assert found == [sorted(step) for step in expected]
     assert len({tuple(step) for step in expected[:5]}) == 5, "passes draw differently"
+
+
+def test_workers_end_with_the_last_reference_to_their_data() -> None:
+    """Python's collector of cycles would end them later, and wait for each."""
+    before = multiprocessing.active_children()
+    gc.disable()
+    try:
+        data = opened(Count(20), (1, 1, 2), workers=2)
+        next(data.batches)
+        assert len(multiprocessing.active_children()) == len(before) + 2
+        del data
+        assert len(multiprocessing.active_children()) == len(before)
+    finally:
+        gc.enable()
 
 
 def test_a_sharded_stream_is_each_replicas_own() -> None:
