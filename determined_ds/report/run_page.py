@@ -183,7 +183,7 @@ def _verdict(runs: Sequence[RunView]) -> str:
     """What came out, in one sentence."""
     if len(runs) == 1:
         shown, seconds = runs[0], runs[0].figures["seconds"]
-        planned = f" of {shown.planned:,}" if shown.planned is not None and shown.status != COMPLETED else ""
+        planned = f" of {shown.planned:,}" if shown.planned and shown.steps < shown.planned else ""
         text = f"{shown.status.capitalize()}: {shown.steps:,}{planned} batches"
         text += f" in {duration(seconds)}" if seconds is not None else ""
         if best := shown.best:
