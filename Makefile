@@ -25,7 +25,7 @@ help:  ## show this list
 run: .venv/.installed  ## set up if need be, then train the example CONFIG here, on GPUs if there are any, without a cluster
 	$(BIN)/det-ds run $(CONFIG) . --slots auto
 
-test: .venv/.installed-dev  ## set up if need be, then run all tests but the long ones: about eight minutes on two cores; PYTEST_ARGS='-n 0' one by one
+test: .venv/.installed-dev  ## set up if need be, then run all tests but the long ones: about six minutes on two cores; PYTEST_ARGS='-n 0' one by one
 	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
 test-all: .venv/.installed-dev  ## run every test, with many new examples for each property: half an hour or more
