@@ -110,6 +110,18 @@ WRONG: list[tuple[Any, ...]] = [
         "bias was frozen in training, and the engine does not follow",
         {"on_step_end": lambda self, *_: self.engine.module[-1].bias.requires_grad_(False)},
     ),
+    (  # by torch's own optimizer, which has no group for it
+        "bias was unfrozen in training, and the engine does not follow",
+        {
+            "build_model": lambda self: torch.nn.Sequential(torch.nn.Linear(4, 1)),
+            "build_parameters": lambda self, model: [model[0].bias.requires_grad_(False), model[0].weight][
+                1:
+            ],
+            "on_step_end": lambda self, *_: self.engine.module[-1].bias.requires_grad_(True),
+        },
+        "",
+        {"zero_optimization": {"stage": 0}},
+    ),
     ("a tensor of shape (8, 1)", {"loss": loss_of(lambda errors: errors)}),
     (".detach()", {"loss": loss_of(lambda errors: errors.mean().detach())}),
     ("no other metric", {"loss": lambda self, outputs, targets: named(outputs - targets)}, "pipeline"),

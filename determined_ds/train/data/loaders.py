@@ -45,7 +45,8 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
         if not is_own or loader.batch_sampler is None or is_stream(loader.dataset):
             message = f"returned {named}, which is no data loader that can be split and resumed here: every replica "
             message += "would read the same samples"
-            fix = "return StreamLoader(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
+            kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
+            fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             if hasattr(trial, "training_loader"):
                 fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
             fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"

@@ -175,6 +175,12 @@ def _indexed(
         while True:
             with drawn_for(sampler, seed, epoch):
                 order = list(itertools.islice(sampler, per_epoch * per_step * size))
+            if len(order) < per_epoch * per_step * size:  # else micro-batches would be smaller than decided
+                message = f"the sampler yielded {len(order)}, and its len() is {len(sampler)}"
+                fix, kind = "have __len__ return what it yields in an epoch", type(sampler).__name__
+                raise DataError(
+                    Problem(key=METHOD, value=kind, message=message, fix=fix, code="loader-sampler")
+                )
             for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
                 yield order[index * size : (index + 1) * size] if is_cut else order[index]
             epoch, first = epoch + 1, 0

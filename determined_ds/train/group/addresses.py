@@ -32,12 +32,12 @@ def take_addresses() -> None:
     if "C10D_PORT" in os.environ and not is_there and os.environ.get("MASTER_PORT") == DEEPSPEEDS_PORT:
         os.environ["MASTER_PORT"] = os.environ["C10D_PORT"]
     interface: str | None = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
-    if interface:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if interface and not os.environ.get("NCCL_SOCKET_IFNAME"):
+        os.environ["NCCL_SOCKET_IFNAME"] = interface
     if interface not in psutil.net_if_addrs():
         interface = interface_to(os.environ.get("MASTER_ADDR", ""))
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_to(host: str) -> str | None:

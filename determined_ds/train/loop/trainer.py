@@ -374,10 +374,14 @@ class Trainer:
 
         Under ZeRO 1 to 3 a parameter that is frozen later still moves, by the momentum and the weight decay of the flat
         partition that it is in, and one that is unfrozen never trains (measured, AdamW, deepspeed 0.19.8). torch's own
-        optimizer leaves out a parameter without a gradient.
+        optimizer leaves out a parameter without a gradient, and one that is in none of its groups.
         """
         for engine, name, each, was_on in self._built:
-            if each.requires_grad != was_on and not isinstance(engine.optimizer, torch.optim.Optimizer):
+            if each.requires_grad == was_on:
+                continue
+            is_torchs = isinstance(engine.optimizer, torch.optim.Optimizer)
+            groups = engine.optimizer.param_groups if is_torchs else ()
+            if not any(each is own for group in groups for own in group["params"]):
                 raise TrainingError(
                     f"{name} was {'frozen' if was_on else 'unfrozen'} in training, and the engine does not follow\n"
                     "  fix: let it require a gradient in build_model, put it into a group of its own in "

@@ -134,9 +134,20 @@ def test_a_batch_sampler_is_dealt_out_to_the_replicas_in_turn() -> None:
     assert micro_batches(loader, split, 2, replica=1, start=1) == [[9], [12], [1, 2], [6]]
 
 
+class Short(torch_data.Sampler[int]):
+    """It yields less than it says."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __len__(self) -> int:
+        return 16
+
+
 @pytest.mark.parametrize(
     ("loader", "error", "said"),
     [
+        (DataLoader(numbers(16), 4, sampler=Short()), DataError, "yielded 10, and its len.* is 16"),
         (DataLoader(numbers(15), 4), DataError, "15 samples.*one global batch of 16"),
         (DataLoader(numbers(3), batch_sampler=[[0], [1], [2]]), DataError, "3 micro-batches"),  # type: ignore[arg-type]
         (DataLoader(numbers(100), 16), ConfigError, "16.*micro-batch size 4"),
