@@ -26,7 +26,6 @@ Examples:
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
   det-ds check experiments/gpt2/zero3.yaml --explain
   det-ds check experiments/gpt2/const.yaml --explain --json > ds_config.json
-  det-ds check experiments/gpt2/pipeline.yaml --slots 16 --ranks --slots-per-machine 8
   det-ds check experiments/gpt2/const.yaml --memory --gpu-memory 24GiB
   det-ds check --memory --parameters 6B --slots 8 --gpu-memory 80GiB
   det-ds check train.py
@@ -42,17 +41,14 @@ CONTEXT_HELP = "CONTEXT_DIR; default: the current folder, or the nearest above C
 GPU_HELP = "Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
 ACCELERATOR_HELP = 'The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.'
 EXPLAIN_HELP = "The exact DeepSpeed configuration, with the source of each value."
-RANKS_HELP = "Explain only which rank stands where, machine by machine."
-MACHINE_HELP = "To explain the ranks; default: all are on one machine."
-JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain value."
-PRECISION, PNG = click.Choice(["bf16", "fp16", "fp32"]), click.Path(path_type=Path)
+JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain configuration."
+PRECISION = click.Choice(["bf16", "fp16", "fp32"])
 MEMORY_HELP = "The bytes that a rank needs, by strategy. Loads torch."
 PARAMETERS_HELP = "Of a model without a CONFIG, e.g. 7B. Loads no torch."
 MICRO_HELP, PRECISION_HELP = (
     f"For --memory.  [default: CONFIG's, or {otherwise}]" for otherwise in (1, "bf16")
 )
 CHECKPOINTING_HELP = "For --memory: blocks are computed again."
-SCHEDULES_HELP = "Draw CONFIG's pipeline under each schedule."
 memory_options = options(
     click.option("--memory", is_flag=True, help=MEMORY_HELP),
     click.option("--parameters", metavar="COUNT", help=PARAMETERS_HELP),
@@ -60,7 +56,6 @@ memory_options = options(
     click.option("--micro-batch-size", type=COUNT, help=MICRO_HELP),
     click.option("--precision", type=PRECISION, help=PRECISION_HELP),
     click.option("--activation-checkpointing", is_flag=True, help=CHECKPOINTING_HELP),
-    click.option("--schedules", type=PNG, metavar="PNG", help=SCHEDULES_HELP),
 )
 
 
@@ -72,8 +67,6 @@ memory_options = options(
 @click.option("--gpu-memory", metavar="SIZE", help=GPU_HELP)
 @click.option("--accelerator", type=click.Choice(["cuda", "cpu"]), default="cuda", help=ACCELERATOR_HELP)
 @click.option("--explain", "explained", is_flag=True, help=EXPLAIN_HELP)
-@click.option("--ranks", "only_ranks", is_flag=True, help=RANKS_HELP)
-@click.option("--slots-per-machine", type=click.IntRange(min=1), help=MACHINE_HELP)
 @memory_options
 @click.option("--strict", is_flag=True, help="Exit 1 where there are warnings only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
@@ -82,8 +75,6 @@ def check(
     context_dir: Path | None,
     gpu_memory: str | None,
     explained: bool,
-    only_ranks: bool,
-    slots_per_machine: int | None,
     strict: bool,
     as_json: bool,
     slots: int | None,
@@ -101,12 +92,11 @@ def check(
     Of a script or trial that was written for another trainer (train.py, trial.py) it reports, line by line, what to
     change for it to run here, and the command that runs it then.
 
-    With --explain, --ranks or --slots-per-machine only the configuration of one experiment that will run is on stdout;
-    findings are on stderr. The same holds for --memory: what a rank needs under every ZeRO stage and offload, of a
-    pipeline under every schedule, and what fits. Its model is the experiment's, or given by its sizes without a CONFIG.
+    With --explain only the configuration of one experiment that will run is on stdout; findings are on stderr. The same
+    holds for --memory: what a rank needs under every ZeRO stage and offload, of a pipeline under every schedule, and
+    what fits. Its model is the experiment's, or given by its sizes without a CONFIG.
     """
     of_memory = any(value not in (None, False) for value in asked.values())
-    explained = explained or only_ranks or slots_per_machine is not None
     alone = "memory" if of_memory else "explain" if explained else ""
     if of_memory and explained:
         raise click.UsageError("--memory and --explain exclude each other")
@@ -155,7 +145,7 @@ def check(
 
         show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
     elif not num_errors:
-        _explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
+        _explain(reports[0], as_json=as_json)
     sys.exit(code)
 
 
@@ -215,18 +205,8 @@ def _run_in_words(report: Report) -> list[str]:
     return [runs, f"{takes}; {more}" if takes else more]
 
 
-def _explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None, as_json: bool) -> None:
-    """Print the exact DeepSpeed configuration with the source of each value, and the ranks on their machines.
-
-    Args:
-        report: Of an experiment in which no error was found. Of a search, one point is shown.
-        only_ranks: Print only which rank stands where, machine by machine.
-        slots_per_machine: None where all slots are on one machine.
-        as_json: Print the plain configuration, or the plain ranks.
-
-    Raises:
-        ConfigError: nothing of it is known before it runs.
-    """
+def _explain(report: Report, *, as_json: bool) -> None:
+    """Print the exact DeepSpeed configuration with the source of each value; of a search, that of one point."""
     from determined_ds.errors import ConfigError, Problem
     from determined_ds.experiment.decide import left_open
 
@@ -237,33 +217,15 @@ def _explain(report: Report, *, only_ranks: bool, slots_per_machine: int | None,
         raise ConfigError(Problem(key="--explain", value=report.file, message=message, fix=fix))
     if resolved is None:
         raise ConfigError(left_open(experiment))
-    layout, per_machine = resolved.topology, slots_per_machine or experiment.slots
-    every = [layout.coordinates(rank) for rank in range(layout.slots)]
     if as_json:
-        places = [
-            {"rank": rank, "machine": rank // per_machine, "slot": rank % per_machine, **place}
-            for rank, place in enumerate(every)
-        ]
-        click.echo(json.dumps(places if only_ranks else resolved.ds_config, indent=2))
-        return
-    axes = [name for name in ("pipe", "sequence", "model", "data") if layout.axes[name] > 1] or ["data"]
-    cells = [" ".join(f"{name} {place[name]}" for name in axes) for place in every]
-    width = max(map(len, cells))
-    machines = [
-        f"machine {first // per_machine}".ljust(12)
-        + " | ".join(cell.ljust(width) for cell in cells[first : first + per_machine]).rstrip()
-        for first in range(0, layout.slots, per_machine)
-    ]
-    if only_ranks:
-        click.echo("\n".join(machines))
+        click.echo(json.dumps(resolved.ds_config, indent=2))
         return
     head = [f"{experiment.name}: {count(experiment.slots, 'slot')} on {resolved.accelerator.name}"]
     if experiment.searched:
         head.append(f"one point of a search over {', '.join(experiment.searched)}")
     lines = [("{", ""), *_lines(resolved.ds_config, (), dict(resolved.origins)), ("}", "")]
     width = max(len(text) for text, _ in lines if len(text) <= WIDEST)
-    tail = machines if experiment.slots > 1 else []
-    for text, origin in [*(("", each) for each in head), *lines, *(("", each) for each in tail)]:
+    for text, origin in [*(("", each) for each in head), *lines]:
         comment = click.style(f"# {origin}", dim=True) if origin else ""
         click.echo(f"{text.ljust(width)}  {comment}" if text and comment else text or comment)
 

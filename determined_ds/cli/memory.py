@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -65,7 +64,6 @@ def show_memory(
     """
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
-    picture = _drawn(strategy, asked["schedules"]) if asked["schedules"] else []
     rows = [Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu) for each in alternatives(strategy)]
     schedules, own = schedule_fits(shape, strategy), None if report is None else strategy_label(strategy)
     names = [strategy_label(row.strategy) for row in rows]
@@ -77,8 +75,6 @@ def show_memory(
         lines += _schedules_table(schedules, strategy) if schedules else []
         for line in lines:
             click.echo("\n".join(wrapped(line, terminal_width())))
-        for line in picture:  # a path is copied from here: it is not wrapped
-            click.echo(line)
         return
     stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
     found = {
@@ -122,8 +118,8 @@ def _refusal(message: str, fix: str, value: object = None, key: str = "--memory"
 
 def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
     """The shape of a model of given sizes, and a strategy to vary."""
-    if asked["parameters"] is None or asked["schedules"]:
-        raise _refusal("no model is given", "give a CONFIG, or --parameters 6B without --schedules")
+    if asked["parameters"] is None:
+        raise _refusal("no model is given", "give a CONFIG, or --parameters 6B")
     num, length = parse_count(asked["parameters"]), asked["sequence_length"]
     shape = shape_from_sizes(num_parameters=num, sequence_length=length)
     if slots is None:
@@ -157,24 +153,6 @@ def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, S
 
     shape = shape_of_experiment(experiment, resolved, report.context_dir, precision=strategy.precision)
     return shape, strategy.checkpointed_by(shape.checkpoint_interval or asked["activation_checkpointing"])
-
-
-def _drawn(strategy: Strategy, path: Path) -> list[str]:
-    """Draw every schedule of a pipeline's ranks and micro-batches; what was written, and what could not be drawn."""
-    pipe = strategy.pipeline
-    if pipe.ranks < 2:
-        fix = "--set hyperparameters.pipe_parallel_size=2"
-        raise _refusal("draws a pipeline, and CONFIG has none", fix, str(path), "--schedules")
-    from determined_ds.report.charts import planned_picture
-    from determined_ds.report.style import png_of
-
-    try:
-        picture, problems = planned_picture(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
-        path.write_bytes(png_of(picture))
-    except (ImportError, OSError) as error:
-        fix = "install matplotlib, and name a file in a folder that exists"
-        raise _refusal(f"cannot be drawn: {error}", fix, str(path), "--schedules") from None
-    return [str(path), *(f"not drawn: {problem}" for problem in problems)]
 
 
 # ---------------------------------------------------------------------------------------------- the answer

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Pipeline
-from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble, timeline
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
+from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble
 from determined_ds.report import style
 from determined_ds.report.comparison import ESTIMATE, PEAK, STATES, label
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
@@ -53,7 +52,6 @@ KINDS = {
     LOAD: (style.MUTED, style.MUTED, "loading"),
 }
 MOST = 6  # pipelines of a comparison; of more the first
-ORDER = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
 
 
 def _names(results: Results, rows: Sequence[Row]) -> tuple[list[str], float]:
@@ -239,30 +237,6 @@ Panel = tuple[str, Pipeline, Sequence[Sequence[Span]]]
 def step_picture(step: RecordedStep) -> Figure:
     """One recorded step, as its schedule plans it and as it was."""
     return _picture(_panels(_described(step.pipeline), step), unit=0.001, axis="milliseconds")
-
-
-def planned_picture(ranks: int, micro_batches: int, chunks: int = 2) -> tuple[Figure, list[str]]:
-    """Every schedule of a pipeline as it is planned, where a backward pass takes twice as long as a forward one.
-
-    Args:
-        ranks: Of the pipeline.
-        micro_batches: Of a step.
-        chunks: Parts of the model that each rank holds under ``interleaved``.
-
-    Returns:
-        The picture, and why others are not in it.
-    """
-    panels, problems = [], []
-    for name in sorted(SCHEDULES, key=ORDER.index):
-        parts = {"dualpipev": 2, "interleaved": chunks}.get(name, 1)
-        pipe = Pipeline(schedule=name, ranks=ranks, micro_batches=micro_batches, chunks=parts)
-        if problem := pipe.problem():
-            problems.append(problem)
-            continue
-        spans = timeline(pipe)
-        scaled = [[replace(s, start=s.start / parts, end=s.end / parts) for s in rank] for rank in spans]
-        panels.append((f"{_described(pipe)}: bubble {percent(bubble(spans))}", pipe, scaled))
-    return _picture(panels, unit=1.0, axis="forward passes through a rank"), problems
 
 
 def _described(pipe: Pipeline) -> str:

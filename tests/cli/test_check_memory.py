@@ -57,17 +57,6 @@ def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None
         assert CliRunner().invoke(main, ["check", *large, *fixed]).exit_code == 0
 
 
-def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
-    """Those that can order its micro-batches; the others are named."""
-    picture, four = tmp_path / "schedules.png", "hyperparameters.pipe_parallel_size=4"
-    fewer = "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=4"
-    words = (PIPELINE, ROOT, "--schedules", picture, "--slots", 4, "--set", four, "--set", fewer)
-    problem = "not drawn: dualpipev needs 2 micro-batches a rank: at least 8, not 4"
-    assert shown(*words).splitlines()[-2:] == [str(picture), problem]
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert "draws a pipeline, and CONFIG has none" in refused(GPT2, ROOT, "--schedules", picture)
-
-
 def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     found = estimate(PIPELINE)
     rows = {(row["schedule"], row["chunks"]): row for row in found["schedules"]}
@@ -87,4 +76,3 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
 
 def test_a_model_is_given_once() -> None:
     assert "given twice: CONFIG and --sequence-length" in refused(GPT2, "--sequence-length", "64")
-    assert "give a CONFIG" in refused("--parameters", "6B", "--schedules", "a.png")

@@ -68,19 +68,6 @@ def test_findings_do_not_disturb_the_mapping_and_what_cannot_run_has_none(own_mo
     assert "is not an experiment" in check("experiments/deepspeed/zero1.json", "--explain").stderr
 
 
-def test_which_rank_stands_where() -> None:
-    pipeline = (PIPELINE, "--slots", 4, "--ranks", "--slots-per-machine", 2)
-    within = ("--set", "hyperparameters.pipe_within_machine=true")
-    assert check(*pipeline).stdout.splitlines() == [
-        "machine 0   pipe 0 data 0 | pipe 0 data 1",
-        "machine 1   pipe 1 data 0 | pipe 1 data 1",
-    ]
-    places = json.loads(check(*pipeline, *within, "--json").stdout)
-    shared = {"sequence": 0, "model": 0}
-    assert places[2] == {"rank": 2, "machine": 1, "slot": 0, "data": 1, "pipe": 0, **shared}
-    assert "# machine 0   pipe 0 data 0 | " in check(PIPELINE, "--slots", 4, "--explain").stdout
-
-
 def test_a_check_says_what_will_run_and_what_it_takes() -> None:
     verdict, runs, takes = check(CONST, "--set", "hyperparameters.micro_batch_size=4").stdout.splitlines()
     assert verdict == "1 file checked, nothing to fix"

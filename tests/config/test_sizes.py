@@ -5,11 +5,9 @@ Every number that a refusal suggests works, all else left as it was, and none th
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,24 +89,6 @@ def test_degrees_divide_the_slots_or_are_refused_with_the_nearest_that_do(
     assert is_nearest_advice(problem, "", per_replica, slots)
     for name, size in re.findall(r"or (\w+_size) (\d+)", problem.fix):
         assert problem_of("topology", {**stated, name: int(size)}, slots) is None
-
-
-@pytest.mark.parametrize(
-    ("degrees", "within", "axes"),
-    [
-        ({"pipe": 2, "model": 2}, False, ("pipe", "data", "model")),
-        ({"pipe": 2, "model": 2}, True, ("data", "pipe", "model")),
-        ({"sequence": 2}, False, ("data", "sequence")),
-    ],
-)
-def test_ranks_are_counted_through_the_last_axis_first(
-    degrees: Numbers, within: bool, axes: tuple[str, ...]
-) -> None:
-    hp = {f"{name}_parallel_size": size for name, size in degrees.items()}
-    layout = decide({TOTAL: 8, "pipe_within_machine": within, **hp}, slots=8).topology
-    found = [tuple(layout.coordinates(rank)[axis] for axis in axes) for rank in range(8)]
-    sizes = {"data": 8 // math.prod(degrees.values()), **degrees}
-    assert found == [*itertools.product(*(range(sizes[axis]) for axis in axes))]
 
 
 @given(st.dictionaries(st.sampled_from((TOTAL, MICRO, STEPS, *DEGREES, "pipe_chunks")), HUGE), HUGE)
