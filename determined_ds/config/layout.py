@@ -76,6 +76,18 @@ class Topology:
         """Ranks in all; a slot is Determined's device, and each carries one rank."""
         return self.per_replica * self.data_parallel_world_size
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """Name of each axis -> its size; ranks count through the last one first.
+
+        Ranks that share a layer or a sequence wait for each other several times a layer, and are always neighbours.
+
+        Source: deepspeed 0.19.8 runtime/pipe/topology.py PipeDataParallelTopology; utils/groups.py.
+        """
+        pipe, data = ("pipe", self.pipe_parallel_size), ("data", self.data_parallel_world_size)
+        outer = (data, pipe) if self.pipe_within_machine else (pipe, data)
+        return dict([*outer, ("sequence", self.sequence_parallel_size), ("model", self.model_parallel_size)])
+
 
 def topology_problem(
     layout: Topology, slots: int, replicas: int | None, hyperparameters: Document, slots_origin: str
