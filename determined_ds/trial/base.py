@@ -37,9 +37,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         engine: The DeepSpeed engine.
         validation_metrics: Names of the metrics that validation reports, which ``det-ds check`` compares with
             ``searcher.metric``; declare them where the code does not show them. Or name -> how the values of all
-            batches become one: ``mean`` (over samples), ``sum``, ``max``, ``min``; a function of all predictions,
-            such as ``sklearn.metrics.roc_auc_score``; or an object with ``update``, ``compute`` and ``reset``, such as
-            one of torchmetrics. Metrics that it does not name are means.
+            batches become one: ``mean`` (over samples), ``sum``, ``max``, ``min``; or a function of all predictions,
+            such as ``sklearn.metrics.roc_auc_score``. Metrics that it does not name are means.
         is_whole: Whether :meth:`build_model` makes the whole model on every rank; false in a pipeline.
         sequence_parallel: Whether it computes on slices of sequences; else a ``sequence_parallel_size`` is refused.
         sequence: The ranks that share this rank's sequences; this one alone, where sequences are whole.

@@ -178,11 +178,9 @@ class ValidationMetrics:
         for name, how in self._declared.items():
             if str(how) in WORDS or isinstance(how, Reducer):
                 continue
-            if not (callable(how) or _is_updated(how)):
+            if not callable(how):
                 did, fix = f"declares {name!r} otherwise", f'write {DECLARED} = {{"{name}": "mean"}}'
-                expected = (
-                    "'mean', 'sum', 'max', 'min', a function, or an object with reset, update and compute"
-                )
+                expected = "'mean', 'sum', 'max', 'min', or a function"
                 raise TrialError(wrong(trial, DECLARED, how, expected, fix, did=did))
             self._of_all[name] = how
         if self._of_all and not in_batches:
@@ -241,21 +239,14 @@ class ValidationMetrics:
             batches = sorted((each for own in gathered for each in own), key=lambda each: each[:2])
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
-                values, apply = [kept[name] for _, _, kept in batches if name in kept], how
+                values = [kept[name] for _, _, kept in batches if name in kept]
                 if not values:
                     continue
-                if _is_updated(how):
-                    for metric in how.modules() if isinstance(how, torch.nn.Module) else (how,):
-                        if hasattr(metric, "sync_on_compute"):
-                            metric.sync_on_compute = False  # torchmetrics would wait for the other ranks
-                    how.reset()
-                    apply = how.update
                 whole = tree_map(lambda *parts: torch.cat(parts), *values)  # by name, in order, or one
                 if isinstance(whole, Mapping):
-                    result = apply(**whole)
+                    found[name] = how(**whole)
                 else:
-                    result = apply(*whole) if isinstance(whole, (tuple, list)) else apply(whole)
-                found[name] = how.compute() if _is_updated(how) else result
+                    found[name] = how(*whole) if isinstance(whole, (tuple, list)) else how(whole)
             return plain(found, f"{type(self._trial).__name__}.{DECLARED}")
 
         return reduced | as_chief(self._context.distributed, computed)
@@ -268,7 +259,3 @@ class ValidationMetrics:
                 did = f"names {unknown[0]!r}, which is not reported"
                 fix = f"use: {', '.join(metrics)}" if metrics else "return this metric from the validation"
                 raise failed(self._trial, method, unknown[0], "names of reported metrics", fix, did=did)
-
-
-def _is_updated(how: Any) -> bool:
-    return all(callable(getattr(how, name, None)) for name in ("reset", "update", "compute"))

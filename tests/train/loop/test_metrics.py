@@ -25,23 +25,6 @@ SEVERAL: list[list[Any]] = [  # of two batches each: values of several numbers
 ]
 
 
-class Updated:
-    """As a metric of torchmetrics."""
-
-    sync_on_compute = True
-    seen: Any = None
-
-    def reset(self) -> None:
-        self.seen = []
-
-    def update(self, scores: torch.Tensor) -> None:
-        self.seen.append(scores)
-
-    def compute(self) -> torch.Tensor:
-        assert not self.sync_on_compute, "it would wait for ranks that compute nothing"
-        return torch.cat(self.seen).sum()
-
-
 def joined(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     return {"scores": scores, "labels": labels}
 
@@ -69,11 +52,11 @@ def validate(run_dir: Path, case: str) -> str:
     """In a rank: train a batch and validate; what is refused."""
     from determined_ds.errors import DeterminedDSError
 
-    declared = {"all": joined, "by_name": joined, "updated": Updated(), "hits": "sum", "worst": Reducer.MAX}
+    declared = {"all": joined, "by_name": joined, "hits": "sum", "worst": Reducer.MAX}
     several = {f"{kind.name} {at}": (at, kind) for at in range(len(SEVERAL)) for kind in Reducer}
 
     def good(rows: torch.Tensor) -> dict[str, Any]:
-        found = {"all": (rows.to(torch.bfloat16), (10 * rows).long()), "updated": rows, "hits": 1.0}
+        found = {"all": (rows.to(torch.bfloat16), (10 * rows).long()), "hits": 1.0}
         return found | {
             "by_name": {"labels": 10 * rows, "scores": rows},
             "worst": rows.max(),
@@ -108,8 +91,8 @@ def test_declared_metrics_are_those_of_all_predictions_in_the_order_of_the_data(
     [(_, report)] = records(tmp_path, "validation")
     assert report["all"] == {"scores": [0.0, 1.0, 2.0, 3.0, 4.0], "labels": [0, 10, 20, 30, 40]}
     assert report["by_name"] == report["all"]
-    found = {name: report[name] for name in ("updated", "hits", "worst", "mean")}
-    assert found == {"updated": 10.0, "hits": 3.0, "worst": 4.0, "mean": 2.0}
+    found = {name: report[name] for name in ("hits", "worst", "mean")}
+    assert found == {"hits": 3.0, "worst": 4.0, "mean": 2.0}
 
 
 def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Ranks, tmp_path: Path) -> None:
