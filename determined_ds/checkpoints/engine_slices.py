@@ -211,13 +211,13 @@ class EngineSlices:
         for whole in self._own.values():
             if not hasattr(whole.tensor, "ds_tensor"):
                 flat = self._flattened(whole.tensor)
-                yield from self.in_whole(whole.tensor, WEIGHT, 0, flat, is_alone=False)
+                yield from self._in_whole(whole.tensor, WEIGHT, 0, flat, is_alone=False)
             elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
                 count = max(0, min(part.numel(), whole.tensor.ds_numel - start))
                 if count:
-                    yield from self.in_whole(whole.tensor, WEIGHT, start, part.data.view(-1)[:count])
+                    yield from self._in_whole(whole.tensor, WEIGHT, start, part.data.view(-1)[:count])
 
     def masters(self) -> Iterator[Slice]:
         """The optimizer's copies of the weights."""
@@ -244,7 +244,7 @@ class EngineSlices:
                 others[key] = value
         return along, numbers, others
 
-    def in_whole(
+    def _in_whole(
         self, own: Any, state: str, start: int, tensor: Any, *, is_alone: bool = True
     ) -> Iterator[Slice]:
         """A state's elements from ``start``, along the part that this rank has of a weight, as slices of the whole."""
@@ -263,7 +263,7 @@ class EngineSlices:
         flat = self._flattened(tensor)
         for parameter, start, offset, length in held.lies:
             part = flat[offset : offset + length]
-            yield from self.in_whole(parameter, state, start, part, is_alone=self.is_split)
+            yield from self._in_whole(parameter, state, start, part, is_alone=self.is_split)
 
     def _flattened(self, tensor: Any) -> Any:
         """A tensor in one dimension: a view; or a copy where its memory is in another order, see :meth:`put_back`."""
@@ -278,8 +278,8 @@ class EngineSlices:
             tensor, flat = self._copied.pop()
             tensor.data.copy_(flat.view(tensor.shape))
 
-    def written(self, more: Iterable[Slice] = ()) -> list[Slice]:
-        """The slices that this rank writes, with ``more`` of its own: all ranks together write each element once.
+    def written(self) -> list[Slice]:
+        """The slices that this rank writes: all ranks together write each element once.
 
         Those that several ranks hold are shared out by their elements; buffers are those of the first.
         """
@@ -287,7 +287,7 @@ class EngineSlices:
         alone: list[Slice] = []
         shared: list[Slice] = []
         same: dict[tuple[int, int], list[Slice]] = {}
-        for each in itertools.chain(self.weights(), self.masters(), self.states(), more):
+        for each in itertools.chain(self.weights(), self.masters(), self.states()):
             if each.whole.is_copy:
                 continue
             if each.is_alone:

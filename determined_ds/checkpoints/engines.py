@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import torch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engine_slices import EngineSlices, Slice, own_layout, owners_of
 from determined_ds.checkpoints.files import put_on_disk
 from determined_ds.checkpoints.fill import Filling
@@ -31,7 +30,6 @@ from determined_ds.checkpoints.index import (
     EngineIndex,
     Piece,
     StoredState,
-    average_state,
     merged,
     write_index,
 )
@@ -46,7 +44,7 @@ from determined_ds.checkpoints.safe_load import (
 )
 from determined_ds.checkpoints.settings import Record, put_settings, records_of, settings_of
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
-from determined_ds.errors import CheckpointError, ConfigError, Problem
+from determined_ds.errors import CheckpointError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.memory import base_optimizer
 from determined_ds.trial.base import ReconciledTrial
@@ -69,7 +67,7 @@ class Written:
 
 
 class Engines:
-    """The engines of a trial, and its callbacks that average their weights, by name.
+    """The engines of a trial.
 
     Made by all ranks at once, before anything is loaded or trained.
 
@@ -82,12 +80,11 @@ class Engines:
         jobs: What writes the copies that it took, for a thread.
     """
 
-    def __init__(self, trial: Any, context: Any, averages: Mapping[str, EMA] | None = None) -> None:
+    def __init__(self, trial: Any, context: Any) -> None:
         self._trial = trial
         self._context = context
         self._models = context.models
         self._distributed = context.distributed
-        self._averages = averages or {}
         self.built = records_of(context.models)
         self.then: dict[int, Record] = {}
         self.buffers: dict[int, torch.Tensor] | None = None
@@ -96,11 +93,6 @@ class Engines:
         # A stage that has no part of a layer does not see what is against it: what one rank finds, all go by.
         reasons = self._distributed.allgather([own_layout(engine) for engine in self._models])
         self.own_layouts = [next(filter(None, found), "") for found in zip(*reasons, strict=True)]
-        if self._averages and (reason := next(filter(None, self.own_layouts), "")):
-            message = (
-                f"no checkpoint can hold the average of an engine that DeepSpeed writes itself: {reason}"
-            )
-            raise ConfigError(Problem(key="EMA", message=message, fix="leave the callback out", code="ema"))
         types = [
             f"{whole.kind} {whole.name} is of {whole.tensor.dtype}, which no checkpoint can hold\n  fix: convert it, "
             "or register a buffer with persistent=False where it need not be kept"
@@ -117,12 +109,6 @@ class Engines:
         for number, engine in enumerate(self._models):
             if not self.own_layouts[number]:
                 yield number, EngineSlices(engine, None if names is None else names(engine.module))
-
-    def _averaged(self, own: EngineSlices, number: int) -> Iterator[Slice]:
-        """This rank's parts of the averages of an engine."""
-        for name, average in self._averages.items():
-            for parameter, start, part in average.parts(number):
-                yield from own.in_whole(parameter, average_state(name), start, part)
 
     def own_layout(self) -> str:
         """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
@@ -165,7 +151,7 @@ class Engines:
             if others := {index: each for index, each in states.items() if each}:
                 files[f"own_states_rank{rank}.pt"] = others
             contents = {name: serialized(content).getbuffer() for name, content in files.items()}
-            slices = own.written(self._averaged(own, number))
+            slices = own.written()
             if self.buffers is not None:
                 slices = self._copied(slices, number)
             written.indexes[folder.name] = index = own.described()
@@ -200,8 +186,8 @@ class Engines:
     def copy_bytes(self) -> int:
         """Bytes of host memory for a copy of the engines; states that are not there yet are taken for Adam's."""
         total = 0
-        for number, own in self._cut():
-            slices = own.written(self._averaged(own, number))
+        for _, own in self._cut():
+            slices = own.written()
             unborn = sum(
                 lies.length for held in own.held if not any(own.states_of(held)) for lies in held.lies
             )
@@ -247,22 +233,6 @@ class Engines:
                     for key, value in states.items():
                         moved = value.to(tensor.device) if isinstance(value, torch.Tensor) else value
                         state.setdefault(tensor, {})[key] = moved
-
-    def load_averages(self, path: Path) -> set[str]:
-        """Continue the averages that a checkpoint holds, after the engines. Returns the names of their callbacks."""
-        stored = {
-            number: Filling(own, stored_engine(path / f"model{number}"))
-            for number, own in self._cut()
-            if self._averages and (path / f"model{number}" / INDEX_NAME).is_file()
-        }
-        tensors = [each for filling in stored.values() for each in filling.stored.index.tensors.values()]
-        there = {state for tensor in tensors for state in tensor.states}
-        found = {name for name in self._averages if average_state(name) in there}
-        for name in found:
-            self._averages[name].begin()
-        for number, filling in stored.items():
-            filling.fill_states(self._averaged(filling.own, number))
-        return found
 
     def _fillings(self, path: Path, *, settings: bool) -> dict[int, Filling]:
         """What fills each engine but those that DeepSpeed loads, checked before any is filled: all ranks refuse alike.

@@ -60,7 +60,6 @@ def export(
     to: str,
     engine: int,
     dtype: str | None,
-    average: str | None,
     merge_lora: bool,
     config: Path | None,
     context_dir: Path,
@@ -74,7 +73,6 @@ def export(
         to: ``huggingface``, ``safetensors`` or ``torch``.
         engine: Which of the trial's, counted from 0.
         dtype: ``fp32``, ``bf16`` or ``fp16``; None: as the model computes.
-        average: The name of an EMA whose averages are taken; None: the weights themselves.
         merge_lora: Whether adapters are merged into the weights.
         config: A folder with config.json and tokenizer of the model; None: those of the trial.
         context_dir: With the code of the trial.
@@ -93,7 +91,7 @@ def export(
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(replacing(out, path, force=force, is_file=to == TORCH))
         stored = open_engine(path, engine)
-        of_engine = partial(weights_of, path, stored, average=average)
+        of_engine = partial(weights_of, path, stored)
         weights = of_engine(dtype=None if dtype is None else TYPES[dtype])
         index, model, adapter_config = stored.index, None, None
         if to == HUGGINGFACE:

@@ -9,7 +9,7 @@ import torch
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from determined_ds.checkpoints.engine_slices import EngineSlices, Held, Slice
-from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
+from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
 from determined_ds.train.memory import base_optimizer
@@ -78,7 +78,9 @@ class Filling:
         if optimizer:
             for held in own.held:
                 self._make_states(held, exact=exact)
-            self.fill_states(own.states())
+            for each in own.states():
+                if each.state in self._stored(each.whole.name).states:
+                    self._read(each.state, each)
             own.put_back()
         if own.weights_are_split:
             # Each rank's partitions of the weights are what the optimizer's copies are.
@@ -91,12 +93,6 @@ class Filling:
                 for partition, part in zip(zero.fp16_partitioned_groups[number], parts, strict=True):
                     partition.data = part.data
             zero.checkpoint_event_epilogue()
-
-    def fill_states(self, slices: Iterable[Slice]) -> None:
-        """Fill slices from the states of their names, where the checkpoint has those of their tensors."""
-        for each in slices:
-            if each.state in self._stored(each.whole.name).states:
-                self._read(each.state, each)
 
     def _stored(self, name: str) -> StoredTensor:
         """What is stored of a tensor of the engine."""
@@ -142,7 +138,7 @@ class Filling:
         for lies in held.lies:
             tensor = self._stored(self.own.name_of(lies.parameter))
             for key, there in tensor.states.items():
-                if key in states or key in (WEIGHT, MASTER) or is_average(key):
+                if key in states or key in (WEIGHT, MASTER):
                     continue
                 states[key] = before.get(key)
                 if not held.is_along(key, states[key]):

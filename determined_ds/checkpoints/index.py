@@ -4,7 +4,7 @@
              rank<R>.safetensors   the slices that rank R wrote, see each piece
 
 A tensor is a parameter or a buffer. It has states: ``weight``, as the model computes with it; ``fp32``, the optimizer's
-copy of it, where there is one; those of the optimizer, such as ``exp_avg``; and averages, see :func:`average_state`.
+copy of it, where there is one; and those of the optimizer, such as ``exp_avg``.
 Each is cut along the flattened tensor, so any rank finds any part of it, whichever ranks wrote it. Pieces of ranks that
 hold some columns of a matrix (tensor parallel) have gaps. Equal pieces of consecutive ranks, as ZeRO 3 cuts every
 parameter, are one entry, so the index does not grow with the ranks. Each rank describes what it wrote by such an index,
@@ -28,20 +28,10 @@ from determined_ds.errors import CheckpointError
 
 INDEX_NAME = "index.json"
 ENGINES = "model[0-9]*"
-WEIGHT, MASTER, AVERAGE = "weight", "fp32", "ema"
+WEIGHT, MASTER = "weight", "fp32"
 TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
 IMPORTED = "imported"  # of another program, which does not say which of these it is
 _RANK = re.compile(r"rank(\d+)\.safetensors")
-
-
-def average_state(callback: str) -> str:
-    """The state that holds the average of an ``EMA`` callback of this name: ``ema``, or ``ema.NAME``."""
-    return AVERAGE if callback == AVERAGE else f"{AVERAGE}.{callback}"
-
-
-def is_average(state: str) -> bool:
-    """Whether a state is such an average."""
-    return state.partition(".")[0] == AVERAGE
 
 
 def _rank_of(file: str) -> int:

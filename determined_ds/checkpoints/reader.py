@@ -22,7 +22,6 @@ import torch
 
 from determined_ds.checkpoints.files import LOAD_DATA, damage_of, read_object, warn_if_unverified
 from determined_ds.checkpoints.index import (
-    AVERAGE,
     IMPORTED,
     MASTER,
     WEIGHT,
@@ -30,8 +29,6 @@ from determined_ds.checkpoints.index import (
     Piece,
     StoredState,
     StoredTensor,
-    average_state,
-    is_average,
     read_index,
 )
 from determined_ds.checkpoints.safe_load import ANOTHER, read_data, reading
@@ -210,23 +207,14 @@ def open_engine(path: Path, number: int, *, verify: bool = True) -> StoredEngine
     return stored_engine(folder, weights_alone=True)
 
 
-def weights_of(
-    path: Path, engine: StoredEngine, *, dtype: torch.dtype | None = None, average: str | None = None
-) -> dict[str, Weight]:
+def weights_of(path: Path, engine: StoredEngine, *, dtype: torch.dtype | None = None) -> dict[str, Weight]:
     """All weights and buffers of an engine by their names in the index; of floating-point in ``dtype``.
 
-    None: as the model computes. ``average``: the name of an ``EMA`` whose averages stand in for the weights.
+    None: as the model computes.
     """
     ds_config = read_object(path / LOAD_DATA).get("deepspeed_config") or {}
     enabled = (kind for key, kind in COMPUTES.items() if (ds_config.get(key) or {}).get("enabled") is True)
     computes_in = next(enabled, None)
-    averaged = "" if average is None else average_state(average)
-    averages = {state for each in engine.index.tensors.values() for state in each.states if is_average(state)}
-    if averaged and averaged not in averages:
-        there = ", ".join(sorted(state.removeprefix(f"{AVERAGE}.") for state in averages)) or "none"
-        raise CheckpointError(
-            f"checkpoint {path} holds no average of a callback {average!r}; it has: {there}"
-        )
     found: dict[str, Weight] = {}
     for name, stored in engine.index.tensors.items():
         types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
@@ -239,6 +227,5 @@ def weights_of(
             written = dtype or (written if is_known else computes_in or written)
         # Of what is in that type already, else of the most exact.
         state = next((each for each in kept if types[each] == written), kept[-1])
-        state = averaged if averaged in types else state
         found[name] = Weight(shape=stored.shape, dtype=written, read=partial(engine.pieces, name, state))
     return found

@@ -39,7 +39,6 @@ import torch
 from determined.errors import CheckpointNotFound
 from torch.utils._pytree import tree_leaves
 
-from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engines import Engines, Written, overrides, write_files
 from determined_ds.checkpoints.files import PART, TrialState, damage_of, over_limit, warn_if_unverified
 from determined_ds.checkpoints.rank_state import RankParts, read_state
@@ -114,8 +113,7 @@ class Checkpoints:
         self._total_limit = total_limit
         self._warm_start = warm_start
         self._note = note
-        self._averages = {name: each for name, each in callbacks.items() if isinstance(each, EMA)}
-        self._engines = context.engine_files = Engines(trial, context, self._averages)
+        self._engines = context.engine_files = Engines(trial, context)
         self._own_parts = RankParts(trial, context)
         self._storage: Any = getattr(context._core.checkpoint, "_storage_manager", None)
         self._is_local = isinstance(self._storage, AtomicStorage)
@@ -243,11 +241,6 @@ class Checkpoints:
         self._call_back("on_checkpoint_save_start", checkpoint)
         engines.written, engines.jobs = None, []
         self._trial.save(self._context, path) if overrides(self._trial, "save") else engines.save(path)
-        if engines.written is None and self._averages:
-            raise CheckpointError(
-                f"{method_of(self._trial, 'save')} writes the engines itself, and so no average of EMA\n  fix: call "
-                "super().save(context, path) in it, or leave EMA out"
-            )
         written, jobs = engines.written or Written(), engines.jobs
         part = self._own_parts.taken(checkpoint, at_once=at_once)
         HEART.beat()
@@ -370,7 +363,6 @@ class Checkpoints:
                 self._warm_started(path, state)
                 return TrialState(trial_id=trial_id), {}
             part = self._load(path, state)
-            self._engines.load_averages(path)
             for owners, kind in ((self._callbacks, "callbacks"), (self.parts, "parts")):
                 for name, own in part.get(kind, {}).items():
                     if name in owners:
@@ -386,12 +378,10 @@ class Checkpoints:
         return state, part.get("rng_state", {})
 
     def take(self, uuid: str) -> TrialState:
-        """Load a checkpoint's weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective."""
+        """Load a checkpoint's weights alone, whichever ranks wrote them; a collective."""
         with self._folder(uuid) as path:
             state = self._verified(path)
             self._load(path, state, weights_alone=True)
-            if self._averages.keys() - self._engines.load_averages(path):
-                self._note("EMA         the checkpoint holds no average: its weights are used")
         return state
 
     @contextlib.contextmanager

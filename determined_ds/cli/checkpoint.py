@@ -133,7 +133,6 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 @click.option("--dtype", type=click.Choice(("fp32", "bf16", "fp16")), help="Default: as the model computes.")
 @click.option("--merge-lora", is_flag=True, help="Merge adapters into the weights, as peft does.")
 @click.option("--engine", type=click.IntRange(min=0), default=0, show_default=True, help="Of several, which.")
-@click.option("--average", metavar="NAME", help="The averages of this EMA callback in place of the weights.")
 @click.option("--force", is_flag=True, help="Replace an earlier export at --output; never another folder.")
 @click.option(
     "--context-dir", type=A_FOLDER, default=Path(), help="With the trial's code, for --to huggingface."

@@ -170,7 +170,7 @@ def chain_of(specs: list[Any]) -> torch.nn.Sequential:
 
 
 def load_state_dict_from_checkpoint_path(
-    path: str | Path, *, engine: int = 0, verify: bool = True, average: str | None = None
+    path: str | Path, *, engine: int = 0, verify: bool = True
 ) -> dict[str, torch.Tensor]:
     """The whole weights of a checkpoint, whatever ZeRO stage and however many slots wrote it.
 
@@ -178,20 +178,19 @@ def load_state_dict_from_checkpoint_path(
         path: A checkpoint's folder: of ``det checkpoint download``, or ``checkpoints/<uuid>`` of a run directory.
         engine: Which engine's, where a trial has several, counted from 0.
         verify: Whether to compare every file with the checkpoint's manifest first.
-        average: The name of an ``EMA`` in ``build_callbacks``, to have its average of the trained parameters.
 
     Returns:
         Name of a parameter -> float32 tensor on the CPU. Of a pipeline, names begin with the index of the layer:
         ``3.weight``. Weights that were trained in 16 bits come from the optimizer's fp32 copy where ZeRO split it.
 
     Raises:
-        CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
+        CheckpointError: it is damaged, or holds no such engine, or something that could run code.
     """
     from determined_ds.checkpoints.reader import open_engine, weights_of
 
     path = Path(path)
     stored = open_engine(path, engine, verify=verify)
-    weights = weights_of(path, stored, dtype=torch.float32, average=average)
+    weights = weights_of(path, stored, dtype=torch.float32)
     found = {name: each.whole().float() for name, each in weights.items()}
     return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
 
@@ -201,7 +200,6 @@ def load_model_from_checkpoint_path(
     *,
     context_dir: str | Path = ".",
     trial: Any = None,
-    average: str | None = None,
 ) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial, with the trained weights.
 
@@ -213,7 +211,6 @@ def load_model_from_checkpoint_path(
         path: A checkpoint's folder, see :func:`load_state_dict_from_checkpoint_path`.
         context_dir: The folder with the trial's code; ``code`` in a checkpoint from a cluster is a copy of it.
         trial: The trial's class; the one that the checkpoint names, if None. If given, nothing is imported.
-        average: See :func:`load_state_dict_from_checkpoint_path`.
 
     Returns:
         The model on the CPU in float32, in evaluation mode; of a pipeline, its layers one after the other.
@@ -226,7 +223,7 @@ def load_model_from_checkpoint_path(
     from determined_ds.trial.pipeline import PipelineTrial
 
     path = Path(path).resolve()
-    weights = load_state_dict_from_checkpoint_path(path, average=average)
+    weights = load_state_dict_from_checkpoint_path(path)
     with trial_of(path, Path(context_dir), kind=trial) as built:
         name = type(built).__name__
         if isinstance(built, PipelineTrial):

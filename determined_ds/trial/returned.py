@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from determined import pytorch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from determined_ds.config.fill import PEAKS
@@ -225,3 +226,22 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
         fix = 'return {"name of a metric": value, ...}'
         raise failed(trial, names, value, "a dict of metrics by name", fix)
     return value
+
+
+def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
+    """What a trial's ``build_callbacks`` returns"""
+    fix = "call super().__init__(context) first" if hasattr(trial, "build_model") else "call it on the engine"
+    called = "context.wrap_model_engine(engine)"
+    check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")
+    found, kind = trial.build_callbacks(), pytorch.PyTorchCallback
+    are_right = isinstance(found, dict) and all(isinstance(each, kind) for each in found.values())
+    fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
+    expected = "a dict of names and PyTorchCallback objects"
+    check(are_right, trial, "build_callbacks", found, expected, fix)
+    hooks = {"on_step_end", *dir(kind)}
+    for callback in found.values():
+        for name in dir(callback) if context.distributed.rank == 0 else ():
+            if name.startswith("on_") and name not in hooks:
+                where = method_of(callback, name)
+                logger.warning("warning: %s is not a hook of PyTorchCallback, and is never called", where)
+    return dict(found)

@@ -171,7 +171,6 @@ def name_a_model_without_adapters(path: Path) -> None:
             "no adapters of peft",
             name_a_model_without_adapters,
         ),
-        ("uuid --to torch --average ema", "no average of a callback 'ema'; it has: none", None),
         ("uuid --to huggingface", "does not say what trial wrote it", None),
         ("uuid --to huggingface", "does not define build_model, ", name_a_trial_that_lacks_a_method),
         ("uuid --to torch", "is damaged: model0/rank1", flip_the_last_bytes),

@@ -12,7 +12,7 @@ import torch
 import transformers
 import yaml
 
-from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
+from determined_ds import load_model_from_checkpoint_path
 from tests.checkpoints import trained
 from tests.checkpoints.command import succeeded
 from tests.checkpoints.trained import LORA, hyperparameters
@@ -72,25 +72,6 @@ def test_from_pretrained_computes_what_the_engine_did(
     assert model.dtype == expected.dtype == (torch.bfloat16 if "bf16" in case else torch.float32)
     assert torch.equal(logits_of(model, kind.removesuffix("_pipeline")), expected)
     assert json.loads((out / "config.json").read_text())["architectures"] == [name]
-
-
-@pytest.mark.parametrize(("kind", "stage"), [("gpt2", 3), ("gpt2_pipeline", 1)])
-def test_averages_in_place_of_the_weights(
-    kind: str, stage: int, two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
-) -> None:
-    """Also of a pipeline whose first and last stage share a weight."""
-    stages = {"pipe_parallel_size": 2} if kind == "gpt2_pipeline" else {}
-    hparams = hyperparameters(kind, stage, **stages)
-    two_ranks.run(trained.train, kind, str(tmp_path), hparams, text, averaged=True)
-    path = checkpoints(tmp_path)[0]
-    expected = load_state_dict_from_checkpoint_path(path, average="ema")
-    weights = load_state_dict_from_checkpoint_path(path)
-    assert not all(torch.equal(weights[name], expected[name]) for name in expected)
-    options = ["--to", "torch", "--average", "ema", "--output", tmp_path / "averages.pt"]
-    succeeded("export", path, *options)
-    found = torch.load(tmp_path / "averages.pt")
-    assert found.keys() >= expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # by peft, of names of transformers'

@@ -36,25 +36,21 @@ def train(
     hparams: dict[str, Any],
     data: dict[str, Any],
     *,
-    averaged: bool = False,
     batches: int = BATCHES,
     start: str | None = None,
 ) -> None:
     """In a rank: train, from the weights of a checkpoint, and save what the engine computes of :func:`inputs`.
 
-    The model is of a ``kind``, ``data`` the section of its experiment; ``averaged``, it has an ``EMA`` named ``ema``.
+    The model is of a ``kind``, ``data`` the section of its experiment.
     """
     import torch
     from determined.pytorch import Batch
 
     from determined_ds import Trainer, open_context
-    from determined_ds.callbacks import EMA
 
     exp_conf = {"data": data, "reproducibility": {"experiment_seed": 5}}
     with open_context(hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu") as context:
         trial = trial_class(kind)(context)
-        if averaged:
-            trial.build_callbacks = lambda: {"ema": EMA(0.8)}
         Trainer(trial, context).fit(max_length=Batch(batches), reporting_period=Batch(batches), fork=start)
         if kind == "gpt2_pipeline":
             return

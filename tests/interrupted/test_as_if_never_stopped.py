@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from determined_ds.callbacks import EMA
 from tests.checkpoints.strategies import ZERO, hyperparameters, trial_class
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, hf_words, last_words, losses_of
@@ -191,19 +190,15 @@ def test_on_other_ranks_under_another_stage_it_trains_as_if_nothing_had_changed(
 
 def train_under(run_dir: Path, schedule: str, steps: int, resume: str | None = None) -> str:
     """Train in this rank, with a report of each batch and four to a validation. Returns the newest checkpoint."""
-
-    class Averaged(trial_class(ZERO[schedule])):  # type: ignore[misc]
-        def build_callbacks(self) -> Any:
-            return {"ema": EMA(0.8)}
-
     periods: dict[str, Any] = {"reporting_period": ("batches", 1), "validation_period": ("batches", 4)}
     how = {**periods, "checkpoint_policy": "none", "latest_checkpoint": resume}
-    fit(run_dir, Averaged, hparams=hyperparameters(ZERO[schedule]), max_length=("batches", steps), **how)
+    hparams = hyperparameters(ZERO[schedule])
+    fit(run_dir, trial_class(ZERO[schedule]), hparams=hparams, max_length=("batches", steps), **how)
     return checkpoints(run_dir)[0].name
 
 
 def test_under_other_schedules_it_trains_as_if_nothing_had_changed(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Four batches under each: the position in the data and the averages of ``EMA`` follow the layers, not the rank."""
+    """Four batches under each: optimizer states and the position in the data follow the layers, not the rank."""
     way = ["dualpipev_zero1", "pipe2_zero1", "interleaved4"]  # every change of what ranks hold
     two_ranks.run(train_under, tmp_path / "whole", "pipe2_zero1", 4 * len(way))
     uuid = None

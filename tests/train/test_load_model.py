@@ -74,61 +74,6 @@ def test_it_validates_as_it_did_in_training(
     assert validation_loss(model, data.validation) == pytest.approx(expected, rel=1e-5)
 
 
-FOLLOWED = """
-import torch
-from determined_ds import DataParallelTrial
-from determined_ds.callbacks import EMA
-
-
-class Trial(DataParallelTrial):
-    def build_model(self):
-        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("trained", "followed")})
-        model.tied = model.trained
-        model.followed.requires_grad_(False)
-        model.forward = lambda inputs: model.trained(inputs)
-        return model
-
-    def loss(self, model, batch):
-        return model(batch[0]).square().mean()
-
-    def on_step_end(self, batch_idx, metrics):
-        model = self.engine.module
-        model.followed.load_state_dict(model.trained.state_dict())
-
-    def build_callbacks(self):
-        return {"ema": EMA(0.9)}
-
-    def build_training_data_loader(self):
-        return self.training_loader(torch.utils.data.TensorDataset(torch.ones(8, 2)))
-
-    build_validation_data_loader = build_training_data_loader
-"""
-EXPERIMENT = """
-name: followed
-entrypoint: python3 -m determined_ds.train trial:Trial
-searcher: {name: single, metric: validation_loss}
-hyperparameters:
-  global_batch_size: 4
-  deepspeed_config: {type: const, val: {optimizer: {type: AdamW, params: {lr: 0.1, torch_adam: true}}}}
-  fit: {max_length: {batches: 3}}
-"""
-
-
-def test_an_average_is_that_of_the_names_of_a_weight_and_not_of_equal_values(tmp_path: Path) -> None:
-    """Another weight has the values of the trained one; it is not averaged, and a tied name is."""
-    (tmp_path / "trial.py").write_text(FOLLOWED)
-    (tmp_path / "followed.yaml").write_text(EXPERIMENT)
-    done = det_ds("run", "followed.yaml", ".", "--run-dir", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    path = checkpoint_of(tmp_path / "run")
-    weights = load_state_dict_from_checkpoint_path(path)
-    found = load_state_dict_from_checkpoint_path(path, average="ema")
-    assert torch.equal(weights["followed.weight"], weights["trained.weight"])
-    assert torch.equal(found["followed.weight"], weights["followed.weight"])
-    assert not torch.equal(found["trained.weight"], weights["trained.weight"])
-    assert torch.equal(found["tied.weight"], found["trained.weight"])
-
-
 def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     good = checkpoint_of(run_of("zero0"))
     damaged, other = tmp_path / "damaged", tmp_path / "other"

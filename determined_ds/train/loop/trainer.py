@@ -22,7 +22,6 @@ import torch
 from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
-from determined_ds.callbacks import built_callbacks
 from determined_ds.checkpoints.files import TrialState, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
@@ -45,7 +44,7 @@ from determined_ds.train.loop.validation import Validator
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
-from determined_ds.trial.returned import failed, method_of, refused
+from determined_ds.trial.returned import built_callbacks, failed, method_of, refused
 
 logger = logging.getLogger("determined_ds")
 METHODS = ("train_batch", "loss")
@@ -597,10 +596,7 @@ class Trainer:
         HEART.rest()
 
     def evaluate(self, checkpoint: str) -> None:
-        """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective.
-
-        They are loaded with the averages of ``EMA``, whichever ranks wrote them.
-        """
+        """``det-ds run --evaluate``: validate the weights of a checkpoint once, and report; a collective."""
         with self.closing:
             self.load(None, weights=checkpoint)
             self.context.adopt()

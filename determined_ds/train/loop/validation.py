@@ -14,7 +14,6 @@ from determined import util
 from determined.pytorch import deepspeed as det_ds
 from torch.utils._pytree import tree_leaves, tree_map
 
-from determined_ds.callbacks import EMA
 from determined_ds.errors import TrainingError, TrialError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.loaders import build_loader
@@ -80,10 +79,7 @@ class Validator:
         for model in context.models:
             model.eval()
         # The reducers keep what they hold of the training since the last report.
-        with self._reducers.kept(), evaluating(self._pipelines), contextlib.ExitStack() as stack:
-            for callback in callbacks:
-                if isinstance(callback, EMA):
-                    stack.enter_context(callback.validating())
+        with self._reducers.kept(), evaluating(self._pipelines):
             context.reset_reducers()
             for callback in callbacks:
                 callback.on_validation_start()
