@@ -19,6 +19,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         ".*/const.yaml",
         ".*/(search|pipeline|zero3).yaml",
     ),
+    "checkpoints/test_import.py::test_every_strategy_starts_from_them": ("zero3", "pipeline", "partitions"),
     "checkpoints/test_export_to_hugging_face.py::test_from_pretrained_computes_what_the_engine_did": (
         "gpt2-zero3-bf16",
         "gpt2-pipeline",

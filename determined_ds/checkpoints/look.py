@@ -1,10 +1,10 @@
-"""Looking into checkpoints, for ``--json`` and people. Loads no torch."""
+"""Looking into checkpoints, for ``--json`` and people; only :func:`differences` reads tensors, and loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.checkpoints.files import (
     LOAD_DATA,
@@ -19,6 +19,10 @@ from determined_ds.checkpoints.files import (
     sizes_in,
 )
 from determined_ds.checkpoints.index import ENGINES, MASTER, WEIGHT, StoredTensor, read_index
+from determined_ds.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from determined_ds.checkpoints.reader import StoredEngine
 
 # ------------------------------------------------------------------------------------------- what one holds
 
@@ -129,3 +133,122 @@ def verify(checkpoint: Checkpoint) -> dict[str, Any]:
         "files": len(sizes.keys() - {MANIFEST, METADATA}),
         "bytes": sum(sizes.values()),
     }
+
+
+# ------------------------------------------------------------------------------------------- where two differ
+
+
+def differences(
+    first: Path, second: Path, *, weights_only: bool, tolerance: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """Every tensor in which two checkpoints differ, in the order of the first, whichever ranks wrote them.
+
+    Args:
+        first: The folder of a checkpoint.
+        second: Of the other.
+        weights_only: Leave out the optimizer's states.
+        tolerance: Elements whose absolute difference is at most this are equal.
+
+    Returns:
+        The differences, each with ``engine``; ``tensor``, empty for a whole engine; ``state``, empty for a whole
+        tensor; ``message``; where elements differ ``place`` of the first by dimension, its ``values`` in both,
+        ``num_elements``, and the ``largest`` absolute difference. And whether weights alone were compared: only those
+        of an engine that DeepSpeed wrote by itself can be read.
+
+    Raises:
+        CheckpointError: one of them has no tensors that can be read.
+    """
+    from determined_ds.checkpoints.reader import stored_engine
+
+    sides = []
+    for path in (first, second):
+        sides.append({each.name: stored_engine(each, weights_alone=True) for each in path.glob(ENGINES)})
+        if not sides[-1]:
+            raise CheckpointError(
+                f"{path} has no folder model0 of an engine: a loop of this library did not write it"
+            )
+    weights_only = weights_only or any(each.has_weights_alone for side in sides for each in side.values())
+    here, there = sides
+    nothing = {"place": None, "values": None, "num_elements": 0, "largest": None}
+    found = []
+    for engine in sorted({*here, *there}):
+        if engine in here and engine in there:
+            rows = _in_engine(here[engine], there[engine], weights_only, tolerance)
+        else:
+            rows = iter([("", "", f"engine {_only(engine in here)}", {})])
+        for tensor, state, message, elements in rows:
+            row = {"engine": engine, "tensor": tensor, "state": state, "message": message}
+            found.append({**row, **nothing, **elements})
+    return found, weights_only
+
+
+def _only(in_first: bool) -> str:
+    return f"only in the {'first' if in_first else 'second'}"
+
+
+def _in_engine(
+    first: StoredEngine, second: StoredEngine, weights_only: bool, tolerance: float
+) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """The differences: tensor, state, message, and of elements more; both have a name in each pair, or one None."""
+    left, right = first.index, second.index
+    pairs = [(name, right.find(left.names_of(name))) for name in left.tensors]
+    back = [(left.find(right.names_of(name)), name) for name in right.tensors]
+    for one, other in dict.fromkeys([*pairs, *back]):
+        if one is None or other is None:
+            yield one or other or "", "", _only(other is None), {}
+            continue
+        was, now = left.tensors[one], right.tensors[other]
+        if was.shape != now.shape:
+            yield one, "", f"the shape is {list(was.shape)} and {list(now.shape)}", {}
+            continue
+        here, there = _compared_states(was, now)
+        for state in {**here, **there}:
+            if weights_only and state not in (WEIGHT, MASTER):
+                continue
+            if state not in here or state not in there:
+                yield one, state, _only(state in here), {}
+            elif (kind := was.states[here[state]].dtype) != (other_kind := now.states[there[state]].dtype):
+                yield one, state, f"the type is {kind} and {other_kind}", {}
+            else:
+                pieces = zip(first.pieces(one, here[state]), second.pieces(other, there[state]), strict=True)
+                if elements := _elements(was.shape, pieces, tolerance):
+                    yield one, state, f"{elements['num_elements']:,} of {was.count:,} differ", elements
+        for key in sorted({*was.scalars, *now.scalars} if not weights_only else ()):
+            if was.scalars.get(key) != now.scalars.get(key):
+                yield one, key, f"it is {was.scalars.get(key)} and {now.scalars.get(key)}", {}
+
+
+def _compared_states(left: StoredTensor, right: StoredTensor) -> tuple[dict[str, str], dict[str, str]]:
+    """State that is compared -> the one that is read for it.
+
+    fp32 weights stand for the optimizer's copy, and the copy for weights that are left out.
+    """
+    here, there = ({state: state for state in each.states} for each in (left, right))
+    for own, other, tensor in ((here, there, left), (there, here, right)):
+        if MASTER in other and WEIGHT in own and tensor.states[WEIGHT].dtype == "F32":
+            own.setdefault(MASTER, WEIGHT)
+    if MASTER in here and MASTER in there and not (WEIGHT in here and WEIGHT in there):
+        here.pop(WEIGHT, None)
+        there.pop(WEIGHT, None)
+    return here, there
+
+
+def _elements(shape: tuple[int, ...], pieces: Iterable[tuple[Any, Any]], tolerance: float) -> dict[str, Any]:
+    """Where two tensors differ, as :func:`differences` has it; empty where they do not."""
+    import numpy as np
+
+    start, number, largest, found = 0, 0, 0.0, dict[str, Any]()
+    for pair in pieces:
+        left, right = ((each.double() if each.is_floating_point() else each).numpy() for each in pair)
+        (at,) = np.nonzero((left != right) & ~((left != left) & (right != right)))  # NaN is NaN's equal
+        with np.errstate(invalid="ignore"):
+            gaps = np.abs(left[at].astype(np.float64) - right[at].astype(np.float64))
+        gaps = np.nan_to_num(gaps, nan=np.inf, posinf=np.inf)
+        if tolerance:  # else whole numbers differ that are one as floats
+            at, gaps = at[gaps > tolerance], gaps[gaps > tolerance]
+        if len(at) and not found:
+            place = np.unravel_index(start + at[0], shape) if shape else ()
+            found = {"place": tuple(map(int, place)), "values": (float(left[at[0]]), float(right[at[0]]))}
+        start, number = start + len(left), number + len(at)
+        largest = max(largest, float(gaps.max(initial=0.0)))
+    return {**found, "num_elements": number, "largest": largest} if found else {}

@@ -57,7 +57,7 @@ def find(given: str, run: RunDir | None = None, *, key: str) -> list[Checkpoint]
         raise refused("there is no such checkpoint, and there is no such folder")
     if found := checkpoints_at(path):
         return found
-    raise refused("holds no checkpoint")
+    raise refused("holds no checkpoint; of safetensors alone, det-ds checkpoint import makes one")
 
 
 def find_good(given: str, run: RunDir | None = None, *, key: str) -> tuple[Checkpoint, tuple[str, ...]]:

@@ -189,6 +189,8 @@ class RankParts:
         if whole is None and overrides(self._trial, "load"):
             whole = f"{method_of(self._trial, 'load')} decides itself what is read"
         there = len(list(path.glob(PART.format("*"))))
+        if not any(distributed.allgather(there or (path / LOAD_DATA).is_file())):  # it was imported
+            return {}, ""
         written = max(1, there)  # one that is missing is named when it is read
         own = together(distributed, lambda: self._part(path, here.rank) if written == ranks else {})
         # Determined's own loop writes no place.

@@ -51,6 +51,7 @@ class StoredEngine:
     def __init__(self, folder: Path, index: EngineIndex, files: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.index = index
+        self.has_weights_alone = files is not None  # DeepSpeed wrote it
         self._files: dict[str, Any] = dict(files or {})
         if missing := index.missing():
             raise CheckpointError(f"{folder} lacks {missing}{ANOTHER}")
@@ -60,7 +61,10 @@ class StoredEngine:
         """All but tensors, see :func:`~determined_ds.checkpoints.settings.settings_of`; of all pipeline stages."""
         files = sorted(self.folder.glob("settings_stage*.pt"))
         if not files:
-            raise CheckpointError(f"{self.folder} has no settings_stage0.pt{ANOTHER}")
+            raise CheckpointError(
+                f"{self.folder} has no settings_stage0.pt: it holds weights alone\n"
+                "  fix: start from them, by searcher.source_checkpoint_uuid with fit.warm_start: weights"
+            )
         stages = [read_data(file, map_location="cpu") for file in files]
         for file, stage in zip(files, stages, strict=True):
             if not isinstance(stage, dict) or not stage.keys() >= SETTINGS:

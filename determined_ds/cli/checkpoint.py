@@ -1,4 +1,4 @@
-"""``det-ds checkpoint``: look into checkpoints, verify and export them."""
+"""``det-ds checkpoint``: look into checkpoints, verify, compare, export and import them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from determined_ds.rundir.handed_on import LAST
 from determined_ds.rundir.metrics_file import jsonable
 from determined_ds.rundir.run_dir import CHECKPOINTS, RunDir, short
 
-EXIT_DAMAGED = 1
+EXIT_FOUND = 1  # something is damaged, or differs
 LARGEST_FILES = 8
+MOST_DIFFERENCES = 20
 COLOURS = {"intact": "green", "damaged": "red", "unverified": "yellow"}
 
 EPILOG = """\b
@@ -31,11 +32,14 @@ Examples:
   det-ds checkpoint show runs/gpt2
   det-ds checkpoint show best --run-dir runs/gpt2 --json
   det-ds checkpoint verify runs/gpt2
+  det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
   det-ds checkpoint export runs/gpt2 --to huggingface --output gpt2-trained
+  det-ds checkpoint import gpt2-trained --output runs/start
 """
 A_PATH = click.Path(path_type=Path)
 A_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 FORMS = click.Choice(["huggingface", "safetensors", "torch"])
+TOLERANCE_HELP = "The largest absolute difference of two elements that are equal.  [default: 0]"
 OUTPUT_HELP = (
     "The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run."
 )
@@ -45,7 +49,7 @@ run_dir_option = click.option("--run-dir", type=A_PATH, help="Of best, last, or 
 
 @click.group(epilog=EPILOG)
 def checkpoint() -> None:
-    """Look into checkpoints, verify and export them."""
+    """Look into checkpoints, verify, compare, export and import them."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
 
 
@@ -122,7 +126,54 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
                 click.echo(f"           {damage}")
     if as_json:
         click.echo(json.dumps({"version": 1, "checkpoints": answers}, indent=2))
-    sys.exit(EXIT_DAMAGED if any(each["state"] == "damaged" for each in answers) else 0)
+    sys.exit(EXIT_FOUND if any(each["state"] == "damaged" for each in answers) else 0)
+
+
+@checkpoint.command()
+@click.argument("first")
+@click.argument("second")
+@run_dir_option
+@click.option("--weights", is_flag=True, help="Compare weights alone, not the optimizer's states.")
+@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, help=TOLERANCE_HELP)
+@json_option
+def diff(
+    first: str, second: str, run_dir: Path | None, weights: bool, tolerance: float, as_json: bool
+) -> None:
+    """Find the first tensor that differs between two checkpoints, whichever ranks and strategies wrote them.
+
+    Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
+    """
+    from determined_ds.checkpoints.look import differences
+
+    one, other = (_find(word, run_dir)[0] for word in (first, second))
+    found, weights_only = differences(one.path, other.path, weights_only=weights, tolerance=tolerance)
+    compared = "weights" if weights_only else "tensors"
+    if as_json:
+        answer = {"version": 1, "compared": compared, "equal": not found, "differences": found}
+        click.echo(json.dumps(jsonable(answer), indent=2))
+        sys.exit(EXIT_FOUND if found else 0)
+    click.echo(f"first   batch {one.steps_completed}, {short(one.path)}")
+    click.echo(f"second  batch {other.steps_completed}, {short(other.path)}")
+    if weights_only:
+        click.echo("weights alone are compared, not the optimizer's states")
+    if not found:
+        within = f" within {tolerance:g}" if tolerance else ""
+        click.echo(click.style(f"all {compared} are equal{within}", fg="green"))
+        return
+    tensors = {(each["engine"], each["tensor"]) for each in found}
+    click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
+    rows = []
+    for each in found[:MOST_DIFFERENCES]:
+        where, values, largest = "", "", ""
+        if each["values"] is not None:
+            values = " / ".join(f"{value:.6g}" for value in each["values"])
+            where, largest = str(list(each["place"])), f"{each['largest']:.3g}"
+        name = f"{each['engine']} {each['tensor']}".rstrip()
+        rows.append((name, each["state"], each["message"], where, values, largest))
+    _print_table(("tensor", "state", "what differs", "at", "values", "largest"), rows)
+    if len(found) > MOST_DIFFERENCES:
+        click.echo(f"  ... and {len(found) - MOST_DIFFERENCES} more; --json lists all")
+    sys.exit(EXIT_FOUND)
 
 
 @checkpoint.command()
@@ -163,6 +214,27 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
         click.echo(f"note: {note}", err=True)
     size = f"{count(done['tensors'], 'tensor')}, {format_bytes(done['bytes'])}"
     click.echo(f"batch {found.steps_completed} exported to {short(Path(done['out']))}: {size}")
+
+
+@checkpoint.command("import")
+@click.argument("weights", type=A_PATH)
+@click.option("--output", type=A_PATH, required=True, help="The checkpoint's folder, to make.")
+@click.option("--prefix", default="", help="To put before every name, e.g. model.")
+@click.option("--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'.")
+@click.option("--force", is_flag=True, help="Replace an earlier import at --output; never another folder.")
+def import_weights(weights: Path, output: Path, **options: Any) -> None:
+    """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.
+
+    Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
+    """
+    from determined_ds.checkpoints.export import import_weights as imported
+
+    with _working("reading the weights"):
+        found = imported(weights, output, **options)
+    how = "linked" if found["linked"] else "copied"
+    size = f"{count(found['tensors'], 'tensor')}, {format_bytes(found['bytes'])}"
+    click.echo(f"{size}, {how} to {short(output)}")
+    click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(output)}")
 
 
 def _find(given: str, run_dir: Path | None) -> list[Checkpoint]:

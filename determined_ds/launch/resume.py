@@ -173,7 +173,13 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
     """Where a run starts, with what has changed since its checkpoint was written."""
     found, checkpoint = Problems(), start.checkpoint
     if checkpoint is not None:
+        path, uuid = checkpoint.path, checkpoint.uuid
+        refusal = elastic_refusal(path)
         experiment = keeping_seed(checkpoint, experiment)
+        if experiment.script is None and refusal is None and not any(path.glob("det_state_dict_rank*.pth")):
+            message, code = "holds weights alone, without the state of a training", "weights-alone"
+            fix = f"leave --resume out and start from them: --set {dotted(SOURCE)}={short(path)}"
+            found.problems.append(Problem(key="--resume", value=uuid, message=message, fix=fix, code=code))
     origin = checkpoint or start.fork
     by_library = origin and (experiment.script is None or (origin.path / "trial_state.json").is_file())
     if origin is not None and resolved is not None and by_library:

@@ -9,6 +9,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
+from determined_ds.errors import EXIT_CONFIG
 from tests.cli.own_runs import at
 from tests.package import checkpoints, reseal
 
@@ -60,6 +61,9 @@ def test_what_a_script_wrote_is_shown_by_its_files(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "strategy    unknown" in shown.stdout
     assert "checkpoint-8/optimizer.pt       2 KiB" in shown.stdout
+    refused = invoke("diff", path, path)
+    assert refused.exit_code == 1
+    assert "a loop of this library did not write it" in refused.stderr
     (path / "manifest.json").unlink()
     (found,) = answer("verify", path)["checkpoints"]
     assert found["state"] == "unverified", "nothing is called intact that cannot be verified"
@@ -84,3 +88,15 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     assert (newest["state"], found["state"]) == ("intact", "damaged")
     assert [each.split()[0] for each in found["damages"]] == [f"model0/{file.name}", "trial_state.json"]
     assert (newest["damages"], newest["files"] > 5) == ([], True)
+
+
+def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
+    there = trained / "run"
+    equal = invoke("diff", at(there, 6).name, "last", "--run-dir", there)
+    assert (equal.exit_code, "all tensors are equal" in equal.stdout) == (0, True), equal.output
+    done = invoke("diff", at(there, 2), there)
+    assert done.exit_code == 1
+    assert "2 tensors with differences" in done.stdout
+    found = answer("diff", at(there, 2), there)
+    assert (found["equal"], found["compared"]) == (False, "tensors")
+    assert invoke("diff", there, "nowhere").exit_code == EXIT_CONFIG

@@ -21,7 +21,7 @@ from tests.cli.own_runs import (
     steps_of,
 )
 from tests.harness.command import det_ds
-from tests.package import checkpoints
+from tests.package import checkpoints, reseal
 
 
 def refused(folder: Path, run_dir: str, *words: str | Path) -> str:
@@ -92,6 +92,18 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> 
     (newest / "trial_state.json").write_text("{}")
     told = refused(copied, "run", "--resume", newest.name)
     assert "is damaged: trial_state.json has 2 bytes" in told
+
+
+def test_weights_alone_are_no_training_to_resume(copied: Path) -> None:
+    """As ``det-ds checkpoint import`` writes them: the key that starts from them is named."""
+    imported = at(copied / "run", 2)
+    for file in (*imported.glob("det_state_dict_rank*"), imported / "load_data.json"):
+        file.unlink()
+    (imported / "trial_state.json").write_text(json.dumps({"batches_trained": 0}))
+    reseal(imported)
+    told = refused(copied, "new", "--resume", imported)
+    assert "holds weights alone, without the state of a training" in told
+    assert "searcher.source_checkpoint_uuid=" in told
 
 
 def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained: Path, copied: Path) -> None:
