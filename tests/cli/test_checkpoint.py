@@ -10,10 +10,8 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import at
+from tests.cli.own_runs import at, result
 from tests.package import checkpoints, reseal
-
-SHAPES = {"weight": [1, 4], "bias": [1]}
 
 
 def invoke(*words: str | Path) -> Any:
@@ -28,42 +26,22 @@ def answer(*words: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_show_names_every_tensor(trained: Path) -> None:
-    newest = checkpoints(trained / "run")[0]
-    shown = invoke("show", trained / "run")
-    assert shown.exit_code == 0, shown.output
-    strategy = "  strategy    zero_stage 1, precision fp32, "
-    for words in (
-        f"checkpoint {newest.name}",
-        "  steps       6 (",
-        strategy,
-        "5 parameters, AdamW",
-        "exp_avg",
-    ):
-        assert words in shown.stdout
-    best = json.loads((trained / "run/result.json").read_text())["best"]
+def test_show_names_every_tensor_and_what_a_script_wrote_by_its_files(trained: Path, tmp_path: Path) -> None:
+    shown = invoke("show", trained / "run").stdout
+    for words in (checkpoints(trained / "run")[0].name, "zero_stage 1, precision fp32", "AdamW", "exp_avg"):
+        assert words in shown
     found = answer("show", "best", "--run-dir", trained / "run")
-    assert (found["uuid"], found["steps_completed"]) == (best["checkpoint"], best["steps_completed"])
-    assert found["strategy"]["zero_stage"] == 1
+    assert found["uuid"] == result(trained / "run")["best"]["checkpoint"]
     (engine,) = found["engines"]
-    assert {tensor["name"]: tensor["shape"] for tensor in engine["tensors"]} == SHAPES
-    assert found["bytes"] == sum(found["files"].values()) > engine["bytes"] > 0
-
-
-def test_what_a_script_wrote_is_shown_by_its_files(tmp_path: Path) -> None:
+    tensors = {tensor["name"]: tensor["shape"] for tensor in engine["tensors"]}
+    assert tensors == {"weight": [1, 4], "bias": [1]}
     path = tmp_path / "a-uuid"
-    for name in ("checkpoint-8/model.safetensors", "checkpoint-8/optimizer.pt"):
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(bytes(2048))
+    (path / "checkpoint-8").mkdir(parents=True)
+    (path / "checkpoint-8/optimizer.pt").write_bytes(bytes(2048))
     (path / "metadata.json").write_text('{"steps_completed": 8}')
     reseal(path)
-    shown = invoke("show", path)
-    assert shown.exit_code == 0, shown.output
-    assert "strategy    unknown" in shown.stdout
-    assert "checkpoint-8/optimizer.pt       2 KiB" in shown.stdout
-    refused = invoke("diff", path, path)
-    assert refused.exit_code == 1
-    assert "a loop of this library did not write it" in refused.stderr
+    assert "checkpoint-8/optimizer.pt" in invoke("show", path).stdout
+    assert "a loop of this library did not write it" in invoke("diff", path, path).stderr
     (path / "manifest.json").unlink()
     (found,) = answer("verify", path)["checkpoints"]
     assert found["state"] == "unverified", "nothing is called intact that cannot be verified"
@@ -78,16 +56,13 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     damaged = at(there, 4)
     file = next(file for file in sorted(damaged.glob("model0/*")) if file.stat().st_size > 5)
     file.write_bytes(b"short")
-    done = invoke("verify", there, "last", "--run-dir", there)
-    assert done.exit_code == 1
-    assert f"damaged    {damaged.name}" in done.stdout
-    assert f"model0/{file.name} has 5 bytes" in done.stdout
-    assert invoke("verify", "last", "--run-dir", there).exit_code == 0
     (damaged / "trial_state.json").unlink()
+    done = invoke("verify", there, "last", "--run-dir", there)
+    assert (done.exit_code, f"damaged    {damaged.name}" in done.stdout) == (1, True)
+    assert invoke("verify", "last", "--run-dir", there).exit_code == 0
     newest, found, *_ = answer("verify", there)["checkpoints"]
-    assert (newest["state"], found["state"]) == ("intact", "damaged")
+    assert (newest["state"], newest["damages"], found["state"]) == ("intact", [], "damaged")
     assert [each.split()[0] for each in found["damages"]] == [f"model0/{file.name}", "trial_state.json"]
-    assert (newest["damages"], newest["files"] > 5) == ([], True)
 
 
 def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
@@ -95,8 +70,5 @@ def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
     equal = invoke("diff", at(there, 6).name, "last", "--run-dir", there)
     assert (equal.exit_code, "all tensors are equal" in equal.stdout) == (0, True), equal.output
     done = invoke("diff", at(there, 2), there)
-    assert done.exit_code == 1
-    assert "2 tensors with differences" in done.stdout
-    found = answer("diff", at(there, 2), there)
-    assert (found["equal"], found["compared"]) == (False, "tensors")
+    assert (done.exit_code, "2 tensors with differences" in done.stdout) == (1, True)
     assert invoke("diff", there, "nowhere").exit_code == EXIT_CONFIG

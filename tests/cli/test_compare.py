@@ -7,14 +7,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import CliRunner
 
 from determined_ds import compare, load_results
-from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
+from tests.cli.own_runs import invoke
 from tests.harness.command import det_ds
 
-FILES = ("report.html", "results.json", "results.csv")
 # ZeRO 3 finds no memory, once it trains.
 GREEDY = """
 
@@ -26,19 +24,10 @@ class GreedyTrial(TinyTrial):
 """
 
 
-def invoked(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["compare", *map(str, words), "--accelerator", "cpu"])
-    assert "Traceback" not in result.output
-    return result.exit_code, result.output
-
-
 def test_a_report_of_what_runs_and_what_does_not(
     own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is measured, one runs out of memory, one cannot run; the next time, what was measured is taken as it is.
-
-    Not where the code is another; then what else runs on the machine stands beside the result.
-    """
+    """The next time, what was measured is taken as it is. Not where the code is another; then the load is told."""
     config, run_dir = own_model / "experiment.yaml", tmp_path / "compared"
     with (own_model / "trial.py").open("a") as file:
         file.write(GREEDY)
@@ -46,49 +35,40 @@ def test_a_report_of_what_runs_and_what_does_not(
     options = ["--slots", "1", "--steps", "3", "--warmup", "1", "--repeat", "1", "--run-dir", run_dir]
     done = det_ds("compare", config, own_model, "--strategies", "zero0,zero3,zeropp", *options)
     assert done.returncode == 0, done.stderr
-    results = load_results(run_dir / "results.json")
-    measured, greedy_one, impossible = results.rows
-    states = {"zero0": "measured", "zero3": "out of memory", "zeropp": "cannot run"}
-    assert {row.name: row.status for row in results.rows} == states
+    measured, greedy_one, impossible = load_results(run_dir / "results.json").rows
+    assert [row.status for row in (measured, greedy_one, impossible)] == [
+        "measured",
+        "out of memory",
+        "cannot run",
+    ]
     assert (len(measured.step_seconds), len(measured.losses), measured.slots) == (3, 4, 1)
     assert greedy_one.reason == "MemoryError: no room for it"
     assert "there is no CUDA device" in impossible.reason
     # AdamW on four weights and a bias, in fp32: parameters, gradients and two moments.
     assert measured.model_state_bytes == measured.estimated_model_state_bytes == 16 * 5
-    for told in ("1/1  zero0 x1", "out of memory: MemoryError: no room for it", "cannot run: ", *FILES):
-        assert told in done.stdout
+    assert "out of memory: MemoryError: no room for it" in done.stdout
     with (run_dir / "results.csv").open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == ["zero0", "zero3", "zeropp"]
     assert "MemoryError: no room for it" in (run_dir / "report.html").read_text()
 
+    def again() -> str:
+        small = {"strategies": ["zero0"], "slots": [1], "steps": 3, "warmup": 1, "repeat": 1}
+        found.append(compare(config, own_model, **small, run_dir=run_dir, accelerator="cpu"))
+        return capsys.readouterr().out
+
     record = run_dir / "runs" / "zero0-x1" / "1" / "metrics.jsonl"
-    before = record.stat().st_mtime_ns
-    again = {"strategies": ["zero0", "zeropp"], "slots": [1], "steps": 3, "warmup": 1, "repeat": 1}
-    found = compare(config, own_model, **again, run_dir=run_dir, accelerator="cpu")
+    before, found = record.stat().st_mtime_ns, []
+    assert "zero0 x1: measured before" in again()
     assert record.stat().st_mtime_ns == before
-    assert "zero0 x1: measured before" in capsys.readouterr().out
-    assert found.rows[0].repetitions == measured.repetitions
+    assert found[0].rows[0].repetitions == measured.repetitions
     with (own_model / "trial.py").open("a") as file:
         file.write("# other code, which may take another time\n")
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 60.0)  # of other programs
-    again["strategies"] = ["zero0"]
-    found = compare(config, own_model, **again, run_dir=run_dir, accelerator="cpu")
-    told, load = capsys.readouterr().out, "other programs took up to 60% of its cores"
+    told, load = again(), "other programs took up to 60% of its cores"
     assert "measured before" not in told
     assert f"warning: while it was measured, {load}: compare times by" in told
-    assert load in found.machine
+    assert load in found[1].machine
     assert record.stat().st_mtime_ns > before
-
-
-def test_where_nothing_can_be_measured_it_fails(own_model: Path, tmp_path: Path) -> None:
-    """With a report, all the same."""
-    options = ["--strategies", "zeropp,pipeline", "--run-dir", tmp_path / "run"]
-    code, output = invoked(own_model / "experiment.yaml", own_model, *options)
-    assert code == 1
-    assert "error: none of the strategies could be measured" in output
-    results = load_results(tmp_path / "run" / "results.json")
-    assert [row.status for row in results.rows] == ["cannot run", "cannot run"]
-    assert "TinyTrial has no stages" in results.rows[1].reason
 
 
 EXPERIMENT = """
@@ -131,39 +111,31 @@ def test_strategies_of_a_script_are_measured_where_it_honours_them(tmp_path: Pat
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "own.yaml").write_text(EXPERIMENT)
     run_dir = tmp_path / "compared"
-    options = ["--steps", "3", "--warmup", "1", "--repeat", "1", "--run-dir", run_dir, "--accelerator", "cpu"]
+    options = ["--steps", "3", "--warmup", "1", "--repeat", "1", "--run-dir", run_dir]
     strategies = "zero2,zero3,pipeline,ddp"
     done = det_ds("compare", tmp_path / "own.yaml", tmp_path, "--strategies", strategies, *options)
     assert done.returncode == 0, done.stderr
     rows = load_results(run_dir / "results.json").rows
-    assert [row.name for row in rows] == strategies.split(",")
     assert [row.status for row in rows] == ["measured", "cannot run", "cannot run", "cannot run"]
     measured, other, piped, by_torch = rows
     assert (measured.slots, len(measured.step_seconds), measured.micro_batch_size) == (2, 3, 4)
-    assert measured.estimated_model_state_bytes is None
     assert "makes an engine of ZeRO 1 in fp32; the configuration is ZeRO 3 in fp32" in other.reason
     assert "keeps the stages that its code builds" in piped.reason
     assert "makes its engine itself" in by_torch.reason
-    assert done.stdout.count("no memory estimate: a script builds its model by itself") == 1
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["zero1,zer2"], ["--strategies = 'zer2': unknown name", "did you mean zero2?"]),
-        (["zero0", "--slots", "1,0"], ["is not a whole number from 1"]),
+        (["zero1,zer2"], ["did you mean zero2?"]),
         (["zero9", "--set", "nonsense"], ["'zero9'", "is not KEY=VALUE"]),
         (["zero0", "--set", "hyperparameters.global_batch_size=7"], ["global_batch_size = 7", "multiple of"]),
     ],
 )
-def test_a_mistake_is_told_before_anything_starts(
+def test_mistakes_are_told_at_once_before_anything_starts(
     options: list[str], says: list[str], own_model: Path, tmp_path: Path
 ) -> None:
-    """All mistakes of a command at once."""
-    run_dir = tmp_path / "run"
-    words = ["--strategies", *options, "--run-dir", run_dir]
-    code, output = invoked(own_model / "experiment.yaml", own_model, *words)
-    assert code == EXIT_CONFIG
-    for words in says:
-        assert words in output
-    assert not run_dir.exists()
+    done = invoke("compare", own_model, "--strategies", *options, "--run-dir", tmp_path / "run")
+    assert done.exit_code == EXIT_CONFIG
+    assert [words for words in says if words not in done.output] == []
+    assert not (tmp_path / "run").exists()

@@ -37,15 +37,10 @@ def test_a_checkpoint_is_named_by_its_uuid_alone_where_the_current_folder_has_th
     done = det_ds("run", *words, cwd=copied / "own_model")
     assert done.returncode == 0, done.stderr
     assert "validation  batch 2  validation_loss" in done.stdout
-
-
-def test_what_cannot_be_asked_is_refused(copied: Path) -> None:
-    def refused(*words: str) -> str:
-        done = invoke("run", copied / "own_model", "--run-dir", copied / "run", *words)
-        assert done.exit_code == EXIT_CONFIG, done.output
-        assert "fix:" in done.stderr
-        return str(done.stderr)
-
-    assert "there is no such checkpoint" in refused("--evaluate", "nowhere")
-    assert "together with --test" in refused("--evaluate", "best", "--test")
-    assert "runs trials" in refused("--evaluate", "last", "--set", "entrypoint=python3 trial.py")
+    for words, said in (
+        (("nowhere",), "there is no such checkpoint"),
+        (("best", "--test"), "together with --test"),
+        (("last", "--set", "entrypoint=python3 trial.py"), "runs trials"),
+    ):
+        done = invoke("run", copied / "own_model", "--run-dir", there, "--evaluate", *words)
+        assert (done.exit_code, said in done.stderr, "fix:" in done.stderr) == (EXIT_CONFIG, True, True)

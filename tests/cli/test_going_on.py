@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
-import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -23,42 +21,26 @@ AMSGRAD = "hyperparameters.overwrite_deepspeed_args.optimizer.params.amsgrad=tru
 SOURCE = "searcher.source_checkpoint_uuid"
 
 
-# -------------------------------------------------------------------------------- with changed settings
-
-
 def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
     before = checkpoints(copied / "run")[0]
     done = run(copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7", f"{RATE}=0"])
-    assert ": completed, 7 of 7 batches\n" in done.stdout
     assert done.returncode == 0, done.stderr
-    assert "  resume     batch 6, checkpoint " in done.stdout
-    assert "  changed    hyperparameters.fit.max_length.batches: 6 -> 7\n" in done.stdout
     assert "             deepspeed.optimizer.params.lr: 0.01 -> 0" in done.stdout
     assert records(copied / "run", "training")[-1][1]["lr"] == 0.0
-    after = checkpoints(copied / "run")[0]
-    assert same_weights(before, after)
+    assert same_weights(before, checkpoints(copied / "run")[0])
     kept = yaml.safe_load((copied / "run/experiment.yaml").read_text())["hyperparameters"]
     assert kept["overwrite_deepspeed_args"]["optimizer"]["params"]["lr"] == 0
-    given = json.loads((copied / "run/deepspeed_config.json").read_text())
-    assert given["optimizer"]["params"]["lr"] == 0
 
 
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        (AMSGRAD, "optimizer.params.amsgrad = true"),
-        ("reproducibility.experiment_seed=5", "reproducibility.experiment_seed = 5"),
-    ],
-)
-def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path, override: str, told: str) -> None:
+def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path) -> None:
     before = contents(trained / "run")
-    words = ["--run-dir", trained / "run", "--resume", "--set", f"{LENGTH}=9", "--set", override]
-    result = invoke("run", trained / "own_model", *words)
-    assert result.exit_code == EXIT_CONFIG, result.output
-    assert told in result.stderr
-    assert "when checkpoint" in result.stderr
-    assert "fix: go back to" in result.stderr
-    assert contents(trained / "run") == before
+    for override in (AMSGRAD, "reproducibility.experiment_seed=5"):
+        words = ["--run-dir", trained / "run", "--resume", "--set", f"{LENGTH}=9", "--set", override]
+        result = invoke("run", trained / "own_model", *words)
+        assert result.exit_code == EXIT_CONFIG, result.output
+        assert override.replace("=", " = ").rpartition("args.")[2] in result.stderr
+        assert "fix: go back to" in result.stderr
+        assert contents(trained / "run") == before
 
 
 def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: Path) -> None:
@@ -67,14 +49,8 @@ def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: 
     sets = [f"{LENGTH}=9", "description=another"]
     done = run(copied / "own_model", copied / "run", "--resume", sets=sets)
     assert done.returncode == EXIT_CONFIG, done.stderr
-    uuid = checkpoints(copied / "run")[0].name
-    said = f"error: checkpoint = '{uuid}': does not fit this model and this optimizer: bias (1,)"
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "': does not fit this model and this optimizer: bias (1,)" in done.stderr
     assert contents(copied / "run") == before
-
-
-# -------------------------------------------------------------------------------- by the commands at a run's end
 
 
 SCHEDULE = """
@@ -87,9 +63,9 @@ def test_a_copied_run_is_trained_longer_by_its_own_command_under_a_new_schedule(
     """Of a schedule that ends with the training, the rate goes on as over the longer one, and that is said."""
     with (own_model / "trial.py").open("a") as file:
         file.write(SCHEDULE)
-    half = run(own_model, own_model.parent / "run", sets=[f"{LENGTH}=2"])
-    assert half.returncode == 0, half.stderr
-    whole = run(own_model, own_model.parent / "whole", sets=[f"{LENGTH}=4"])
+    for name, length in (("run", 2), ("whole", 4)):
+        done = run(own_model, own_model.parent / name, sets=[f"{LENGTH}={length}"])
+        assert done.returncode == 0, done.stderr
     original, copy = own_model.parent / "run", own_model.parent / "copy"
     shutil.copytree(original, copy, symlinks=True)
     before = contents(original)
@@ -101,11 +77,7 @@ def test_a_copied_run_is_trained_longer_by_its_own_command_under_a_new_schedule(
     assert "schedule    OneCycleLR goes on by its new settings: lr " in done.stdout
     assert (steps(copy), contents(original)) == ([1, 2, 3, 4], before)
     rates = [dict(records(path, "training"))[3]["lr"] for path in (copy, own_model.parent / "whole")]
-    assert whole.returncode == 0
     assert rates[0] == rates[1]
-
-
-# -------------------------------------------------------------------------------- from another run
 
 
 def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path) -> None:
@@ -115,7 +87,6 @@ def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path) -> No
     done = run(copied / "own_model", copied / "fork", sets=sets)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"  fork       batch 6 of .*/run, checkpoint {origin.name}\n", done.stdout)
-    assert "its weights alone, with a new optimizer and schedule; counting" in done.stdout
     assert steps(copied / "fork") == [1]
     assert same_weights(origin, checkpoints(copied / "fork")[0])
     config = yaml.safe_load((copied / "fork/experiment.yaml").read_text())
@@ -138,30 +109,16 @@ def test_a_fork_that_cannot_be_is_refused(copied: Path) -> None:
         assert not (copied / "fork").exists()
         return str(result.stderr)
 
-    told = refused("--set", "searcher.source_trial_id=7")
-    assert "searcher.source_trial_id = 7" in told
-    assert "names a trial on a cluster" in told
+    assert "names a trial on a cluster" in refused("--set", "searcher.source_trial_id=7")
     assert "there is no such folder" in refused("--set", f"{SOURCE}=no-such-uuid")
     every = ("--set", f"{SOURCE}={newest}", "--set", "hyperparameters.fit.warm_start=all")
     assert "optimizer.params.amsgrad = true" in refused(*every, "--set", AMSGRAD)
-    assert "use one of weights, all" in refused("--set", "hyperparameters.fit.warm_start=optimizer")
     assert "holds no checkpoint" in refused("--set", f"{SOURCE}={copied / 'own_model'}")
 
 
-# -------------------------------------------------------------------------------- after a crash
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("raise ArithmeticError('always')", "ArithmeticError: always"),
-        ("if self.context._current_batch_idx == 3: inputs_B4 *= float('nan')", "finite"),
-    ],
-    ids=["before its first batch", "a loss that is not finite"],
-)
-def test_what_another_start_does_not_change_is_not_restarted(line: str, said: str, own_model: Path) -> None:
-    edit(own_model / "trial.py", LOSS, f"{LOSS}        {line}\n")
+def test_what_another_start_does_not_change_is_not_restarted(own_model: Path) -> None:
+    edit(own_model / "trial.py", LOSS, f"{LOSS}        raise ArithmeticError('always')\n")
     done = run(own_model, own_model.parent / "run", sets=["max_restarts=3"])
     assert done.returncode == 1
-    assert said in done.stderr
+    assert "ArithmeticError: always" in done.stderr
     assert not re.search(r"restart \d of", done.stderr)

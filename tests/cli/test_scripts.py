@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
-from tests.cli.own_runs import OWN_SCRIPT, at, losses, result, steps, steps_of
+from tests.cli.own_runs import OWN_SCRIPT, losses, result, steps, steps_of
 from tests.harness.command import Started, det_ds
 from tests.package import checkpoints, damage
 
@@ -49,15 +49,11 @@ def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tupl
     folder, printed = trained
     info = json.loads(printed.split("INFO ")[1].splitlines()[0])
     assert (info["hparams"], info["slots"], info["latest"]) == ({"learning_rate": 0.01}, [0, 1], None)
-    assert info["id"] > 0
-    assert "batch      decided by the script" in printed
     assert list(losses(folder / "run")) == list(range(1, STEPS + 1))
     found = result(folder / "run")
     assert (found["status"], found["steps_completed"]) == ("completed", STEPS)
     assert found["best"]["checkpoint"] == found["checkpoint"]["uuid"]
-    for checkpoint in checkpoints(folder / "run"):
-        assert (checkpoint / "manifest.json").is_file()
-        assert damage(checkpoint) is None
+    assert {damage(checkpoint) for checkpoint in checkpoints(folder / "run")} == {None}
     assert len(list((folder / "run/tensorboard").glob("events*"))) == 1, "not by Determined's names, too"
     events = EventAccumulator(str(folder / "run/tensorboard")).Reload().Scalars("training/loss")
     assert {event.step: event.value for event in events} == pytest.approx(losses(folder / "run"))
@@ -69,16 +65,6 @@ def test_after_a_crash_it_resumes_from_its_checkpoint(own_script: Path, trained:
     assert "ArithmeticError: step 6" in done.stderr
     assert "restart 1 of 1 from checkpoint" in done.stderr
     assert losses(own_script / "run") == pytest.approx(losses(trained[0] / "run"), rel=1e-6)
-
-
-def test_another_runs_checkpoint_is_continued(own_script: Path, trained: tuple[Path, str]) -> None:
-    whole = trained[0] / "run"
-    origin = at(whole, 4)
-    rate = ["--set", "hyperparameters.learning_rate=0.01"]
-    done = det_ds(*words(own_script, "", *rate, "--resume", str(origin)))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.split("INFO ")[1].splitlines()[0])["latest"] == origin.name
-    assert losses(own_script / "run") == {step: loss for step, loss in losses(whole).items() if step > 4}
 
 
 def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
@@ -93,8 +79,7 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     assert "  resume      det-ds run" in said
     found = result(own_script / "run")
     assert found["status"] == "stopped"
-    assert found["checkpoint"]["steps_completed"] == found["steps_completed"] < STEPS
-    assert steps_of(checkpoints(own_script / "run")[0]) == found["steps_completed"]
+    assert steps_of(checkpoints(own_script / "run")[0]) == found["steps_completed"] < STEPS
     done = det_ds(*words(own_script, "", "--slots", "1", "--resume"))
     assert done.returncode == 0, done.stderr
     assert list(losses(own_script / "run")) == list(range(1, STEPS + 1))
@@ -104,7 +89,6 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     ("arguments", "code", "said"),
     [
         ("train.py --exit 3", EXIT_TRAINING_FAILED, "train.py ended with exit code 3"),
-        ("train.py --exit 0", 0, ""),
         ("train.py --impossible", EXIT_CONFIG, "cannot run with this point: the width must be even"),
     ],
 )
@@ -112,51 +96,30 @@ def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code:
     done = det_ds(*words(own_script, arguments, "--slots", "1"))
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert said in (result(own_script / "run")["reason"] or "")
 
 
 def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(own_script: Path) -> None:
-    keys = {
-        "searcher.max_length": "{batches: 4}",
-        "min_validation_period": "{batches: 2}",
-        "scheduling_unit": 1,
-    }
-    sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    there = [str(own_script / "experiment.yaml"), str(own_script), "--run-dir", str(own_script / "run")]
-    command = ["run", *there, "--slots", "1", "--set", "entrypoint=model_def:OwnTrial", *sets]
-    done = det_ds(*command)
+    sets = ("searcher.max_length={batches: 4}", "min_validation_period={batches: 2}", "scheduling_unit=1")
+    there = [own_script / "experiment.yaml", own_script, "--run-dir", own_script / "run", "--slots", "1"]
+    options = [word for each in ("entrypoint=model_def:OwnTrial", *sets) for word in ("--set", each)]
+    done = det_ds("run", *there, *options)
     assert done.returncode == 0, done.stderr
-    assert "batch      decided by the trial" in done.stdout
     assert "ignored" not in done.stderr
-    assert steps(own_script / "run") == [1, 2, 3, 4]
-    assert steps(own_script / "run", "validation") == [2, 4]
+    assert (steps(own_script / "run"), steps(own_script / "run", "validation")) == ([1, 2, 3, 4], [2, 4])
     given = json.loads((own_script / "run/deepspeed_config.json").read_text())
     assert given["train_batch_size"] == 8  # its engine's
 
 
 def test_what_cannot_run_is_refused_before_ranks_start(own_script: Path) -> None:
-    def refused(*arguments: str) -> str:
-        done = CliRunner().invoke(main, [*words(own_script, "", *arguments), "--accelerator", "cpu"])
-        assert done.exit_code == EXIT_CONFIG
-        return done.stderr
-
-    assert "trains without determined_ds.session()" in refused("--test")
     script = own_script / "train.py"
     lines = "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n"
-    script.write_text(lines + script.read_text())
-    said = refused()
-    assert "train.py:2: determined.pytorch.deepspeed.init" in said
-    assert "from determined_ds import deepspeed as det_ds" in said
-
-
-def test_without_a_context_the_first_signal_ends_it(own_script: Path) -> None:
-    started = Started(*words(own_script, "train.py --quietly", "--slots", "1"), merged=True)
-    while "sleeping" not in (line := started.stdout.readline()):
-        assert line
-    started.send_signal(signal.SIGTERM)
-    said, _ = started.communicate(60)
-    assert started.wait(10) == 0
-    assert "stopped before the first checkpoint" in said
+    for before, options, said in (
+        ("", ["--test"], "trains without determined_ds.session()"),
+        (lines, [], "train.py:2: determined.pytorch.deepspeed.init"),
+    ):
+        script.write_text(before + script.read_text())
+        done = CliRunner().invoke(main, [*words(own_script, "", *options), "--accelerator", "cpu"])
+        assert (done.exit_code, said in done.stderr) == (EXIT_CONFIG, True)
 
 
 def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(own_script: Path) -> None:
@@ -166,7 +129,6 @@ def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(o
     done = det_ds("search", *there, "--slots", "1", "--set", rates, "--set", searcher)
     assert done.returncode == 0, done.stderr
     assert "2 trials: 2 completed" in done.stdout
-    assert "decides" not in done.stderr
     trials = [yaml.safe_load(path.read_text()) for path in own_script.glob("search/trials/*/experiment.yaml")]
     assert {trial["hyperparameters"]["learning_rate"] for trial in trials} == {0.1, 0.01}
     assert all(trial["searcher"]["max_length"] == {"epochs": 3} for trial in trials)

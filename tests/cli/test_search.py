@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +11,7 @@ from click.testing import Result
 from determined_ds import Accelerator, ConfigError, load_experiment
 from tests.cli.own_runs import LENGTH, invoke
 from tests.harness.command import det_ds
-from tests.package import CPU, checkpoints, trials_at_once
+from tests.package import checkpoints, trials_at_once
 
 LR = "hyperparameters.overwrite_deepspeed_args.optimizer.params.lr"
 
@@ -31,11 +30,11 @@ def searched(own_model: Path) -> Path:
     return own_model
 
 
-def search(context: Path, *words: str | Path, sets: tuple[str, ...] = (), run_dir: str = "run") -> Result:
+def search(context: Path, *words: str | Path, sets: tuple[str, ...] = ()) -> Result:
     """The command with a run directory beside the context; no trial is started."""
     before = sorted(path for path in context.parent.rglob("*") if "trials" in path.parts)
     given: list[str | Path] = [*words, *(word for override in sets for word in ("--set", override))]
-    done = invoke("search", context, *given, "--run-dir", context.parent / run_dir)
+    done = invoke("search", context, *given, "--run-dir", context.parent / "run")
     assert before == sorted(path for path in context.parent.rglob("*") if "trials" in path.parts)
     return done
 
@@ -46,9 +45,6 @@ def refused(done: Result, *said: str) -> None:
         assert words in done.output, done.output
 
 
-# ------------------------------------------------------------------------------------------- the search
-
-
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
@@ -57,8 +53,6 @@ def refused(done: Result, *said: str) -> None:
             ("searcher.metric=accuracy", "hyperparameters.global_batch_size=7", "x=1"),
             ("write validation_loss", "global_batch_size = 7", "x (--set x=1): unknown key"),
         ),
-        (("searcher.name=adaptive_asha",), ("searcher.max_time", "searcher.time_metric")),
-        (("searcher.source_trial_id=1",), ("searcher.source_trial_id = 1",)),
         (
             ("resources.slots_per_trial=4096", "hyperparameters.global_batch_size=32768"),
             ("slots_per_trial = 4096", "this machine carries"),
@@ -78,26 +72,9 @@ def test_trials_begin_with_the_weights_of_a_fork(trained: Path, searched: Path) 
     run_dir = searched.parent / "run"
     done = det_ds("search", searched / "experiment.yaml", searched, "--run-dir", run_dir, *words)
     assert done.returncode == 0, done.stderr
-    assert "1 a trial, 1 on this machine (cpu): one trial at a time" in done.stdout
     trials = [yaml.safe_load(path.read_text()) for path in run_dir.glob("trials/*/experiment.yaml")]
     newest = str(checkpoints(trained / "run")[0])
     assert [trial["searcher"]["source_checkpoint_uuid"] for trial in trials] == [newest, newest]
-
-
-# ---------------------------------------------------------------------------------------- the machine
-
-
-def test_no_more_trials_run_at_once_than_the_search_wants(searched: Path) -> None:
-    def wanted(**searcher: Any) -> int:
-        config = yaml.safe_load((searched / "experiment.yaml").read_text())
-        always = {"metric": "validation_loss", "time_metric": "batches", "max_trials": 99}
-        config["searcher"] = {**always, **searcher}
-        (searched / "one.yaml").write_text(yaml.safe_dump(config))
-        return trials_at_once(load_experiment(searched / "one.yaml"), CPU)[0]
-
-    assert wanted(name="random") == 16
-    assert wanted(name="random", max_concurrent_trials=3) == 3
-    assert wanted(name="adaptive_asha", max_trials=9, max_time=99, max_concurrent_trials=1) == 2
 
 
 def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,26 +84,18 @@ def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) 
     assert trials_at_once(experiment, gpus) == (2, ("0", "1", "2", "3"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,2,GPU-9")
     assert trials_at_once(experiment, gpus, 3) == (1, ("5", "7", "2"))
-    with pytest.raises(ConfigError, match="this machine has 4"):
-        trials_at_once(experiment, gpus, 5)
     with pytest.raises(ConfigError, match="carries 1 ranks"):
         trials_at_once(experiment, gpus, 1)
-
-
-# --------------------------------------------------------------------------------- the run directory
 
 
 def test_a_folder_that_holds_no_search(searched: Path) -> None:
     refused(search(searched, "--resume"), "contains no search: there is no experiment.yaml in it")
     (searched.parent / "run").mkdir()
     (searched.parent / "run" / "metrics.jsonl").touch()
-    refused(search(searched, "--resume"), "contains a run of one trial, not a search")
     refused(search(searched), "contains a run of one trial, not a search")
-    (searched.parent / "file").touch()
-    refused(search(searched, run_dir="file/run"), "is a file")
 
 
-def test_another_search_than_that_which_was_begun(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_search_than_that_which_was_begun(searched: Path) -> None:
     config, begun = searched / "experiment.yaml", searched.parent / "run"
     stated = yaml.safe_load(config.read_text())
     stated["searcher"]["max_trials"] = 1
@@ -139,16 +108,9 @@ def test_another_search_than_that_which_was_begun(searched: Path, monkeypatch: p
         search(searched, "--resume", sets=("searcher.max_trials=9", f"{LR}=0.5")),
         "searcher.max_trials = 9 (--set searcher.max_trials=9): was 1 when the search in",
         f"{LR} = 0.5",
-        "restore the earlier value",
     )
-    refused(search(searched, "--resume", "--slots", "2"), "resources.slots_per_trial = 2 (--slots): was 1")
     same = search(searched, "--resume", sets=("description=another", "max_restarts=1"))
     assert same.exit_code == 0, same.output
-    monkeypatch.chdir(searched.parent)
-    (searched.parent / "runs/tiny").mkdir(parents=True)
-    begun.rename(searched.parent / "runs/tiny/20260101-000000")
-    done = invoke("search", searched, "--resume")
-    refused(done, "--resume: needs the --run-dir", "add --run-dir runs/tiny/20260101-000000")
 
 
 def test_a_metric_that_only_a_trial_itself_can_tell_to_be_missing(searched: Path) -> None:
@@ -159,6 +121,4 @@ def test_a_metric_that_only_a_trial_itself_can_tell_to_be_missing(searched: Path
     words = ["--set", f"{LENGTH}=2", "--run-dir", searched.parent / "run"]
     done = det_ds("search", searched / "experiment.yaml", searched, *words)
     assert done.returncode == 2, done.stderr
-    assert "searcher.metric = 'validation_loss'" in done.stderr
     assert "does not report it as a number at validation; it reports accuracy" in done.stderr
-    assert len(list((searched.parent / "run/trials").iterdir())) <= 2, "those that ran at that time"

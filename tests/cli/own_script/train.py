@@ -56,16 +56,12 @@ if __name__ == "__main__":
     parser.add_argument("--crash", type=int)
     parser.add_argument("--exit", type=int)
     parser.add_argument("--impossible", action="store_true")
-    parser.add_argument("--quietly", action="store_true")
     given = parser.parse_args()
     if given.exit is not None:
         sys.exit(given.exit)
-    if given.quietly:  # without a context
-        print("sleeping", flush=True)
-        time.sleep(600)
     if os.environ["RANK"] == "0":
         found = det.get_cluster_info()
-        told = {"hparams": found.trial.hparams, "slots": found.slot_ids, "id": found.trial.trial_id}
+        told = {"hparams": found.trial.hparams, "slots": found.slot_ids}
         print("INFO", json.dumps({**told, "latest": found.latest_checkpoint}), flush=True)
     deepspeed.init_distributed()
     with det.core.init(distributed=det.core.DistributedContext.from_deepspeed()) as context:
