@@ -21,23 +21,11 @@ def made(
     tensors: Mapping[str, States],
     *,
     ranks: int = 1,
-    steps: int = 4,
     aliases: Mapping[str, str] | None = None,
-    engine: str = "model0",
     files: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a sealed checkpoint, each tensor cut into as many slices as there are ranks.
-
-    Args:
-        path: Its folder.
-        tensors: Name -> states.
-        ranks: How many files there are.
-        steps: Batches trained.
-        aliases: Other names.
-        engine: The folder of the engine.
-        files: More files beside it: name -> text.
-    """
-    folder = path / engine
+    """Write a sealed checkpoint, each tensor cut into as many slices as there are ranks; ``files`` are more of them."""
+    folder = path / "model0"
     folder.mkdir(parents=True)
     contents = [bytearray(b"header") for _ in range(ranks)]
     index = {
@@ -50,7 +38,7 @@ def made(
     (folder / "index.json").write_text(json.dumps(index))
     for rank, content in enumerate(contents):
         (folder / f"rank{rank}.bin").write_bytes(content)
-    metadata = {"determined_version": "0.38.1", "steps_completed": steps, "framework": "torch-9"}
+    metadata = {"determined_version": "0.38.1", "steps_completed": 4, "framework": "torch-9"}
     for name, text in {"metadata.json": json.dumps(metadata), **(files or {})}.items():
         (path / name).write_text(text)
     reseal(path)

@@ -1,7 +1,4 @@
-"""One small language model under any strategy: trained by a loop, or its engines written and read without one.
-
-Runs inside ranks.
-"""
+"""One small language model under any strategy: trained by a loop, or its engines written and read without one."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ ZERO: dict[str, Strategy] = {
     "offload3": zero(3, offload_optimizer=CPU, offload_param=CPU),
     "hpz": zero(3, zero_hpz_partition_size=2),
     **{f"bf16_zero{stage}": {**zero(stage), "bf16": True} for stage in range(4)},
-    **{f"pipe{ranks}": pipe(ranks, 0) for ranks in (1, 2, 4)},
-    **{f"pipe{ranks}_zero1": pipe(ranks, 1) for ranks in (1, 2, 4)},
+    **{f"pipe{ranks}": pipe(ranks, 0) for ranks in (2, 4)},
+    **{f"pipe{ranks}_zero1": pipe(ranks, 1) for ranks in (2, 4)},
     "pipe2_within_machine": pipe(2, 1, pipe_within_machine=True),
     "gpipe": pipe(2, 1, "gpipe"),
     "zb-h1": pipe(2, 0, "zb-h1"),
@@ -245,10 +242,7 @@ def run(
     then: int = 0,
     **more: Any,
 ) -> list[float]:
-    """Read engines, train some steps, write, and train some more; the losses of all steps, equal on all ranks.
-
-    The samples of a step are the same for any number of replicas.
-    """
+    """Read engines, train some steps, write, and train some more; the losses of all steps, equal on all ranks."""
     import torch.distributed as dist
 
     from determined_ds import open_context
@@ -261,15 +255,12 @@ def run(
         replica = context._mpu.data_parallel_rank
 
         def trained(step: int) -> float:
-            tokens = torch.randint(
-                VOCABULARY, (BATCH, 5), generator=torch.Generator().manual_seed(1000 + step)
-            )
+            generator = torch.Generator().manual_seed(1000 + step)
+            tokens = torch.randint(VOCABULARY, (BATCH, 5), generator=generator)
             micro = tokens.chunk(replicas)[replica].split(size.micro_batch_size)
             mine = iter([(part[:, :-1], part[:, 1:]) for part in micro])
             calls = 1 if "pipe_parallel_size" in strategy else len(micro)
-            loss = torch.stack(
-                [trial.train_batch(mine, 0, step)["loss"].float() for _ in range(calls)]
-            ).mean()
+            loss = sum(trial.train_batch(mine, 0, step)["loss"].float() for _ in range(calls)) / calls
             dist.all_reduce(loss)
             return float(loss) / context.distributed.size
 

@@ -1,7 +1,4 @@
-"""Settings that change between a checkpoint and the start from it take effect; other models are refused.
-
-On real engines, two ranks, under every ZeRO stage.
-"""
+"""Settings that change between a checkpoint and the start from it take effect; other models are refused."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ SCHEDULES = {
         {"warmup_max_lr": 0.02, "warmup_num_steps": 10},
     ),
     "StepLR": ({"step_size": 3, "gamma": 0.5}, {"gamma": 0.1}),
-    "MultiStepLR": ({"milestones": [2, 5], "gamma": 0.5}, {"milestones": [3, 5]}),
-    "CosineAnnealingLR": ({"T_max": 10}, {"T_max": 20}),
     "OneCycleLR": ({"max_lr": 0.05, "total_steps": AFTER}, {"total_steps": 2 * AFTER}),
     "CosineAnnealingWarmRestarts": ({"T_0": 5}, {"T_0": 7}),
 }
@@ -42,20 +37,14 @@ def config(stage: int, schedule: str = "", new: dict[str, Any] | None = None, **
 
 
 def train(
-    run_dir: Path,
-    ds_config: dict[str, Any],
-    batches: int,
-    resume: Path | None = None,
-    *,
-    width: int = 4,
-    layers: int = 2,
+    run_dir: Path, ds_config: dict[str, Any], batches: int, resume: Path | None = None, layers: int = 2
 ) -> dict[str, Any]:
     """In a rank: train, with a report of each batch. Returns the settings of the optimizer at the end."""
 
     class Deep(linear_trial()):  # type: ignore[misc]
         def build_model(self) -> torch.nn.Module:
             more = [torch.nn.Linear(2, 2) for _ in range(2, layers)]
-            return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2), *more)
+            return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), *more)
 
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
     length: dict[str, Any] = {"max_length": ("batches", batches), "reporting_period": ("batches", 1)}
@@ -115,8 +104,10 @@ def test_a_schedule_goes_on_by_its_new_settings(
     assert before != {batch: whole[batch] for batch in before}
 
 
-def refused(error: pytest.ExceptionInfo[AssertionError], *words: str) -> None:
+def refused(ranks: Ranks, *words: str, arguments: tuple[Any, ...]) -> None:
     """By all ranks, in these words."""
+    with pytest.raises(AssertionError) as error:
+        ranks.run(train, *arguments)
     assert all(each in str(error.value) for each in (*words, "fix: ")), error.value
     assert "has not ended" not in str(error.value)
 
@@ -126,31 +117,16 @@ def test_a_schedule_that_cannot_change_is_refused(
 ) -> None:
     schedule = "CosineAnnealingWarmRestarts"
     first, after = trained(0, schedule), config(0, schedule, SCHEDULES[schedule][1])
-    with pytest.raises(AssertionError) as error:
-        two_ranks.run(train, tmp_path, after, AFTER, first)
-    refused(error, f"scheduler = '{schedule}': computes each rate from the one before", "T_0")
+    words = (f"scheduler = '{schedule}': computes each rate from the one before", "T_0")
+    refused(two_ranks, *words, arguments=(tmp_path, after, AFTER, first))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ({"width": 6}, "0.weight has shape (4, 4) in it, and (6, 4) in this model"),
-        ({"layers": 3}, "it has no 2.weight (2, 2)"),
-    ],
-    ids=["width", "layers"],
-)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_checkpoint_of_another_model_is_refused_in_a_message(
-    stage: int,
-    model: dict[str, int],
-    reason: str,
-    trained: Callable[..., Path],
-    two_ranks: Ranks,
-    tmp_path: Path,
+    stage: int, trained: Callable[..., Path], two_ranks: Ranks, tmp_path: Path
 ) -> None:
     """Before anything is loaded, on all ranks alike; under ZeRO 3, DeepSpeed itself might load it without a word."""
     first = trained(stage, "")
-    with pytest.raises(AssertionError) as error:
-        two_ranks.run(train, tmp_path, config(stage), AFTER, first, **model)
-    refused(error, f"{first.name}': does not fit this model", reason)
+    words = (f"{first.name}': does not fit this model", "it has no 2.weight (2, 2)")
+    refused(two_ranks, *words, arguments=(tmp_path, config(stage), AFTER, first, 3))
     assert not (tmp_path / "metrics.jsonl").exists()

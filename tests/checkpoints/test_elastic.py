@@ -1,7 +1,4 @@
-"""A checkpoint's engines are read by any number of ranks under any strategy, bit for bit.
-
-On real engines: one, two and four ranks.
-"""
+"""A checkpoint's engines are read by any number of ranks under any strategy, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoints.strategies import BATCH, PAIRS, ZERO, Strategy, run
-from tests.harness.ranks import Ranks
+from tests.harness.ranks import Ranks, RanksOf
 from tests.package import tensors
 
 STEPS = 3
@@ -26,19 +23,8 @@ GROUPS: dict[str, Mapping[str, Strategy]] = {
 }
 HOMES = {"fp32": ZERO["zero1"], "bf16": ZERO["bf16_zero1"], "two engines": PAIRS["1 and 3"]}
 # Every kind of cut, on fewer ranks than its checkpoint came from, as many, and more.
-PLACES = [
-    ("zero3", 1),
-    ("zero3", 4),
-    ("bf16_zero2", 2),
-    ("pipe2_zero1", 4),
-    ("dualpipev", 2),
-    ("tensor2_zero1", 4),
-]
-
-
-@pytest.fixture(scope="module")
-def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
-    return {1: one_rank, 2: two_ranks, 4: four_ranks}
+PLACES = [("zero3", 1), ("zero3", 4), ("bf16_zero2", 2), ("pipe2_zero1", 4), ("dualpipev", 2)]
+PLACES += [("tensor2_zero1", 4)]
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +56,14 @@ def differing(path: Path, other: Path, engine: int = 0) -> list[tuple[str, str]]
 
 
 @pytest.mark.parametrize(("name", "size"), PLACES)
-def test_there_and_back(
-    name: str,
-    size: int,
-    at_home: AtHome,
-    ranks: dict[int, Ranks],
-    tmp_path: Path,
-) -> None:
+def test_there_and_back(name: str, size: int, at_home: AtHome, ranks_of: RanksOf, tmp_path: Path) -> None:
     """What ZeRO 1 on two ranks wrote, read and written by another strategy, is read back bit for bit."""
     group, there, back = "bf16" if "bf16" in ZERO[name] else "fp32", tmp_path / "there", tmp_path / "back"
     home, losses = at_home(group)
-    away, *_ = ranks[size].run(run, ZERO[name], tmp_path, read=home, write=there, first=STEPS, then=2)
+    away, *_ = ranks_of(size).run(run, ZERO[name], tmp_path, read=home, write=there, first=STEPS, then=2)
     assert away == pytest.approx(losses[STEPS:], abs=2e-2 if group == "bf16" else 1e-6)
     assert differing(home, there) == []
-    ranks[2].run(run, HOMES[group], tmp_path, read=there, write=back)
+    ranks_of(2).run(run, HOMES[group], tmp_path, read=there, write=back)
     assert tensors(back).keys() == tensors(home).keys()
     assert differing(home, back) == []
 
@@ -99,69 +79,32 @@ def walk(strategies: Mapping[str, Strategy]) -> Iterator[tuple[str, Strategy, in
         yield name, strategy, size, draw.choice([each for each in (1, 2, 4, 8) if own % each == 0])
 
 
-ONE_HUB = "test_there_and_back has every kind of cut, each from the same strategy"
-
-
-@pytest.mark.long(ONE_HUB)
+@pytest.mark.long("test_there_and_back has every kind of cut, each from the same strategy")
 @pytest.mark.parametrize("group", GROUPS)
 def test_through_all_of_them_in_any_order(
-    group: str, at_home: AtHome, ranks: dict[int, Ranks], tmp_path: Path
+    group: str, at_home: AtHome, ranks_of: RanksOf, tmp_path: Path
 ) -> None:
     """Each reads what the one before wrote; all hold the same bits, and home again training continues as if at home."""
     first, whole = at_home(group)
     at = first
     for number, (name, strategy, size, micro) in enumerate(walk(GROUPS[group])):
         there = tmp_path / str(number)
-        ranks[size].run(run, strategy, tmp_path, read=at, write=there, micro_batch_size=micro)
+        ranks_of(size).run(run, strategy, tmp_path, read=at, write=there, micro_batch_size=micro)
         for engine in range(2 if group == "two engines" else 1):
             assert differing(first, there, engine) == [], f"{name} on {size}, number {number} of the walk"
         at = there
-    losses, *_ = ranks[2].run(run, HOMES[group], tmp_path, read=at, first=STEPS, steps=2)
+    losses, *_ = ranks_of(2).run(run, HOMES[group], tmp_path, read=at, first=STEPS, steps=2)
     assert losses == whole[STEPS:]
 
 
-@pytest.mark.long(ONE_HUB)
-@pytest.mark.parametrize("name", GROUPS["bf16"])
-def test_by_way_of_16_bits_nothing_that_is_trained_is_lost(
-    name: str, at_home: AtHome, ranks: dict[int, Ranks], tmp_path: Path
-) -> None:
-    """A training in fp32 is read in bf16, which keeps an fp32 copy, and back: the same bits."""
-    (first, _), there, back = at_home("fp32"), tmp_path / "there", tmp_path / "back"
-    size = ZERO[name].get("model_parallel_size", 1)
-    ranks[size].run(run, ZERO[name], tmp_path, read=first, write=there)
-    ranks[2].run(run, HOMES["fp32"], tmp_path, read=there, write=back)
-    untrained = {(each, "weight") for each, _ in values(first) if (each, "exp_avg") not in values(first)}
-    assert set(differing(first, back)) <= untrained
-
-
-@pytest.mark.long(ONE_HUB)
-@pytest.mark.parametrize("group", ["fp32", "two engines"])
-def test_a_training_through_all_of_them_is_that_of_one(
-    group: str, ranks: dict[int, Ranks], tmp_path: Path
-) -> None:
-    """A step under each strategy on each number of ranks, with another micro-batch: the losses agree to 1e-6."""
-    legs = list(walk(GROUPS[group]))
-    whole, *_ = ranks[2].run(run, HOMES[group], tmp_path, steps=len(legs))
-    losses, read = [], None
-    for number, (_, strategy, size, micro) in enumerate(legs):
-        how = {"read": read, "write": tmp_path / str(number), "micro_batch_size": micro}
-        (loss, *_), *_ = ranks[size].run(run, strategy, tmp_path, **how, first=number, steps=1)
-        losses.append(loss)
-        read = how["write"]
-    assert losses == pytest.approx(whole, abs=1e-6)
-
-
-def test_a_parameter_that_nothing_trains_is_kept(ranks: dict[int, Ranks], tmp_path: Path) -> None:
+def test_a_parameter_that_nothing_trains_is_kept(ranks_of: RanksOf, tmp_path: Path) -> None:
     """Under ZeRO 3 DeepSpeed's own checkpoints lose it: it requires a gradient, and no optimizer has it."""
     name = "whole.blocks.1.inner.bias"
     there, back = tmp_path / "there", tmp_path / "back"
-    ranks[2].run(run, ZERO["zero3"], tmp_path, write=there, steps=STEPS, untrained=name)
-    ranks[1].run(run, ZERO["zero1"], tmp_path, read=there, write=back, untrained=name)
+    ranks_of(2).run(run, ZERO["zero3"], tmp_path, write=there, steps=STEPS, untrained=name)
+    ranks_of(1).run(run, ZERO["zero1"], tmp_path, read=there, write=back, untrained=name)
     assert (name, "weight") in tensors(there)
     assert differing(there, back) == []
-
-
-# ------------------------------------------------------------------------------------------- tied layers
 
 
 def test_a_tied_layer_that_differs_between_stages_is_resumed_by_the_same_ranks(
@@ -173,12 +116,3 @@ def test_a_tied_layer_that_differs_between_stages_is_resumed_by_the_same_ranks(
     assert not list(path.glob("model0/*.safetensors"))
     more, *_ = four_ranks.run(run, strategy, tmp_path, read=path, first=3, steps=3)
     assert more == whole[3:]
-
-
-def test_a_tied_layer_on_one_rank_is_written_as_slices(two_ranks: Ranks, tmp_path: Path) -> None:
-    """The first and the last part of dualpipev are on rank 0."""
-    two_ranks.run(run, {**ZERO["dualpipev"], "apart": True}, tmp_path, write=tmp_path / "it", steps=1)
-    assert len(list(tmp_path.glob("it/model0/*.safetensors"))) == 2
-    names = [name.split(".") for name, state in tensors(tmp_path / "it") if state == "exp_avg"]
-    blocks = [name[2] for name in names if name[1] == "blocks"]
-    assert blocks == sorted(blocks), "in the order of the layers, whichever ranks hold them"

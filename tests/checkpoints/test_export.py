@@ -26,12 +26,11 @@ COUNTS = np.arange(3, dtype="<i8")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cut into slices of three ranks: 32 bits, 16 bits with their fp32 copy, whole numbers, one number, none."""
+    """Cut into slices of three ranks: 32 bits, 16 bits with their fp32 copy, whole numbers, none."""
     tensors: dict[str, Any] = {
         "plain": {"weight": ("F32", VALUES)},
         "copied": {"weight": ("F16", HALF), "fp32": ("F32", VALUES), "exp_avg": ("F32", VALUES)},
         "counts": {"weight": ("I64", COUNTS)},
-        "one": {"weight": ("F32", np.float32(3).reshape(()))},
         "empty": {"weight": ("F32", np.zeros((0, 4), "<f4"))},
     }
     monkeypatch.chdir(tmp_path)
@@ -58,13 +57,12 @@ def test_it_holds_the_values_in_the_type_that_is_asked_for(
     out = exported(path, to, *options)
     found = weights_in(out) if to == "safetensors" else torch.load(out, weights_only=True)
     if to == "torch":
-        assert found["tied"].data_ptr() == found.pop("plain").data_ptr()
-        found["plain"] = found.pop("tied")
+        assert found["tied"].data_ptr() == found["plain"].data_ptr()
+        del found["tied"]
     expected = {
         "plain": torch.from_numpy(VALUES).to(dtype=dtype),
         "copied": torch.from_numpy(HALF if dtype is None else VALUES).to(dtype=dtype),
         "counts": torch.from_numpy(COUNTS),
-        "one": torch.tensor(3.0, dtype=dtype),
         "empty": torch.zeros(0, 4, dtype=dtype),
     }
     assert differences(found, expected) == []
@@ -86,25 +84,13 @@ def test_columns_that_ranks_share_are_put_in_order(tmp_path: Path) -> None:
     assert torch.equal(weights_in(exported(path, "safetensors"))["cut"], torch.from_numpy(VALUES))
 
 
-def test_without_out_it_lies_in_the_run_and_not_in_the_context_directory(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a checkpoint without a run it lies beside it."""
-    run, here = tmp_path / "runs" / "first", tmp_path / "context"
+def test_without_out_it_lies_in_the_run_and_not_in_the_context_directory(path: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "first"
     shutil.copytree(path, run / "checkpoints" / "uuid")
-    shutil.copytree(path, run / "superseded" / "checkpoints" / "later")
     (run / "best").symlink_to("checkpoints/uuid")
-    here.mkdir()
-    monkeypatch.chdir(here)
-    for named, expected in {
-        run / "best": run / "exported/uuid-torch.pt",
-        run / "superseded/checkpoints/later": run / "exported/later-torch.pt",
-        path: path.parent / "uuid-torch.pt",
-    }.items():
-        said = json.loads(succeeded("export", named, "--to", "torch", "--json"))
-        assert (Path(said["out"]), said["tensors"], said["bytes"]) == (expected, 5, 238)
-        assert expected.is_file()
-    assert not list(here.iterdir())
+    said = json.loads(succeeded("export", run / "best", "--to", "torch", "--json"))
+    assert Path(said["out"]) == run / "exported/uuid-torch.pt"
+    assert Path(said["out"]).is_file()
 
 
 def test_force_replaces_what_an_export_made_and_nothing_else(path: Path) -> None:
@@ -137,22 +123,6 @@ def make_one_too_large(path: Path) -> None:
     made(path.parent / "large", {"large": {"weight": ("F32", np.array([1.0, 1e6], "<f4"))}})
 
 
-def name_a_trial_that_lacks_a_method(path: Path) -> None:
-    code = "import determined_ds\nclass Trial(determined_ds.DataParallelTrial): ...\n"
-    (path.parent / "lacking.py").write_text(code)
-    hparams = {"global_batch_size": 8}
-    loaded = {"trial_cls_spec": "lacking:Trial", "hparams": hparams, "experiment_config": {}}
-    (path / "load_data.json").write_text(json.dumps(loaded))
-    reseal(path)
-
-
-def name_a_model_without_adapters(path: Path) -> None:
-    import transformers
-
-    config = transformers.GPT2Config(n_layer=1, architectures=["GPT2LMHeadModel"])
-    config.save_pretrained(path.parent / "config")
-
-
 @pytest.mark.parametrize(
     ("words", "said", "before"),
     [
@@ -160,19 +130,7 @@ def name_a_model_without_adapters(path: Path) -> None:
         ("uuid --to torch --engine 2", "has no engine 2; it has: 0", None),
         ("uuid --to safetensors --output uuid/out", "lies in ", None),
         ("uuid --to safetensors --output .", "holds ", None),
-        (
-            "uuid --to safetensors --output file/out",
-            "file cannot be written to",
-            lambda path: Path("file").touch(),
-        ),
-        ("uuid --to safetensors --merge-lora", "--merge-lora", None),
-        (
-            "uuid --to huggingface --config config --merge-lora",
-            "no adapters of peft",
-            name_a_model_without_adapters,
-        ),
         ("uuid --to huggingface", "does not say what trial wrote it", None),
-        ("uuid --to huggingface", "does not define build_model, ", name_a_trial_that_lacks_a_method),
         ("uuid --to torch", "is damaged: model0/rank1", flip_the_last_bytes),
         ("large --to safetensors --dtype fp16", "1e+06 is too large for fp16", make_one_too_large),
     ],
@@ -182,11 +140,11 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 ) -> None:
     if before is not None:
         before(path)
-    there = {each for each in path.parent.rglob("*") if "__pycache__" not in each.parts}
+    there = {*path.parent.rglob("*")}
     done = checkpoint("export", *words.split())
     assert said in done.output
     assert done.exit_code in (1, 2)
-    assert {each for each in path.parent.rglob("*") if "__pycache__" not in each.parts} == there
+    assert {*path.parent.rglob("*")} == there
 
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
@@ -210,7 +168,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("prefix", ["", "model.", "wrapped.inner."])
+@pytest.mark.parametrize("prefix", ["", "wrapped.inner."])
 @pytest.mark.parametrize("form", ["both", "head alone", "alias"])
 def test_names_are_matched_with_the_models_under_one_prefix_and_any_name_of_a_tied_weight(
     prefix: str, form: str, gpt2: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -226,23 +184,18 @@ def test_names_are_matched_with_the_models_under_one_prefix_and_any_name_of_a_ti
     assert differences(found, expected) == []
 
 
-UNTIED = ["which the Hugging Face model ties, and they differ"]
-OTHERS = [
-    "transformer.ln_f.weight has shape (7, 5) in the checkpoint, and (4,) in it",
-    "transformer.ln_f.bias (4,) is not in the checkpoint",
-    "extra (7, 5) is not in it",
-]
-
-
-@pytest.mark.parametrize("expected", [UNTIED, OTHERS], ids=["untied", "others"])
+@pytest.mark.parametrize("untied", [True, False])
 def test_tensors_that_are_not_the_models_are_refused_by_name(
-    expected: list[str], gpt2: tuple[Path, dict[str, Any]], tmp_path: Path
+    untied: bool, gpt2: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     config, tensors = gpt2
-    if expected == OTHERS:
+    expected = ["which the Hugging Face model ties, and they differ"]
+    if not untied:
         more = {name: {"weight": ("F32", VALUES)} for name in ("transformer.ln_f.weight", "extra")}
         tensors = {**tensors, HEAD: tensors[EMBEDDING], **more}
         del tensors["transformer.ln_f.bias"]
+        expected = ["transformer.ln_f.weight has shape (7, 5) in the checkpoint, and (4,) in it"]
+        expected += ["transformer.ln_f.bias (4,) is not in the checkpoint", "extra (7, 5) is not in it"]
     path, out = made(tmp_path / "uuid", tensors), tmp_path / "out"
     done = checkpoint("export", path, "--to", "huggingface", "--config", config, "--output", out)
     assert done.exit_code in (1, 2)
@@ -256,7 +209,7 @@ from pathlib import Path
 from determined_ds.cli.main import main
 path = Path(sys.argv[1])
 def export(name, out):
-    words = [str(path / name), "--to", sys.argv[2], "--output", str(path / out), "--dtype", "bf16"]
+    words = [str(path / name), "--to", "safetensors", "--output", str(path / out), "--dtype", "bf16"]
     main(["checkpoint", "export", *words], standalone_mode=False)
 export("small", "first")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -267,13 +220,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.long("programs that measure their memory; what an export holds is short")
 @pytest.mark.programs
-@pytest.mark.parametrize("to", ["safetensors", "torch"])
-def test_memory_is_that_of_a_piece(tmp_path: Path, to: str) -> None:
+def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """Half a gigabyte in tensors of 32 MiB, of which never more than two are in memory."""
     big = np.ones(2**23, "<f4")
     made(tmp_path / "small", {"a": {"weight": ("F32", big[:8])}})
     made(tmp_path / "big", {f"w{number}": {"weight": ("F32", big)} for number in range(16)}, ranks=2)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), to]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) * 1024 < 2 * big.nbytes

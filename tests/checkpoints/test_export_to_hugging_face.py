@@ -1,4 +1,4 @@
-"""What from_pretrained loads from an export computes what the trained engine computes, to the last bit; its index."""
+"""What from_pretrained loads from an export computes what the trained engine computes, to the last bit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from tests.package import checkpoints
 BF16 = {"overwrite_deepspeed_args": {"bf16": {"enabled": True}}}
 # Kind of model, ZeRO stage, more hyperparameters, class of transformers.
 CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
-    "gpt2-zero3": ("gpt2", 3, {}, "GPT2LMHeadModel"),
     "gpt2-zero3-bf16": ("gpt2", 3, BF16, "GPT2LMHeadModel"),
-    "gpt2-zero1-bf16": ("gpt2", 1, BF16, "GPT2LMHeadModel"),
     "bert-zero2": ("bert", 2, {}, "BertForSequenceClassification"),
     "vit-zero1-bf16": ("vit", 1, BF16, "ViTForImageClassification"),
     "gpt2-pipeline": ("gpt2_pipeline", 1, {"pipe_parallel_size": 2}, "GPT2LMHeadModel"),
@@ -97,34 +95,14 @@ def test_an_adapter_is_read_by_peft_and_merged_as_peft_does(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    "zero_stage", [pytest.param(1, marks=pytest.mark.long("under ZeRO 3 it holds the least")), 3]
-)
-def test_a_checkpoint_of_transformers_trainer(zero_stage: int, tmp_path: Path) -> None:
+def test_a_checkpoint_of_transformers_trainer(tmp_path: Path) -> None:
     """Its configuration lies in the checkpoint; under ZeRO 3 its weights lie there in parts alone."""
-    config: dict[str, Any] = hf_experiment(zero_stage)
+    config: dict[str, Any] = hf_experiment(3)
     config["hyperparameters"]["fit"]["max_length"] = {"batches": 3}
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
     done = det_ds("run", tmp_path / "experiment.yaml", ROOT, "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    path = checkpoints(tmp_path / "run")[0]
     out = exported(tmp_path / "run", tmp_path / "out")
-    found = safetensors.torch.load_file(out / "model.safetensors")
     said = json.loads((out / "config.json").read_text())["architectures"]
     model = getattr(transformers, said[0]).from_pretrained(out)
-    assert found.keys() <= model.state_dict().keys()
-    if zero_stage == 1:
-        (written,) = path.glob("checkpoint-*/model.safetensors")
-        theirs = safetensors.torch.load_file(written)
-        assert all(torch.equal(found[name], theirs[name]) for name in found)
-
-
-def test_twice_the_ranks_have_an_index_as_long(two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path) -> None:
-    """ZeRO 3 cuts every parameter into as many equal slices as there are ranks."""
-    data = {"path": tiny.text_file(tmp_path), "tokenizer": "bytes", "validation_fraction": 0.15}
-    lengths = []
-    for ranks, run_dir in ((two_ranks, tmp_path / "two"), (four_ranks, tmp_path / "four")):
-        ranks.run(trained.train, "gpt2", str(run_dir), trained.hyperparameters("gpt2", 3), data)
-        [index] = run_dir.glob("checkpoints/*/model0/index.json")
-        lengths.append(index.stat().st_size)
-    assert lengths[1] < 1.1 * lengths[0]
+    assert safetensors.torch.load_file(out / "model.safetensors").keys() <= model.state_dict().keys()

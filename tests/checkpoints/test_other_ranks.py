@@ -11,7 +11,7 @@ import pytest
 import torch
 from determined import pytorch
 
-from tests.harness.ranks import Ranks
+from tests.harness.ranks import Ranks, RanksOf
 from tests.package import checkpoints, records
 from tests.train.small import fit, hyperparameters, linear_trial
 
@@ -47,18 +47,9 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 def train(
-    run_dir: Path,
-    steps: int,
-    resume: Path | str | None = None,
-    *,
-    micro: int | str = "auto",
-    stage: int = 1,
-    data: str = "indexed",
+    run_dir: Path, steps: int, resume: Path | str | None = None, *, stage: int = 1, data: str = "indexed"
 ) -> tuple[int, list[float]]:
-    """In a rank: train on data that is indexed, a stream, or a shard of one; report and save every two batches.
-
-    Returns the sum of its callback, and what it drew in each step.
-    """
+    """In a rank: report and save every two batches. Returns the sum of its callback, and what it drew in each step."""
     summing, drawn = Summing(), list[float]()
 
     class Counted(linear_trial()):  # type: ignore[misc]
@@ -88,7 +79,7 @@ def train(
             return super().build_training_data_loader()
 
     optimizer = {"type": "AdamW", "params": {"lr": 1e-4}}
-    hparams = {**hyperparameters(stage, optimizer=optimizer), "micro_batch_size": micro}
+    hparams = hyperparameters(stage, optimizer=optimizer)
     periods: dict[str, Any] = dict.fromkeys(("checkpoint_period", "reporting_period"), ("batches", 2))
     how = {**periods, "checkpoint_policy": "none", "latest_checkpoint": resume and str(resume)}
     fit(run_dir, Counted, hparams=hparams, max_length=("batches", steps), **how)
@@ -101,33 +92,18 @@ def at(run_dir: Path, batch: int) -> Path:
     return next(path for path in checkpoints(run_dir) if written in (path / "metadata.json").read_text())
 
 
-LONG = pytest.mark.long("2-4-1 has more ranks and fewer")
-
-
 @pytest.mark.parametrize(
-    ("sizes", "micro", "data"),
-    [
-        pytest.param((2, 4, 1), 1, "indexed", id="2-4-1"),
-        pytest.param((2, 1, 2), 2, "stream", id="2-1-2 on a stream", marks=LONG),
-        pytest.param((4, 2, 4), "auto", "indexed", id="4-2-4", marks=LONG),
-    ],
+    "data", ["indexed", pytest.param("stream", marks=pytest.mark.long("the same of data that is indexed"))]
 )
 def test_reports_are_those_of_all_samples_whichever_ranks_saw_them(
-    sizes: tuple[int, ...],
-    micro: int | str,
-    data: str,
-    one_rank: Ranks,
-    two_ranks: Ranks,
-    four_ranks: Ranks,
-    tmp_path: Path,
+    data: str, ranks_of: RanksOf, tmp_path: Path
 ) -> None:
-    """Resumed from the checkpoints at two and four batches by other ranks under another stage."""
-    ranks, run_dir = {1: one_rank, 2: two_ranks, 4: four_ranks}, tmp_path / "run"
-    two_ranks.run(train, tmp_path / "whole", 6, data=data)
-    how: dict[str, Any] = {"micro": micro, "data": data}
-    ranks[sizes[0]].run(train, run_dir, 3, data=data)
-    ranks[sizes[1]].run(train, run_dir, 5, at(run_dir, 2).name, stage=2, **how)
-    ranks[sizes[2]].run(train, run_dir, 6, at(run_dir, 4).name, **how)
+    """Resumed from the checkpoints at two and four batches by more and by fewer ranks under another stage."""
+    run_dir = tmp_path / "run"
+    ranks_of(2).run(train, tmp_path / "whole", 6, data=data)
+    ranks_of(2).run(train, run_dir, 3, data=data)
+    ranks_of(4).run(train, run_dir, 5, at(run_dir, 2).name, stage=2, data=data)
+    ranks_of(1).run(train, run_dir, 6, at(run_dir, 4).name, data=data)
     found, expected = (dict(records(tmp_path / name, "training")) for name in ("run", "whole"))
     assert expected.keys() == {2, 4, 6}
     for batch, report in expected.items():
@@ -153,8 +129,7 @@ def test_a_callback_keeps_the_state_of_rank_0_and_a_new_replica_draws_its_own(
     (the_sum, drawn), _ = two_ranks.run(train, tmp_path / "whole", 6)
     before = len(one_rank.said(0))
     assert one_rank.run(train, tmp_path / "still", 6, at(tmp_path / "whole", 6)) == [(the_sum, [])]
-    note = "callbacks go on with the state of rank 0"
-    assert note in one_rank.said(0)[before:]
+    assert "callbacks go on with the state of rank 0" in one_rank.said(0)[before:]
     [(_, alone)] = one_rank.run(train, tmp_path / "alone", 4, at(tmp_path / "whole", 2))
     assert alone[:2] == drawn[2:4]
     first, again = (two_ranks.run(train, tmp_path / name, 6, at(tmp_path / "alone", 4)) for name in "ab")

@@ -1,8 +1,4 @@
-"""A warm start takes the weights alone: it is a new training whose model happens to begin with them.
-
-Each strategy is held to that by a training whose trial puts the same weights into its model itself: its metrics and
-every tensor of its checkpoint are the same to the last bit, optimizer, schedule, generators and data included.
-"""
+"""A warm start takes the weights alone: to the last bit, it is a new training whose trial begins with them itself."""
 
 from __future__ import annotations
 
@@ -18,9 +14,8 @@ from tests.package import checkpoints, tensors
 from tests.train.small import fit
 
 STRATEGIES = {
-    **{name: ZERO[name] for name in ("zero0", "zero1", "zero2", "zero3")},
+    **{name: ZERO[name] for name in ("zero0", "zero1", "zero3")},
     "pipeline": ZERO["pipe2_zero1"],
-    "two-engines": PAIRS["1 and 1"],
     "zero3-two-engines": PAIRS["3 and 3"],
 }
 SOURCE = {"draw": 1}  # other weights and buffers than those with which a fork is built
@@ -29,9 +24,8 @@ SOURCE = {"draw": 1}  # other weights and buffers than those with which a fork i
 def train(run_dir: Path, strategy: Strategy, more: dict[str, Any], **how: Any) -> None:
     """In a rank: train two batches; ``more`` is of the hyperparameters."""
     hparams = hyperparameters(strategy)
-    hparams["deepspeed_config"]["scheduler"]["params"]["warmup_min_lr"] = (
-        0.001  # the first step moves them, too
-    )
+    # The first step moves them, too.
+    hparams["deepspeed_config"]["scheduler"]["params"]["warmup_min_lr"] = 0.001
     hparams["deepspeed_config"] |= more.pop("ds_config", {})
     length: dict[str, Any] = {"max_length": ("batches", 2), "reporting_period": ("batches", 1)}
     fit(run_dir, trial_class(strategy), hparams={**hparams, **more}, **length, **how)
@@ -61,10 +55,8 @@ def rates(run_dir: Path) -> list[float]:
 def test_it_is_a_new_training_that_begins_with_the_weights(
     strategy: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    settings, (source, fork, anew) = (
-        STRATEGIES[strategy],
-        (tmp_path / name for name in ("source", "fork", "anew")),
-    )
+    settings = STRATEGIES[strategy]
+    source, fork, anew = (tmp_path / name for name in ("source", "fork", "anew"))
     two_ranks.run(train, source, settings, SOURCE)
     two_ranks.run(train, fork, settings, {}, fork=newest(source))
     two_ranks.run(train, anew, settings, {"begin_with": newest(source)})
@@ -84,24 +76,20 @@ def test_all_goes_on_with_optimizer_and_schedule(two_ranks: Ranks, tmp_path: Pat
     assert steps == {4.0}
 
 
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero3"])
 def test_other_slots_another_strategy_and_optimizer_take_the_same_weights(
-    strategy: str, one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
+    one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """Written by two ranks under ZeRO 3 with AdamW, taken by one with another optimizer."""
+    """Written by two ranks under ZeRO 3 with AdamW, taken by one under ZeRO 1 with another optimizer."""
     source, fork, anew = (tmp_path / name for name in ("source", "fork", "anew"))
     two_ranks.run(train, source, ZERO["zero3"], SOURCE)
     other = {"ds_config": {"optimizer": {"type": "Adagrad", "params": {"lr": 0.01}}}}
-    one_rank.run(train, fork, ZERO[strategy], other, fork=newest(source))
-    one_rank.run(train, anew, ZERO[strategy], {**other, "begin_with": newest(source)})
+    one_rank.run(train, fork, ZERO["zero1"], other, fork=newest(source))
+    one_rank.run(train, anew, ZERO["zero1"], {**other, "begin_with": newest(source)})
     assert same_end(fork, anew) == []
 
 
-def test_another_model_and_another_word_are_refused(one_rank: Ranks, tmp_path: Path) -> None:
-    pair = PAIRS["1 and 1"]
-    one_rank.run(train, tmp_path / "pair", pair, SOURCE)
+def test_another_model_is_refused(one_rank: Ranks, tmp_path: Path) -> None:
+    one_rank.run(train, tmp_path / "pair", PAIRS["1 and 1"], SOURCE)
     fork = newest(tmp_path / "pair")
     with pytest.raises(AssertionError, match="it holds 2 engines, and this trial has 1"):
         one_rank.run(train, tmp_path / "a", ZERO["zero1"], {}, fork=fork)
-    with pytest.raises(AssertionError, match="use one of weights, all"):
-        one_rank.run(train, tmp_path / "b", pair, {}, fork=fork, warm_start="most")
