@@ -613,19 +613,17 @@ def uploaded_to(storage: Mapping[str, Any]) -> Any:
 
 def built_by(resolved: ResolvedConfig) -> dict[str, str]:
     """The extensions that a configuration has DeepSpeed build, and the compiler of each."""
-    from determined_ds.doctor.extensions import ops_of
+    from determined_ds.extensions import ops_of
 
     return {op.name: op.tools[0] for op in ops_of(resolved)}
 
 
-def before_ranks(
-    resolved: ResolvedConfig, environment: Mapping[str, str], *, torch_cuda: str = ""
-) -> list[str]:
+def before_ranks(resolved: ResolvedConfig, environment: Mapping[str, str], *, torch_cuda: str = "") -> None:
     """What is looked for before ranks start, with a torch for this CUDA."""
-    from determined_ds.doctor import extensions
+    from determined_ds import extensions
 
     with mock.patch.object(extensions, "_constants_of", return_value={"cuda": torch_cuda}):
-        return extensions.before_ranks(resolved, environment)
+        extensions.before_ranks(resolved, environment)
 
 
 def prepared_by_run(words: Sequence[str], accelerator: Accelerator) -> Any:

@@ -149,7 +149,6 @@ def profile(config: Path, **given: Any) -> None:
 
 def _recorded(config: Path, *, steps: int, **given: Any) -> Path:
     """Train the steps; returns the run directory."""
-    from determined_ds.cli.run import before_ranks
     from determined_ds.launch.options import RunOptions
     from determined_ds.launch.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
@@ -162,7 +161,7 @@ def _recorded(config: Path, *, steps: int, **given: Any) -> Path:
         raise ConfigError(Problem(key="det-ds profile", message=message, fix=fix, code="launcher"))
     outlive_readers()
     prepared = prepare_run(RunOptions(config=config, measure=steps, profile=True, **given))
-    prepared.show(before_ranks)
+    prepared.show()
     if code := prepared.launch():
         sys.exit(code)
     return prepared.run_dir

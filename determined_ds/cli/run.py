@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from determined_ds.cli.options import GivenPath
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.launch.options import RunOptions, click_options
 from determined_ds.rundir.handed_on import LAST
-
-if TYPE_CHECKING:
-    from determined_ds.launch.run import LocalRun
 
 OPTIONS = click_options()
 EPILOG = """\b
@@ -67,7 +64,7 @@ def run(**given: Any) -> None:
     options = RunOptions(**given)
     placed = None if options.parent is not None else placement_here()
     if placed is not None:
-        be_rank(placed, options, before_ranks=before_ranks, train=_be_rank)
+        be_rank(placed, options, train=_be_rank)
     if options.parent is not None:
         end_with(options.parent)
     outlive_readers()
@@ -77,7 +74,7 @@ def run(**given: Any) -> None:
         os.environ[REPORT] = "1"
     with _result_for_parent(options):
         prepared = prepare_run(options)
-        prepared.show(before_ranks)
+        prepared.show()
         code = prepared.launch()
     sys.exit(code)
 
@@ -109,18 +106,3 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
             status = status_of(error.exit_code)
             write_result(RunDir(options.run_dir), status=status, cause=cause, reason=shortened(str(error)))
         raise
-
-
-def before_ranks(prepared: LocalRun) -> list[str]:
-    """Check that this machine can build what DeepSpeed will, before a rank tries. Returns warnings.
-
-    Raises:
-        ConfigError: a compiler is missing.
-    """
-    from determined_ds.doctor import extensions
-
-    if prepared.options.engine != "deepspeed" or prepared.resolved is None:
-        return []
-    merged = {**os.environ, **prepared.variables}
-    environment = {name: value for name, value in merged.items() if value is not None}
-    return extensions.before_ranks(prepared.resolved, environment, prepared.warnings)

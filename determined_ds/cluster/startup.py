@@ -21,10 +21,10 @@ from pathlib import Path
 from determined_ds.cluster.log import NO_RESTART_HELPS, WARNING, error_lines, lines_of
 from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
-from determined_ds.doctor.extensions import before_ranks
 from determined_ds.errors import ConfigError, EntrypointError
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.entrypoint import read_entrypoint
+from determined_ds.extensions import before_ranks
 from determined_ds.train.here import Here, hyperparameters_of
 
 SLOTS = "slots_per_trial"
@@ -115,8 +115,7 @@ def _decide(trial: Here, words: tuple[str, ...], *, ranks: int, machines: int) -
     if missing and not options.test and not options.measure:
         raise ConfigError(missing)
     if options.engine in (None, "deepspeed"):
-        for line in before_ranks(resolved, os.environ):
-            print(*lines_of(WARNING, line), sep="\n", file=sys.stderr, flush=True)
+        before_ranks(resolved, os.environ)
 
 
 def _is_first() -> bool:

@@ -25,10 +25,10 @@ from determined_ds.check.trial import code_problems
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import Where, missing_packages
 from determined_ds.devices import GPU_NODES, kind_of_device
-from determined_ds.doctor.extensions import CXX, INSTALL, NINJA, NVCC, ask, find_tool, ops_of
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import read_document, resolve_stated
 from determined_ds.experiment.experiment import parse_experiment, variables_for
+from determined_ds.extensions import CXX, INSTALL, NINJA, NVCC, ask, find_tool, ops_of
 from determined_ds.memory.units import GIB, MIB, format_bytes
 from determined_ds.report.numbers import count
 from determined_ds.rundir.limits import SHARED_MEMORY, num_cores, room_in

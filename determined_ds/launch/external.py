@@ -59,16 +59,14 @@ PATIENCE = timedelta(hours=2)
 POLL_S = 0.1
 LATER = f"where ranks take longer to start: export {JOIN_TIMEOUT}=MINUTES"
 Train = Callable[[list[str]], int]
-BeforeRanks = Callable[[LocalRun], list[str]]
 
 
-def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks, train: Train) -> NoReturn:
+def be_rank(placed: Placement, options: RunOptions, *, train: Train) -> NoReturn:
     """Be one of the ranks, to its end.
 
     Args:
         placed: The place of this process.
         options: What to run.
-        before_ranks: Checks rank 0's machine; returns warnings, and raises what keeps ranks from training there.
         train: Does what a rank does, given the words after ``python3 -m``.
     """
     if os.environ.get(LAUNCHED_BY) != f"{os.getpid()} {placed.launcher}":
@@ -81,7 +79,7 @@ def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks
     try:
         meeting = Meeting(placed)
         if placed.rank == 0:
-            code = _lead(placed, meeting, options, before_ranks, train)
+            code = _lead(placed, meeting, options, train)
         else:
             code = _follow(placed, meeting, options, train)
     except DeterminedDSError as error:
@@ -126,13 +124,11 @@ def take_threads(placed: Placement) -> None:
 # ------------------------------------------------------------------------------------------- rank 0
 
 
-def _lead(
-    placed: Placement, meeting: Meeting, options: RunOptions, before_ranks: BeforeRanks, train: Train
-) -> int:
+def _lead(placed: Placement, meeting: Meeting, options: RunOptions, train: Train) -> int:
     """Rank 0: decide, inform the others, train, and write how it ended."""
     try:
         prepared = _decide(placed, options, again=meeting.again)
-        prepared.show(before_ranks)
+        prepared.show()
         with RunLock(prepared.run_dir):
             return _lead_through(meeting, prepared, train)
     except ConfigError as error:

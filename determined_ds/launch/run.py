@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
+from determined_ds.extensions import before_ranks
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Failure, Outcome, environment_of_ranks, run_ranks, show_outcome
@@ -93,16 +94,20 @@ class LocalRun:
             lines.append(f"  one point of a search: {', '.join(taken)}".replace(" hyperparameters.", " "))
         return [*lines, *self.start.header()]
 
-    def show(self, before_ranks: Callable[[LocalRun], list[str]]) -> None:
+    def show(self) -> None:
         """Print the header, and on stderr what is probably a mistake.
 
-        Args:
-            before_ranks: Checks this machine; returns warnings, and raises what keeps ranks from training here.
+        Raises:
+            ConfigError: this machine lacks a compiler that DeepSpeed needs.
         """
+        if self.resolved is not None and self.options.engine == "deepspeed":
+            merged = {**os.environ, **self.variables}
+            environment = {name: value for name, value in merged.items() if value is not None}
+            before_ranks(self.resolved, environment, self.warnings)
         known = self.warnings  # a command that starts many runs has shown what applies to all of them
         if self.options.parent is not None:
             known = self.resolved.warnings if self.resolved is not None else ()
-        warnings = [*self.start.damages, *before_ranks(self), *known]
+        warnings = [*self.start.damages, *known]
         print(*self._header(), sep="\n", flush=True)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""What DeepSpeed compiles at its first use for a configuration, the tools that takes, and the locks of killed builds.
+"""What DeepSpeed compiles at its first use for a configuration, and the tools that takes.
 
-The start-up hook and ``det-ds run`` call :func:`before_ranks`, so that ranks do not find out after minutes.
+The start-up hook and a run call :func:`before_ranks`, so that ranks do not find out after minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import runpy
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +31,6 @@ INSTALL = {
     NVCC: "install the CUDA toolkit that torch is built for and set CUDA_HOME,"
     " or use an image with it (docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
 }
-QUIET_S = 3600.0  # a build writes more often
 
 
 class Op(NamedTuple):
@@ -74,27 +72,18 @@ def ops_of(c: ResolvedConfig) -> list[Op]:
 
 def before_ranks(
     resolved: ResolvedConfig, environment: Mapping[str, str], warnings: Sequence[Problem] = ()
-) -> list[str]:
-    """Check that what DeepSpeed compiles for GPUs can be compiled, and remove the locks of killed builds.
-
-    torch locks the folder of an extension by a file while it builds. A build that is killed leaves the file, and the
-    next one waits for ever. On CPUs a missing compiler fails at once, with DeepSpeed's own words.
+) -> None:
+    """Check that what DeepSpeed compiles for GPUs can be compiled; on CPUs it fails at once, in DeepSpeed's own words.
 
     Args:
         resolved: What will run.
         environment: Variables of the ranks.
         warnings: What an error carries as well.
 
-    Returns:
-        A line for each lock, removed or not.
-
     Raises:
         ConfigError: no nvcc serves torch; a problem for each key that needs one.
-
-    Source: ``FileBaton`` in torch 2.13's ``torch/utils/file_baton.py``; ``_get_build_directory`` in cpp_extension.py.
     """
-    ops, problems, said = ops_of(resolved), [], []
-    wanted = [op for op in ops if NVCC in op.tools]
+    wanted, problems = [op for op in ops_of(resolved) if NVCC in op.tools], []
     if wanted and kind_of_device(resolved.accelerator) == "cuda":  # ROCm has another compiler
         cuda = str(_constants_of("torch", "version.py").get("cuda") or "")  # without loading torch
         _, wrong = find_tool(NVCC, environment, cuda)
@@ -104,23 +93,6 @@ def before_ranks(
             problems.append(resolved.ds.problem(op.key, reason, fix, "nvcc"))
     if problems:
         raise ConfigError(problems, warnings)
-    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
-    root = Path(environment.get("TORCH_EXTENSIONS_DIR") or Path(cache) / "torch_extensions")
-    for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")] if ops else ():
-        try:
-            written = max(each.stat(follow_symlinks=False).st_mtime for each in os.scandir(lock.parent))
-            if time.time() - written >= QUIET_S:
-                lock.unlink()
-                said.append(f"removed {lock}, the lock of a killed build: nothing was written for an hour")
-                continue
-        except OSError:  # of another user, or released meanwhile
-            if not lock.exists():
-                continue
-        said.append(
-            f"{lock} locks the build of an extension, and ranks that need it wait. "
-            f"fix: if no process builds it, here or in another container, rm {lock}"
-        )
-    return said
 
 
 def ask(
@@ -150,15 +122,7 @@ def ask(
 
 
 def find_tool(tool: str, environment: Mapping[str, str], torch_cuda: str = "") -> tuple[str, str]:
-    """Look for a tool as what builds with it does.
-
-    Args:
-        tool: ``nvcc``, ``c++`` or ``ninja``.
-        environment: Variables of the ranks.
-        torch_cuda: The CUDA that torch is built for; "" where that is none, or not known.
-
-    Returns:
-        What there is and "", or "" and what is wrong.
+    """Look for a tool as what builds with it does. Returns what there is and "", or "" and what is wrong.
 
     Source: ``get_cxx_compiler``, ``is_ninja_available`` and ``_find_cuda_home`` in torch 2.13's cpp_extension.py;
     ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/.
