@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import LOAD, RecordedStep, Span, bubble, counted_bubble
 from determined_ds.report import style
-from determined_ds.report.comparison import ESTIMATE, PEAK, STATES, label
+from determined_ds.report.comparison import PEAK, STATES, label
 from determined_ds.report.numbers import byte_unit, count, number, percent, printable
 from determined_ds.report.results import PARTS, WINDOW, Results, Row
 from determined_ds.report.style import PALETTE, PART_COLOURS, drawing, figure_of, ink_on, strategy_colours
@@ -86,26 +86,22 @@ def throughput(results: Results) -> Figure | None:
     repeated = "; whiskers: repetitions" if any(len(row.repetitions) > 1 for row in rows) else ""
     values = [row.samples_per_second or 0.0 for row in rows]
     spreads = [row.samples_per_second_spread or (0.0, 0.0) for row in rows]
-    return _bars(results, [("Throughput", f"samples per second{repeated}", rows, values, spreads, ())])
+    return _bars(results, [("Throughput", f"samples per second{repeated}", rows, values, spreads)])
 
 
 def memory(results: Results) -> Figure | None:
-    """Peak memory of the rank that took most, and its model states, with the estimates as marks on them."""
+    """Peak memory of the rank that took most, and its model states."""
     kind, panels = "resident" if results.accelerator == "cpu" else "device", []
     for title, of, words in (("Peak memory", PEAK, f" of {kind} memory"), ("Model states", STATES, "")):
         rows = [row for row in results.measured if getattr(row, of) is not None]
-        values, marks = [getattr(row, of) for row in rows], []
-        if of == STATES and all(row.estimated_model_state_bytes for row in rows):
-            marks = [getattr(row, ESTIMATE) for row in rows]
-            words = "; the upright line is the estimate"
-        unit, size = byte_unit([*values, *marks])
-        values, marks = ([each / size for each in sizes] for sizes in (values, marks))
-        panels.append((f"{title} of a rank", unit + words, rows, values, (), marks))
+        unit, size = byte_unit(getattr(row, of) for row in rows)
+        values = [getattr(row, of) / size for row in rows]
+        panels.append((f"{title} of a rank", unit + words, rows, values, ()))
     return _bars(results, panels)
 
 
-# A title, the name of the axis; rows and their values, whiskers and upright marks, where there are some.
-Bars = tuple[str, str, Sequence[Row], Sequence[float], Sequence[tuple[float, float]], Sequence[float]]
+# A title, the name of the axis; rows and their values, and whiskers, where there are some.
+Bars = tuple[str, str, Sequence[Row], Sequence[float], Sequence[tuple[float, float]]]
 
 
 def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
@@ -115,7 +111,7 @@ def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
         return None
     with drawing():
         figure, axes = figure_of([_names(results, rows)[1] for _, _, rows, *_ in panels])
-        for panel, (title, axis, rows, values, spreads, marks) in zip(axes, panels, strict=True):
+        for panel, (title, axis, rows, values, spreads) in zip(axes, panels, strict=True):
             _name_bars(panel, _names(results, rows)[0])
             ends = list(values)
             panel.barh(range(len(rows)), values, 0.7, color=[colours[row.name] for row in rows])
@@ -126,9 +122,7 @@ def _bars(results: Results, panels: Sequence[Bars]) -> Figure | None:
                 ends[at] = max(values[at], high)
             for at, end in enumerate(ends):
                 _beside(panel, end, at, number(values[at], 3))
-            for at, mark in enumerate(marks):
-                panel.plot([mark] * 2, [at - 0.43, at + 0.43], color=style.INK, solid_capstyle="butt")
-            panel.set_xlim(0, ROOM * max([*ends, *marks]) or 1)
+            panel.set_xlim(0, ROOM * max(ends) or 1)
             panel.set_title(title)
             panel.set_xlabel(axis)
     return figure

@@ -188,12 +188,12 @@ def _step_unit(results: Results) -> tuple[str, float]:
     return ("s", 1.0) if longest >= 10 else ("ms", 1e-3)
 
 
-def _bytes_of(*names: str) -> Callable[[Results], tuple[str, float]]:
-    return lambda results: byte_unit(getattr(row, name) for row in results.rows for name in names)
+def _bytes_of(name: str) -> Callable[[Results], tuple[str, float]]:
+    return lambda results: byte_unit(getattr(row, name) for row in results.rows)
 
 
-STATES, ESTIMATE, PEAK = "model_state_bytes", "estimated_model_state_bytes", "peak_memory_bytes"
-IN_STATES, IN_PEAK = _bytes_of(STATES, ESTIMATE), _bytes_of(PEAK)
+STATES, PEAK = "model_state_bytes", "peak_memory_bytes"
+IN_STATES, IN_PEAK = _bytes_of(STATES), _bytes_of(PEAK)
 SPEED, AGAINST = "samples_per_s", "samples_per_s_against_first"
 # Programs read the CSV by these names: rename nothing.
 COLUMNS = {
@@ -224,8 +224,7 @@ COLUMNS = {
     "scaling_efficiency": Column(Results.scaling_efficiency, "scaling", n.percent, below=""),
     PEAK: _of(PEAK, "peak", unit=IN_PEAK, best=min, drop=3, below="peak_memory_against_first"),
     "peak_memory_against_first": _against_first(PEAK, n.ratio),
-    STATES: _of(STATES, "states", unit=IN_STATES, drop=9, below=ESTIMATE),
-    ESTIMATE: _of(ESTIMATE, "estimate", unit=IN_STATES, drop=9),
+    STATES: _of(STATES, "states", unit=IN_STATES, drop=9, below=""),
     "bubble": _of("bubble", "bubble", n.percent, drop=5, below="bubble_ideal"),
     "bubble_ideal": _of("bubble_ideal", "ideal", n.percent, drop=7),
     "loss": _of("loss", "loss", n.loss_text, drop=4, below="loss_against_first"),

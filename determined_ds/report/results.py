@@ -87,7 +87,6 @@ class Row:
     precision: str | None = None
     samples_per_step: int | None = None
     tokens_per_sample: int | None = None
-    estimated_model_state_bytes: int | None = None  # of the rank that holds most, by the memory model
     repetitions: tuple[Repetition, ...] = ()
 
     @property
@@ -135,7 +134,7 @@ class Row:
         elif self.repetitions:  # one recorded step of a pipeline is enough
             more = (replace(each, pipeline_step=None) for each in start.repetitions)
             start = replace(self, repetitions=(*self.repetitions, *more))
-        return replace(start, estimated_model_state_bytes=self.estimated_model_state_bytes)
+        return start
 
     @property
     def samples_per_second(self) -> float | None:

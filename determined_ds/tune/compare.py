@@ -24,7 +24,6 @@ from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.memory.rank import model_states
 from determined_ds.report.comparison import write_report
 from determined_ds.report.numbers import count
 from determined_ds.report.results import (
@@ -356,21 +355,6 @@ def measure_strategies(
     most_slots = max(each.choice.slots for each in variants)
     with RunLock(bench.run_dir):
         rows = [each.row(STOPPED, "not measured yet") for each in variants]
-        unknown = set[str]()
-        for number, each in enumerate(variants):
-            if each.resolved is None:
-                continue
-            try:
-                states = model_states(each.shape(bench.base.context_dir), each.resolved.strategy)
-            except ConfigError as error:
-                unknown.add(error.problems[0].message)
-                continue
-            # On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
-            on_host = states.host_bytes if bench.base.accelerator.name == "cpu" else 0
-            held = states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
-            rows[number] = replace(rows[number], estimated_model_state_bytes=held + on_host)
-        for reason in unknown:
-            say(f"no memory estimate: {reason}")
         for repetition in range(repeat):
             # Forwards, then backwards, so that each is early as often as late.
             order = range(len(variants))

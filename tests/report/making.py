@@ -43,7 +43,6 @@ def row(name: str = "zero1", *repetitions: dict[str, Any], **others: Any) -> dic
         "pipe_parallel_size": 1,
         "samples_per_step": 32,
         "tokens_per_sample": 128,
-        "estimated_model_state_bytes": 11 * MIB,
         "repetitions": list(repetitions or (repetition(),)),
         **others,
     }
