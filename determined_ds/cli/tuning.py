@@ -13,7 +13,6 @@ from determined_ds.cli.options import Counts, Names, experiment_options, options
 
 if TYPE_CHECKING:
     from determined_ds.report.results import Results
-    from determined_ds.rundir.signals import Interrupts
     from determined_ds.tune.compare import Request
 
 COMPARE = """\b
@@ -47,7 +46,7 @@ def _measuring(*, steps: int, fewest: int) -> Callable[[Any], Any]:
     """The options of an experiment that is measured."""
     at_least = click.IntRange(min=fewest)
     return options(
-        experiment_options("Where the report goes; runs that are already there are not repeated."),
+        experiment_options("Where the report and the runs go."),
         click.option("--steps", type=at_least, default=steps, show_default=True, help="Steps to time."),
         warmup_option,
     )
@@ -71,7 +70,8 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, **given
     with Interrupts("ending the measurement; what was measured so far is reported") as interrupts:
         results, run_dir = measure_strategies(_request(given), interrupts, click.echo, **chosen)
     _show(results, run_dir)
-    _exit_if_interrupted(interrupts, run_dir)
+    if interrupts.requested:
+        sys.exit(interrupts.exit_code)
     if not any(row.status == MEASURED for row in results.rows):
         click.echo("error: none of the strategies could be measured; see the reasons above", err=True)
         sys.exit(1)
@@ -92,11 +92,10 @@ def autotune(budget: str, over: list[str], loss_tolerance: float, **given: Any) 
 
     request = _request(given)
     tuning = Autotune(request, budget=budget, over=over, tolerance=loss_tolerance, say=click.echo)
-    run_dir = tuning.workbench.run_dir
     if (found := tuning.run()) is not None:
         results, best = found
-        _show(results, run_dir, best=best)
-    _exit_if_interrupted(tuning.interrupts, run_dir)
+        _show(results, tuning.workbench.run_dir, best=best)
+    sys.exit(tuning.interrupts.exit_code)
 
 
 @click.command(epilog=SEARCH)
@@ -138,12 +137,3 @@ def _show(results: Results, run_dir: Path, *, best: str = "") -> None:
         click.echo(f"best: {best}")
     for name in (*(["best.yaml"] if best else []), "report.html", "results.json", "results.csv"):
         click.echo(short(run_dir / name))
-
-
-def _exit_if_interrupted(interrupts: Interrupts, run_dir: Path) -> None:
-    """End the command where it was interrupted, with what to type to resume."""
-    from determined_ds.rundir.run_dir import short
-
-    if interrupts.requested:
-        click.echo(f"interrupted; to resume: the same command with --run-dir {short(run_dir)}", err=True)
-        sys.exit(interrupts.exit_code)

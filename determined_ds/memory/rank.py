@@ -78,7 +78,7 @@ def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
     """Bytes of a rank of each pipeline stage, by its schedule; of one rank without a pipeline."""
     found = []
     for own, activations in zip(_shares(shape, strategy), _activations(shape, strategy), strict=True):
-        states = model_states(shape, strategy, own)
+        states = _model_states(strategy, own)
         in_backward, in_step, on_host = _buffers(shape, strategy, own)
         buffers, host = in_backward + max(0, in_step - in_backward - activations), states.host_bytes + on_host
         found.append(replace(states, activations_bytes=activations, buffers_bytes=buffers, host_bytes=host))
@@ -124,9 +124,8 @@ def _shares(shape: ModelShape, strategy: Strategy) -> list[_Share]:
     return found
 
 
-def model_states(shape: ModelShape, strategy: Strategy, own: _Share | None = None) -> Memory:
-    """Model states when a backward pass ends, of a rank or of the one with most; no activations, no buffers."""
-    own = own or max(_shares(shape, strategy))
+def _model_states(strategy: Strategy, own: _Share) -> Memory:
+    """Model states of a rank when a backward pass ends; no activations, no buffers."""
     element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
     zero, host = strategy.zero_stage, 0
     parameters = element * (own.part_of_whole if zero == 3 else own.whole)

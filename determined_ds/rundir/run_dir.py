@@ -22,7 +22,6 @@ EXPERIMENT = "experiment.yaml"
 SUPERSEDED = "superseded.json"  # in ``next``: the checkpoints that will be
 CHECKPOINTS = "checkpoints"
 PARTIAL_FILE = ".partial"  # suffix of a file that is being written
-STEP_GROUP = "measured"  # of the records in metrics.jsonl of a run that is measured, one a step
 LEFT_S = 10.0  # the processes of a run that was killed end with it; the system may take a moment
 WRITABLE = "give a --run-dir that can be written to"
 

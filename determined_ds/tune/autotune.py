@@ -2,16 +2,15 @@
 
 It begins with the experiment as it is and goes along one axis after the other: each value of an axis is tried with the
 best of the others, until a round along all axes brings nothing new. Rules and the memory model leave out what cannot
-run before anything starts; a run that is clearly beaten is cut short; one whose loss does not agree with fp32's is not
-taken. Then those that the measurements cannot tell apart are measured again, in turns, until they can or the budget is
-spent. Nothing is claimed to be faster by what repetitions differ by.
+run before anything starts; a run whose loss does not agree with fp32's is not taken. Then those that the measurements
+cannot tell apart are measured again, in turns, until they can or the budget is spent. Nothing is claimed to be faster
+by what repetitions differ by.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,10 +53,6 @@ BEST = "best.yaml"
 REJECTED = "rejected: "  # of a reason: it ran, and its loss is another
 SHORTEST_S = 30  # starting the ranks alone takes about ten seconds
 UNITS = {"s": 1, "m": 60, "h": 3600}
-BEATEN, STEPS_TO_JUDGE = (
-    1.25,
-    5,
-)  # times the best step's time at which a run is cut short, after so many steps
 FOR_THE_END = 0.25  # of the budget: kept to measure the best again
 MOST_REPETITIONS = 5
 OF_THE_FIRST = 10  # times as well as the last losses must the first ones agree
@@ -268,25 +263,12 @@ class Autotune:
     def _measure(self, variant: Variant) -> bool:
         """Measure a variant once more. Returns whether it was not interrupted."""
         name, slots = variant.name, self._base.experiment.slots
-        ranked = [] if name in self._rows else self._ranked()  # the first time it may be clearly beaten
-        best_s = ranked[0].median_step_seconds if ranked else None
-
-        def watch(seconds: Sequence[float]) -> str | None:
-            if time.monotonic() - self._started_s > self._most_seconds:
-                return "the budget's time was over"
-            timed = seconds[self.workbench.request.warmup :]
-            if best_s is None or len(timed) < STEPS_TO_JUDGE:
-                return None
-            if statistics.quantiles(timed, n=4)[0] <= BEATEN * best_s:
-                return None
-            took, best = 1000 * statistics.median(timed), 1000 * best_s
-            return f"beaten: {took:,.0f} ms a step after {len(timed)}, the best takes {best:,.0f}"
-
         row = self._rows.get(name) or variant.row(STOPPED, "not measured yet")
         if self.interrupts.requested:
             return False
         self._num_trials += 1
-        start = self.workbench.measure(variant, row, name, self.interrupts, most_slots=slots, watch=watch)
+        until_s = self._started_s + self._most_seconds
+        start = self.workbench.measure(variant, row, name, self.interrupts, most_slots=slots, until_s=until_s)
         if self.interrupts.requested and start.status == STOPPED:
             return False
         row, why = row.joined(start), self._disagreement(start)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import math
 import os
 import platform
 import time
@@ -18,11 +18,9 @@ from determined_ds.config.keys import MEASURE, ignored_keys
 from determined_ds.config.strategy import FORMS
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import one_of
-from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import parse_experiment
-from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.report.comparison import write_report
 from determined_ds.report.numbers import count
@@ -36,11 +34,10 @@ from determined_ds.report.results import (
     Row,
     read_row,
 )
-from determined_ds.rundir.records import INVALID, KILLED, versions
+from determined_ds.rundir.records import INVALID, KILLED
 from determined_ds.rundir.records import OUT_OF_MEMORY as NO_MEMORY
 from determined_ds.rundir.run_dir import (
     RUNS,
-    STEP_GROUP,
     RunDir,
     RunLock,
     check_run_dir,
@@ -52,12 +49,9 @@ from determined_ds.rundir.signals import Interrupts
 from determined_ds.tune.variants import Base, Variant, named_variants, read_base
 
 POLL_S = 0.25
-MADE_BY = "measured_with.json"  # beside a measurement: all that its numbers depend on
 BUSY = 0.25  # other programs' share of the cores, above which times are said to be unsure
 LOOK_S = 0.2  # at what other programs take, before each start
 Say = Callable[[str], None]  # prints a line for people
-# From the seconds of the steps so far: why to go no further, or None.
-Watch = Callable[[Sequence[float]], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +105,9 @@ class Workbench:
         interrupts: Interrupts,
         *,
         most_slots: int,
-        watch: Watch | None = None,
+        until_s: float = math.inf,
     ) -> Row:
         """Run a variant for some steps, in processes of its own. Returns the row of this start alone.
-
-        A measurement that is in the run directory already is taken instead, where it was made of the same experiment
-        and code, by the same versions, on the same accelerator and with as many threads; that is said.
 
         Args:
             variant: One that can run.
@@ -124,41 +115,15 @@ class Workbench:
             title: What it is called here, and its folder.
             interrupts: Ends it.
             most_slots: Of all that are compared: the cores are shared as if all had as many.
-            watch: May cut it short as long as a step is to come.
+            until_s: When to end it, by the monotonic clock.
         """
         request, base, experiment, engine = self.request, self.base, variant.experiment, variant.choice.engine
         assert experiment is not None
-        where = Path("runs", title.replace(" ", "-"), str(len(row.repetitions) + 1))
-        there, num_steps = RunDir(self.run_dir / where), request.warmup + request.steps
-        made_by = there.path / MADE_BY
-        threads = os.environ.get("OMP_NUM_THREADS")
-        if base.accelerator.name == "cpu" and threads is None:
+        where = Path(title.replace(" ", "-"), str(len(row.repetitions) + 1))
+        there, environment = RunDir(self.run_dir / "runs" / where), dict[str, str]()
+        if base.accelerator.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # With more threads where there are fewer ranks, one slot would measure all cores' work.
-            threads = str(max(1, base.accelerator.num_devices // most_slots))
-        depends_on = {
-            **versions(),
-            "determined_ds": _digest(Path(__file__).parents[1]),
-            "experiment": hashlib.sha256(stored_yaml(experiment.config).encode()).hexdigest(),
-            "code": _digest(base.context_dir),
-            "accelerator": f"{self.machine} ({base.accelerator.name})",
-            "threads": threads,
-            "steps": request.steps,
-            "warmup": request.warmup,
-        }
-
-        def known() -> Row | None:
-            try:
-                found = read_row(there.measured)
-                if json.loads(made_by.read_text(encoding="utf-8")) != depends_on or found.engine != engine:
-                    return None
-            except (OSError, ValueError, ConfigError):
-                return None
-            starts = (replace(each, run_dir=str(where.relative_to("runs"))) for each in found.repetitions)
-            return replace(found, name=variant.name, repetitions=tuple(starts))
-
-        if (found := known()) is not None:
-            self.say(f"     {title}: measured before, in {where}; taken from there")
-            return found
+            environment["OMP_NUM_THREADS"] = str(max(1, base.accelerator.num_devices // most_slots))
         arguments = ["--measure", str(request.steps), "--warmup", str(request.warmup), "--engine", engine]
         process = TrialProcess(
             experiment=experiment.document,
@@ -166,29 +131,27 @@ class Workbench:
             run_dir=there.path,
             accelerator=base.accelerator.name,
             arguments=arguments,
-            environment={} if threads is None else {"OMP_NUM_THREADS": threads},
+            environment=environment,
         )
         self.busy.append(psutil.cpu_percent(LOOK_S) / 100)
-        there.measured.unlink(missing_ok=True)  # of other code, or of another version
+        there.measured.unlink(missing_ok=True)  # of an earlier command
         process.start()
-        write_whole(made_by, json.dumps(depends_on, indent=2) + "\n")
-        seconds: list[float] = []
         try:
-            while True:
-                has_ended = process.poll() is not None  # first: its last records are read after that
-                records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
-                seconds += [record["metrics"]["step_seconds"] for record in records]
-                if has_ended:
-                    break
-                watched = watch is not None and len(seconds) < num_steps
-                cut = "interrupted" if interrupts.requested else watch(seconds) if watch and watched else None
-                if cut:
-                    return variant.row(STOPPED, cut)
+            while process.poll() is None:
+                if interrupts.requested:
+                    return variant.row(STOPPED, "interrupted")
+                if time.monotonic() > until_s:
+                    return variant.row(STOPPED, "the budget's time was over")
                 time.sleep(POLL_S)
         finally:
             process.kill()
         if process.poll() == 0:
-            return known() or variant.row(FAILED, f"it ended without measuring {engine}")
+            with contextlib.suppress(ConfigError):
+                found = read_row(there.measured)
+                if found.engine == engine:
+                    starts = (replace(each, run_dir=str(where)) for each in found.repetitions)
+                    return replace(found, name=variant.name, repetitions=tuple(starts))
+            return variant.row(FAILED, f"it ended without measuring {engine}")
         result = process.result()
         # Where the kernel ends a process for its memory, only its signal is known.
         failed = OUT_OF_MEMORY if result.cause in (NO_MEMORY, KILLED) else FAILED
@@ -252,17 +215,6 @@ def check_names(option: str, names: Sequence[str], known: Sequence[str], code: s
             problems.append(Problem(key=option, value=name, message="unknown name", fix=fix, code=code))
     if problems:
         raise ConfigError(problems)
-
-
-def _digest(folder: Path) -> str:
-    """A digest of the Python files of a folder, hidden folders and ``runs`` left out."""
-    digest = hashlib.sha256()
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")) and name != "runs")
-        for file in sorted(Path(parent, name) for name in files if name.endswith(".py")):
-            digest.update(str(file.relative_to(folder)).encode() + b"\0")
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def in_words(row: Row) -> str:

@@ -15,10 +15,8 @@ from determined_ds.config.params import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
-from determined_ds.rundir.run_dir import STEP_GROUP
 from determined_ds.train.group.process_group import gather_rows
 from determined_ds.train.here import Measurement, ScriptRun
-from determined_ds.train.local_core import LocalTrainContext
 from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
@@ -108,7 +106,7 @@ class Measuring:
 
     def end_step(self, _batches_trained: int) -> None:
         """A step has ended; a collective after the last one that counts."""
-        sums, train, device = self.training.sums, self._context._core.train, self._context.device
+        sums, device = self.training.sums, self._context.device
         assert self._taken is not None
         self._seconds.append(self._taken)
         while self._let_go:
@@ -117,8 +115,6 @@ class Measuring:
         self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
         self._weights.append(sums.weight("loss"))
         sums.clear()
-        if self.training.is_chief and isinstance(train, LocalTrainContext):
-            train.report_metrics(STEP_GROUP, len(self._seconds), {"step_seconds": self._taken})
         if self.is_pending:
             self._pipeline_step = _median_step(self._context.models, self._context.distributed)
 
