@@ -90,8 +90,6 @@ def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
     assert {id(each) for each in decayed["params"]} == {id(each) for each in model.parameters()} - spared
 
 
-# --- GPT-2, in two forms ---
-
 DRAWN = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
 TOKENS_BT, TARGETS_BT = DRAWN[:, :-1], DRAWN[:, 1:]
 
@@ -101,16 +99,15 @@ class Pipeline(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList()
-        self.calls = []
         tied: dict[str, nn.Module] = {}
+        self.calls = []
         for spec in gpt2.pipeline_layers(GPT2):
             key = getattr(spec, "key", None)
             part = tied.get(key or "") or spec.build()
             if key:
                 tied[key] = part
-            self.parts.append(part)
             self.calls.append((getattr(spec, "forward_fn", None), part))
+        self.parts = nn.ModuleList(part for _, part in self.calls)
 
     def forward(self, hidden: Tensor) -> Tensor:
         for forward_fn, part in self.calls:
@@ -138,12 +135,6 @@ def test_gpt2_is_hugging_faces_own_and_one_model_in_both_forms() -> None:
         next_token_loss(model(TOKENS_BT), TARGETS_BT).backward()
     for name, parameter in of_whole.items():
         torch.testing.assert_close(of_layers[name].grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
-    # A token that was never read still gets a gradient: the head's.
-    unread = min(set(range(61)) - set(TOKENS_BT.flatten().tolist()))
-    assert of_layers["transformer.wte.weight"].grad[unread].abs().sum() > 0
-
-
-# --- drivable space ---
 
 
 @torch.no_grad()
@@ -160,7 +151,6 @@ def touched(model: nn.Module, moment: int, view: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("views", "moments", "of_the_first", "of_the_last"),
     [
-        (1, 1, [[1, 1, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]]),
         (1, 0, [[1, 1, 1], [0, 0, 0]], [[0, 0, 0], [1, 1, 1]]),
         (0, 1, [[0, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0]]),
     ],
@@ -191,9 +181,6 @@ def test_a_scene_is_decided_by_seed_split_and_index() -> None:
     assert set(masks.unique().tolist()) == {0, 1}
     for other in (drawn()[2], drawn(0, VALIDATION)[1], drawn(1)[1]):
         assert not torch.equal(pixels, other[0])
-
-
-# --- DCGAN ---
 
 
 def test_the_frechet_distance_is_that_of_two_normal_distributions() -> None:

@@ -57,9 +57,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp(name) for name in ("vit", "bert", "gpt2")}
     built_vit(None, ["one", "two"], seed=8).save_pretrained(folders["vit"])
     config = bert.bert_config(bert.Options(dropout=0.0), CLASSES, vocab_size=300)
-    transformers.BertForMaskedLM(transformers.BertConfig(**config.to_diff_dict())).save_pretrained(
-        folders["bert"]
-    )
+    body = transformers.BertForMaskedLM(transformers.BertConfig(**config.to_diff_dict()))
+    body.save_pretrained(folders["bert"])
     of_gpt2 = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
     transformers.GPT2LMHeadModel(of_gpt2).save_pretrained(folders["gpt2"], max_shard_size="500KB")
     return folders
@@ -74,9 +73,8 @@ def test_a_checkpoint_of_another_task_keeps_its_body_and_gets_a_new_head(
     model.save_pretrained(tmp_path)
     trained = load_file(saved["vit"] / "model.safetensors")
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        assert (
-            tensor.shape[0] == 3 if name.startswith("classifier.") else torch.equal(tensor, trained[name])
-        ), name
+        is_head = name.startswith("classifier.")
+        assert tensor.shape[0] == 3 if is_head else torch.equal(tensor, trained[name]), name
     body = transformers.BertForMaskedLM.from_pretrained(saved["bert"]).bert.state_dict()
     found = built_bert(saved["bert"]).bert.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in body.items())
@@ -96,79 +94,49 @@ def test_gpt2_in_shards_and_by_its_first_names(saved: dict[str, Path], tmp_path:
                 assert torch.equal(parameter, trained.state_dict()[name]), name
 
 
-# --- what does not fit ---
-
-
-def test_a_checkpoint_that_is_not_there_of_another_model_or_without_room(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
-    for source in (tmp_path / "nowhere", tmp_path):
-        for build in (built_vit, built_bert, lambda source: next(loaded_gpt2(source))):
-            found = refusal(lambda build=build, source=source: build(source))
-            assert (found.key, found.value) == ("hyperparameters.pretrained", str(source))
+def test_a_checkpoint_that_is_not_there_or_of_another_model(saved: dict[str, Path], tmp_path: Path) -> None:
+    for build in (built_vit, built_bert, lambda source: next(loaded_gpt2(source))):
+        found = refusal(lambda build=build: build(tmp_path))
+        assert (found.key, found.value) == ("hyperparameters.pretrained", str(tmp_path))
     assert "'bert'" in refusal(lambda: built_vit(saved["bert"])).message
     long = refusal(lambda: built_bert(saved["bert"], sequence_length=513))
     assert long.fix == "sequence_length: 512"
-    options = bert.Options(pretrained=str(saved["bert"]))
-    more = refusal(lambda: bert.bert_config(options, CLASSES, vocab_size=301))
-    assert "300 tokens" in more.message
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "wrong", "said"),
     [
-        ("vit", "vit.encoder.layer.2.intermediate.dense.bias", {}, "vit.layers.2.mlp.fc1.bias is missing"),
-        (
-            "gpt2",
-            "transformer.ln_f.bias",
-            {"transformer.ln_f.bias": torch.ones(5)},
-            "has the shape (5,), and (128,)",
-        ),
+        ("vit", "vit.encoder.layer.2.intermediate.dense.bias", None, "vit.layers.2.mlp.fc1.bias is missing"),
+        ("gpt2", "transformer.ln_f.bias", torch.ones(5), "has the shape (5,), and (128,)"),
     ],
 )
 def test_weights_of_another_shape_or_missing_are_named(
-    kind: str, name: str, wrong: dict[str, Any], said: str, saved: dict[str, Path], tmp_path: Path
+    kind: str, name: str, wrong: Any, said: str, saved: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text((saved[kind] / "config.json").read_text())
     tensors: dict[str, Any] = {}
     for file in saved[kind].glob("*.safetensors"):
         tensors |= load_file(file)
     del tensors[name]
-    save_file(tensors | wrong, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    more = {} if wrong is None else {name: wrong}
+    save_file(tensors | more, tmp_path / "model.safetensors", metadata={"format": "pt"})
     found = refusal(lambda: built_vit(tmp_path) if kind == "vit" else list(loaded_gpt2(tmp_path)))
-    assert (found.key, found.value) == ("hyperparameters.pretrained", str(tmp_path))
     assert said in found.message
 
 
-# --- any causal language model ---
-
-
-@pytest.mark.parametrize(
-    ("model_config", "below", "fix"),
-    [
+def test_a_configuration_that_is_none_and_a_model_that_does_not_fit() -> None:
+    for given, below, fix in (
         ({"model_type": "lama"}, "", "llama"),
-        ({"hidden_size": 32}, "", "model_type"),
         ({"model_type": "llama", "hidden_sise": 3}, ".hidden_sise", "hidden_size"),
         ({"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}, "", "sizes"),
-        ({"model_type": "vit"}, "", "llama"),
-    ],
-)
-def test_a_configuration_that_is_none(model_config: dict[str, Any], below: str, fix: str) -> None:
-    found = refusal(lambda: read_config(None, model_config, vocab_size=256))
-    assert found.key == f"hyperparameters.model_config{below}"
-    assert fix in found.fix
-
-
-def test_a_model_that_is_not_there_or_does_not_fit(tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "nowhere")
-    for given in ({"model": nowhere}, {}, {"model": "gpt2", "model_config": tiny.MODEL_CONFIG}):
-        assert refusal(lambda given=given: find_model(given)).key == "hyperparameters.model"
-    assert refusal(lambda: read_config(str(tmp_path), None, vocab_size=256)).key == "hyperparameters.model"
+    ):
+        found = refusal(lambda given=given: read_config(None, given, vocab_size=256))
+        assert (found.key, fix in found.fix) == (f"hyperparameters.model_config{below}", True)
+    both = {"model": "gpt2", "model_config": tiny.MODEL_CONFIG}
+    assert refusal(lambda: find_model(both)).key == "hyperparameters.model"
     config = read_config(None, {**tiny.MODEL_CONFIG, "vocab_size": 100}, vocab_size=256)
     found = refusal(lambda: check_fit(config, vocab_size=256, sequence_length=64))
     assert "model_config.vocab_size: 256" in found.fix
-    found = refusal(lambda: check_fit(config, vocab_size=100, sequence_length=65))
-    assert found.fix == "sequence_length: 64 or less"
 
 
 def test_what_slices_of_sequences_would_train_otherwise() -> None:
@@ -181,19 +149,15 @@ def test_what_slices_of_sequences_would_train_otherwise() -> None:
 
 def test_the_options_of_lora() -> None:
     """A search has the targets beside it: a master draws two of one mapping in random order."""
-    assert parse_lora({}) is None
     beside = parse_lora({"lora": {"r": 4}, "target_modules": ["q_proj"]})
     assert beside == LoraOptions(r=4, target_modules=["q_proj"])
     wrong = {"r": 0, "alpha": "x", "dropout": 1, "target_modules": 3, "rank": 8}
     found = refusals(lambda: parse_lora({"lora": wrong}))
     assert [problem.key for problem in found] == [f"hyperparameters.lora.{name}" for name in wrong]
-    twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
-    for given in ({"target_modules": "all-linear"}, twice):
-        assert refusal(lambda given=given: parse_lora(given)).key == "hyperparameters.target_modules"
-    config = read_config(None, tiny.MODEL_CONFIG, vocab_size=256)
-    nowhere = LoraOptions(target_modules=["q_proj", "v_prog"])
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    problem = refusal(lambda: with_lora(model, nowhere, seed=0))
+    model = transformers.AutoModelForCausalLM.from_config(
+        read_config(None, tiny.MODEL_CONFIG, vocab_size=256)
+    )
+    problem = refusal(lambda: with_lora(model, LoraOptions(target_modules=["q_proj", "v_prog"]), seed=0))
     assert (problem.value, "v_proj" in problem.fix) == ("v_prog", True)
 
 
@@ -209,13 +173,9 @@ def refused_in_rank(folder: Path) -> list[Any]:
 
 
 def test_every_rank_refuses_weights_that_do_not_load(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Of other shapes; and, in words of safetensors, cut short."""
-    model = tiny.saved_model(tmp_path) / "model.safetensors"
+    tiny.saved_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
-    for said in ("48", ""):
-        for found in two_ranks.run(refused_in_rank, tmp_path):
-            assert {problem.key for problem in found} == {"hyperparameters.model"}
-            assert all(said in problem.message for problem in found)
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        model.write_bytes(model.read_bytes()[:1000])
+    for found in two_ranks.run(refused_in_rank, tmp_path):
+        assert {problem.key for problem in found} == {"hyperparameters.model"}
+        assert all("48" in problem.message for problem in found)

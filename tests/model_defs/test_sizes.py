@@ -1,8 +1,7 @@
 """Every full-size model is the published one; and each runs on a device that holds no numbers.
 
-Nothing is allocated: ``check --memory`` builds the model on torch's meta device, and runs a micro-batch through it,
-forward and backward. As a GPU would, that refuses a tensor that was left on the CPU. The published numbers are those of
-the checkpoints on the Hugging Face hub, and for ViT those that torchvision states, with ten classes in place of 1000.
+``check --memory`` builds the model on torch's meta device, and runs a micro-batch through it. The published numbers
+are those of the Hugging Face hub, and for ViT those of torchvision, with ten classes in place of 1000.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def test_dcgan_and_the_drivable_space_model_are_of_the_published_size() -> None:
     assert sum(blocks) == 12 * 7_087_872
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["bert/const", "causal_lm/const", "drivable_vit/const", "gpt2/pipeline", "vit/const"],
-)
+@pytest.mark.parametrize("template", ["causal_lm/const", "drivable_vit/const", "gpt2/pipeline"])
 def test_every_model_runs_on_a_device_that_holds_no_numbers(template: str) -> None:
     model = estimate(ROOT / "experiments" / f"{template}.yaml", ROOT, "--precision", "bf16")["model"]
     assert (model["activations"]["element_bytes"], model["assumptions"]) == (2, [])

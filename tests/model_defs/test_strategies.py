@@ -1,7 +1,4 @@
-"""A strategy changes how a model is trained, and nothing of what it learns; checkpoints are of no strategy.
-
-Ranks share samples, sequences, layers or the experts of a mixture (DeepSpeed's AutoEP), under every ZeRO stage.
-"""
+"""A strategy changes how a model is trained, and nothing of what it learns; checkpoints are of no strategy."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ import transformers
 
 from determined_ds import load_model_from_checkpoint_path
 from determined_ds.errors import DeterminedDSError
-from tests.harness.ranks import ROOT, Ranks
+from tests.harness.ranks import ROOT, Ranks, RanksOf
 from tests.model_defs.tiny import (
     MODEL_CONFIG,
-    SEQUENCE_LENGTH,
     SIZES,
     checkpoint,
     curve,
@@ -31,8 +27,6 @@ from tests.model_defs.tiny import (
 from tests.model_defs.tiny import hyperparameters as of_causal_lm
 from tests.package import records
 
-# --- Kinds of models: the trial, hyperparameters, and data; of a causal model a text ---
-
 LORA = {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
 DRY = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
@@ -40,10 +34,7 @@ FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, **SIZES}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": MODEL_CONFIG,
     "a gpt2": {**GPT2, **DRY},  # hands no positions on
-    "qwen3": {"model_type": "qwen3", "head_dim": 8, **SIZES},
-    "mistral": {"model_type": "mistral", "sliding_window": SEQUENCE_LENGTH, **SIZES},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **SIZES},
-    "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "norm_topk_prob": True, **FEW},
     # With an expert that all tokens go to, and a router's bias.
     "deepseek_v3": {
         "model_type": "deepseek_v3",
@@ -90,11 +81,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="module")
-def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
-    return {1: one_rank, 2: two_ranks, 4: four_ranks}
-
-
 def hyperparameters(kind: str, stage: int, accumulation: int = 2, **more: Any) -> dict[str, Any]:
     if kind in OTHERS:
         # Small parameters would stay whole, and these are all small.
@@ -115,14 +101,9 @@ def hyperparameters(kind: str, stage: int, accumulation: int = 2, **more: Any) -
     return found
 
 
-# --- Losses and metrics ---
-
 SEQUENCE_2, SEQUENCE_4 = {"sequence_parallel_size": 2}, {"sequence_parallel_size": 4}
-EXPERTS, RECOMPUTED, LOADED = (
-    {"expert_parallel_size": 2},
-    {"activation_checkpointing": True},
-    {"model": "base"},
-)
+EXPERTS, RECOMPUTED = {"expert_parallel_size": 2}, {"activation_checkpointing": True}
+LOADED = {"model": "base"}
 ENGINES = ("generator_zero_stage", "discriminator_zero_stage")
 LONG = pytest.mark.long("the same code paths as in a case that is short")
 # Kind, ranks, ZeRO stage, accumulation, more hyperparameters.
@@ -142,15 +123,11 @@ SHORT_WAYS: list[Way] = [
     ("mixtral", 4, 2, 1, EXPERTS),  # two groups, trained by the samples of all
 ]
 LONG_WAYS: list[Way] = [
-    ("vit", 2, 1, 1, {}),
-    ("drivable_vit", 2, 0, 1, {}),
     ("gpt2", 2, 2, 1, {}),
     ("llama", 2, 1, 2, LOADED),
     ("llama", 4, 1, 1, SEQUENCE_4),  # half as many heads of keys as ranks
     ("llama with LoRA", 2, 2, 2, SEQUENCE_2),
-    *((kind, 2, 3, 2, SEQUENCE_2) for kind in ("a gpt2", "qwen3")),
-    ("mistral", 2, 0, 2, SEQUENCE_2),
-    ("qwen3_moe", 2, 2, 2, EXPERTS),
+    ("a gpt2", 2, 3, 2, SEQUENCE_2),
 ]
 WAYS = [*SHORT_WAYS, *(pytest.param(*way, marks=LONG) for way in LONG_WAYS)]
 
@@ -167,7 +144,12 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def trained(
-    ranks: dict[int, Ranks], data: dict[str, Any], base: Path, tmp_path_factory: pytest.TempPathFactory
+    one_rank: Ranks,
+    two_ranks: Ranks,
+    four_ranks: Ranks,
+    data: dict[str, Any],
+    base: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., dict[str, list[float]]]:
     """``trained(kind, ranks, stage, accumulation, more)``: what four batches report; each training is made once."""
     known: dict[str, dict[str, list[float]]] = {}
@@ -179,7 +161,8 @@ def trained(
             more = {**more, "model": str(base), "model_config": None} if "model" in more else more
             model = kind if kind in OTHERS else "causal_lm"
             hparams = hyperparameters(kind, stage, accumulation, **more)
-            ranks[size].run(train, run_dir, hparams, own, model=model)
+            ranks = {1: one_rank, 2: two_ranks, 4: four_ranks}[size]
+            ranks.run(train, run_dir, hparams, own, model=model)
             known[key] = curves(run_dir)
         return known[key]
 
@@ -205,9 +188,10 @@ def test_losses_metrics_and_norms_are_those_of_one_rank_without_zero(
     assert found == {name: pytest.approx(values, rel=1e-4) for name, values in plain.items()}
 
 
-def layers_of(trial: Any) -> list[str]:
-    """In each rank: the layers that it has of a pipeline."""
-    return [type(layer).__name__ for layer in trial.engine.module.forward_funcs]
+def layers_of(trial: Any) -> tuple[int, int]:
+    """In each rank: how many blocks it has of a pipeline, and how many layers."""
+    layers = [type(layer).__name__ for layer in trial.engine.module.forward_funcs]
+    return layers.count("Block"), len(layers)
 
 
 def test_a_pipeline_of_gpt2_trains_the_same_however_it_is_cut(
@@ -221,14 +205,10 @@ def test_a_pipeline_of_gpt2_trains_the_same_however_it_is_cut(
         "uniform": {"partition_method": "uniform", "activation_checkpointing": True},
         "parameters": {"partition_method": "parameters", "activation_checkpoint_interval": 2},
     }
-    layers = {}
+    how = {"model": "gpt2 in a pipeline", "then": layers_of}
     for name, more in cuts.items():
-        how = {"model": "gpt2 in a pipeline", "then": layers_of}
-        layers[name] = two_ranks.run(train, tmp_path / name, {**common, **more}, data, 2, **how)
-    assert [stage.count("Block") for stage in layers["blocks"]] == [2, 2]
-    assert [len(stage) for stage in layers["uniform"]] == [4, 4]
-    assert len(reported(tmp_path / "blocks")) == 2
-    for name in cuts:
+        (blocks, layers), _ = two_ranks.run(train, tmp_path / name, {**common, **more}, data, 2, **how)
+        assert blocks == 2 if name == "blocks" else layers == 4 or name == "parameters"
         assert reported(tmp_path / name) == pytest.approx(reported(tmp_path / "blocks"), rel=1e-4), name
 
 
@@ -242,21 +222,17 @@ def test_sharing_experts_changes_no_losses_in_16_bits(
         hparams["overwrite_deepspeed_args"]["bf16"] = {"enabled": True}
         two_ranks.run(train, tmp_path / str(degree), hparams, data)
     assert curve(tmp_path / "2") == pytest.approx(curve(tmp_path / "None"), rel=1e-3)
-    losses, of_tokens, balances = (
-        reported(tmp_path / "2", name) for name in ("loss", "token_loss", "balance_loss")
+    losses, tokens, balances = (
+        reported(tmp_path / "2", f"{name}loss") for name in ("", "token_", "balance_")
     )
-    assert losses == pytest.approx([a + 0.5 * b for a, b in zip(of_tokens, balances, strict=True)], rel=1e-2)
-    assert min(balances) >= 1.9, "two experts a token, as evenly as can be"
+    assert losses == pytest.approx([a + 0.5 * b for a, b in zip(tokens, balances, strict=True)], rel=1e-2)
 
-
-# --- Checkpoints ---
 
 OWN_EXPERTS = {"expert_parallel_size": 1}
 # Kind; of the first steps, and of the others: ranks, ZeRO stage, more hyperparameters.
 Leg = tuple[int, int, dict[str, Any]]
 CHANGES: list[tuple[str, Leg, Leg]] = [
     ("llama", (2, 3, SEQUENCE_2), (1, 1, {})),
-    ("llama", (1, 0, {}), (2, 2, SEQUENCE_2)),
     ("mixtral", (2, 1, EXPERTS), (1, 3, OWN_EXPERTS)),
     ("mixtral", (1, 3, OWN_EXPERTS), (2, 0, EXPERTS)),
 ]
@@ -267,14 +243,14 @@ def test_a_checkpoint_is_of_no_layout(
     kind: str,
     first: Leg,
     then: Leg,
-    ranks: dict[int, Ranks],
+    ranks_of: RanksOf,
     data: dict[str, Any],
     trained: Callable[..., dict[str, list[float]]],
     tmp_path: Path,
 ) -> None:
     for (size, stage, more), batches in ((first, 2), (then, 4)):
         hparams = hyperparameters(kind, stage, **more)
-        ranks[size].run(train, tmp_path, hparams, data, batches, resume=batches == 4)
+        ranks_of(size).run(train, tmp_path, hparams, data, batches, resume=batches == 4)
     whole = trained(kind, 1, 0, 1, {})["training loss"]
     assert reported(tmp_path) == pytest.approx(whole, rel=1e-5)
 
@@ -304,14 +280,12 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
     assert curves(tmp_path / "parts") == curves(tmp_path / "whole")
 
 
-def test_experts_load_in_plain_hugging_face(
-    ranks: dict[int, Ranks], data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_experts_load_in_plain_hugging_face(ranks_of: RanksOf, data: dict[str, Any], tmp_path: Path) -> None:
     """Under the names that transformers has."""
     models: list[Any] = []
     for size, more in ((2, EXPERTS), (1, {})):
         run_dir, hparams = tmp_path / str(size), hyperparameters("deepseek_v3", 1, **more)
-        ranks[size].run(train, run_dir, hparams, data, 2)
+        ranks_of(size).run(train, run_dir, hparams, data, 2)
         models.append(load_model_from_checkpoint_path(checkpoint(run_dir), context_dir=ROOT))
     models[0].save_pretrained(tmp_path / "saved")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
@@ -321,47 +295,14 @@ def test_experts_load_in_plain_hugging_face(
         assert torch.allclose(plain(tokens_BT).logits, models[1](tokens_BT).logits, atol=1e-4)
 
 
-# --- What a rank holds, and what is refused ---
-
-
-def parameters_as_built(folder: str) -> dict[str, Any]:
-    """In each rank: how a model is held before there is an engine."""
-    import deepspeed
-
-    from model_defs.causal_lm import config, model
-
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    found = config.read_config(folder, MODEL_CONFIG, vocab_size=256)
-    ds_config = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
-    built = model.build_model(found, folder, seed=1, dtype=torch.float32, zero3=ds_config)
-    return {name: (p.numel(), p.ds_tensor.numel()) for name, p in built.named_parameters()}
-
-
-def test_under_zero_3_no_rank_holds_the_model(two_ranks: Ranks, base: Path) -> None:
-    whole = transformers.AutoModelForCausalLM.from_pretrained(base).num_parameters()
-    for held in two_ranks.run(parameters_as_built, str(base)):
-        assert {numel for numel, _ in held.values()} == {0}, "each is a placeholder"
-        assert sum(share for _, share in held.values()) == pytest.approx(whole / 2, rel=0.01)
-
-
-REFUSED: dict[str, dict[str, Any]] = {
-    "DeepSpeed finds no experts in it": {"model_config": MODEL_CONFIG},
-    "would replace its adapters by layers without them": {"lora": {"r": 4}},
-}
-
-
-def refusals(run_dir: Path, data: dict[str, Any]) -> list[str]:
-    """In each rank: why each of these does not train."""
-    found = []
-    for number, more in enumerate(REFUSED.values()):
-        hparams = {**hyperparameters("mixtral", 1, **EXPERTS), **more}
-        with pytest.raises(DeterminedDSError) as caught:
-            train(run_dir / str(number), hparams, data, 1)
-        found.append(str(caught.value))
-    return found
+def refused(run_dir: Path, data: dict[str, Any]) -> str:
+    """In each rank: why experts with adapters do not train."""
+    hparams = {**hyperparameters("mixtral", 1, **EXPERTS), "lora": {"r": 4}}
+    with pytest.raises(DeterminedDSError) as caught:
+        train(run_dir, hparams, data, 1)
+    return str(caught.value)
 
 
 def test_what_would_mix_experts_is_refused(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
-    for said in two_ranks.run(refusals, tmp_path, data):
-        for wanted, found in zip(REFUSED, said, strict=True):
-            assert wanted in found
+    for said in two_ranks.run(refused, tmp_path, data):
+        assert "would replace its adapters by layers without them" in said

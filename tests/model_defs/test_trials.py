@@ -48,9 +48,9 @@ def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, 
     }
     hparams = {"global_batch_size": 8, "sequence_length": 12, "dropout": 0.0, "learning_rate": 0.001}
     hparams |= {
-        "warmup_num_steps": 2,
         "deepspeed_config": "experiments/deepspeed/zero1.json",
         "zero_stage": 3,
+        "warmup_num_steps": 2,
     }
     run_dir, saved = tmp_path / "run", tmp_path / "saved"
     pairs, same = two_ranks.run(train, run_dir, hparams, data, 40, model="bert", then=predictions)
@@ -61,8 +61,6 @@ def test_bert_on_two_ranks_and_exported_to_plain_hugging_face(two_ranks: Ranks, 
     assert f1 == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
     assert accuracy == pytest.approx(accuracy_score(true, predicted))
     assert len(set(predicted.tolist())) > 1, "a model that has learnt nothing proves nothing"
-    tokens, samples = (reported(run_dir, f"{name}_per_second")[-1] for name in ("tokens", "samples"))
-    assert tokens == pytest.approx(12 * samples)
 
     words = ("--to", "huggingface", "--context-dir", ROOT, "--output", saved)
     succeeded("export", checkpoint(run_dir), *words)

@@ -88,23 +88,15 @@ def train(
     period: int | None = None,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Train in this rank, with a report at each batch, and a validation and a checkpoint at the end.
-
-    ``resume`` is from the newest checkpoint of the folder. ``period`` counts the batches between validations and
-    between checkpoints, if not all; ``then`` is what is asked of the trial at the end, and returned.
-    """
+    """Train in this rank, with a validation and a checkpoint at each ``period``; what ``then`` asks of the trial."""
     from determined.pytorch import Batch
 
     from determined_ds import Trainer, open_context
 
     module, _, name = TRIALS[model].partition(":")
     kind = getattr(importlib.import_module(f"model_defs.{module}"), name)
-    with open_context(
-        hparams=hparams,
-        exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
-        run_dir=run_dir,
-        accelerator="cpu",
-    ) as context:
+    exp_conf = {"data": data, "reproducibility": {"experiment_seed": 5}}
+    with open_context(hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu") as context:
         trial = kind(context)
         Trainer(trial, context).fit(
             max_length=Batch(batches),
