@@ -230,11 +230,7 @@ def write_index(folder: Path, index: EngineIndex) -> None:
 
 
 def read_index(folder: Path) -> EngineIndex | None:
-    """The index in an engine's folder; None where there is none.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another version.
-    """
+    """The index in an engine's folder; None where there is none."""
     try:
         return _INDEX.validate_json((folder / INDEX_NAME).read_bytes())
     except FileNotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +134,22 @@ def write_code(checkpoint: Path, context: Path = Path(constants.MANAGED_TRAINING
 
 def _is_data(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > MAX_FILE_BYTES
+
+
+@contextlib.contextmanager
+def all_but(manager: Any, names: set[str]) -> Iterator[None]:
+    """In here, a storage manager leaves out files that are uploaded."""
+    if not names:
+        yield
+        return
+    whole = manager.upload
+
+    def rest(src: Any, dst: str, paths: set[str] | None = None) -> None:
+        there = set(manager._list_directory(src)) if paths is None else paths
+        whole(src, dst, there - names)
+
+    manager.upload = rest
+    try:
+        yield
+    finally:
+        del manager.upload

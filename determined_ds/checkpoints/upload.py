@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +54,6 @@ def upload(
             lines = said.read().decode(errors="replace").strip().splitlines()
             why = lines[-1] if lines else "the upload ended early"
             raise OSError(f"checkpoint_storage refuses it: {why}")
-
-
-@contextmanager
-def all_but(manager: Any, names: set[str]) -> Iterator[None]:
-    """In here, a storage manager leaves out files that are uploaded."""
-    if not names:
-        yield
-        return
-    whole = manager.upload
-
-    def rest(src: Any, dst: str, paths: set[str] | None = None) -> None:
-        there = set(manager._list_directory(src)) if paths is None else paths
-        whole(src, dst, there - names)
-
-    manager.upload = rest
-    try:
-        yield
-    finally:
-        del manager.upload
 
 
 if __name__ == "__main__":

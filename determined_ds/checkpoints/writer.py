@@ -44,8 +44,7 @@ from determined_ds.checkpoints.files import PART, TrialState, damage_of, over_li
 from determined_ds.checkpoints.rank_state import RankParts, read_state
 from determined_ds.checkpoints.safe_load import engines_load_only_data, read_data
 from determined_ds.checkpoints.settings import put_into_effect
-from determined_ds.checkpoints.storage import seal_folder, share_of, write_code
-from determined_ds.checkpoints.upload import all_but, upload
+from determined_ds.checkpoints.storage import all_but, seal_folder, share_of, write_code
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.memory.units import MIB, format_bytes
 from determined_ds.report.numbers import count
@@ -261,6 +260,8 @@ class Checkpoints:
             if is_chief and not self._is_local:  # off-cluster the context directory is at hand
                 write_code(path)
             if storage is not None:
+                from determined_ds.checkpoints.upload import upload
+
                 upload(storage, path, pending.uuid, sorted(written.fingerprints), beat)
             written.uploaded = storage is not None
             return written

@@ -65,29 +65,17 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """All ranks; seconds are those of a mean step, the mean over ranks.
+    """All ranks; seconds are those of a mean step, the mean over ranks."""
 
-    Args:
-        record: What a rank says of the run.
-        ranks: In their order. Where traces are missing, those that are there.
-        seconds: Part -> seconds.
-        step_s: What they add up to.
-        overlapped_s: Communication that computation hides.
-        tflops_per_rank: Floating-point operations of the model that a rank does in a second, in 10^12.
-        mfu: Model FLOPs utilization: the same as a share of the peak of the ranks.
-        findings: What could be faster, by the time that it could save at most.
-        warnings: What is missing in the traces, as sentences.
-    """
-
-    record: CaptureRecord
-    ranks: Sequence[RankProfile]
-    seconds: dict[str, float]
-    step_s: float
-    overlapped_s: float
-    tflops_per_rank: float | None = None
-    mfu: float | None = None
-    findings: Sequence[Finding] = ()
-    warnings: Sequence[str] = ()
+    record: CaptureRecord  # what a rank says of the run
+    ranks: Sequence[RankProfile]  # in their order; where traces are missing, those that are there
+    seconds: dict[str, float]  # by part
+    step_s: float  # what they add up to
+    overlapped_s: float  # communication that computation hides
+    tflops_per_rank: float | None = None  # operations of the model that a rank does in a second, in 10^12
+    mfu: float | None = None  # model FLOPs utilization: the same as a share of the peak of the ranks
+    findings: Sequence[Finding] = ()  # what could be faster, by the time that it could save at most
+    warnings: Sequence[str] = ()  # what is missing in the traces
 
     def as_json(self) -> dict[str, Any]:
         """For ``profile.json``: all fields by their names; seconds, as names say."""

@@ -29,11 +29,7 @@ MEASURED_S = 0.3
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts the model's floating-point operations while it is entered; may be entered again, and adds up.
-
-    Args:
-        counts: Whether what runs now counts.
-    """
+    """Counts the model's operations while it is entered, again and again, and ``counts()`` says that they count."""
 
     def __init__(self, counts: Callable[[], bool]) -> None:
         super().__init__()

@@ -113,11 +113,7 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace, gzipped or not.
-
-    Raises:
-        ConfigError: it is not a trace of this library, or damaged.
-    """
+    """Read a trace, gzipped or not; one that is damaged, or another program's, is refused."""
     try:
         content = path.read_bytes()
         found = json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)

@@ -42,23 +42,14 @@ Claims = list[tuple[str, Spans]]  # parts and when they may be; each has what th
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """One step of one rank.
+    """One step of one rank."""
 
-    Args:
-        batch: Optimizer steps since the start of training, this one included.
-        begin_us: On the clock of the trace.
-        end_us: On the same.
-        clock_s: How long it took by the loop's own clock.
-        seconds: Name of :data:`~determined_ds.report.results.PARTS` -> seconds; disjoint, all of them are there.
-        overlapped_s: Communication that was hidden by computation: within the other parts, and not one of them.
-    """
-
-    batch: int
-    begin_us: float
+    batch: int  # optimizer steps since the start of training, this one included
+    begin_us: float  # on the clock of the trace
     end_us: float
-    clock_s: float
-    seconds: Mapping[str, float]
-    overlapped_s: float
+    clock_s: float  # how long it took by the loop's own clock
+    seconds: Mapping[str, float]  # by part; disjoint, all parts are there
+    overlapped_s: float  # communication that computation hid: within the other parts, and not one of them
 
 
 def steps_of(trace: Trace) -> list[StepParts]:

@@ -85,12 +85,7 @@ def drawing() -> Iterator[None]:
 
 
 def figure_of(heights: list[float], width: float = WIDTH_IN) -> tuple[Figure, list[Axes]]:
-    """A figure with panels one below the other.
-
-    Args:
-        heights: Of each panel in inches, its title and axis apart.
-        width: Of the figure in inches.
-    """
+    """A figure with panels one below the other, of these heights in inches, their titles and axes apart."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -125,10 +120,7 @@ def _saved(figure: Figure, **how: Any) -> bytes:
 def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
     """A page in one file that loads nothing; what is in the values is text, unless it is markup of our own.
 
-    Args:
-        template: Its file, below :data:`ASSETS`.
-        scripts: Files that run on the page, one after the other, under their digest; nothing else may.
-        values: For the template.
+    ``scripts`` run on the page, one after the other, under their digest; nothing else may.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup

@@ -260,10 +260,10 @@ def local_core_context(
         distributed: The ranks.
         searcher: The section; by its metric the best checkpoint is chosen.
         report: Reports the same to a master.
-        checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
-        run: Of a script that called ``core.init``; None where a loop of ours trains.
+        checkpoint_dir: For the checkpoints, beside those of other runs.
+        run: Of a script that called ``core.init``.
         writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
-        preempt_mode: Which ranks call ``should_preempt()``.
+        preempt_mode: Determined's.
         more: Further parts of Determined's context.
     """
     there, is_chief = RunDir(run_dir), distributed.rank == 0

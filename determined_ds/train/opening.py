@@ -181,11 +181,7 @@ def init(
 
 
 def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> core.DistributedContext:
-    """The ranks by one transport, torch's process group, whatever others a script opened.
-
-    Raises:
-        ConfigError: ``given`` counts other ranks than the environment.
-    """
+    """The ranks by one transport, torch's process group, whatever others a script opened."""
     if isinstance(given, TorchDistributedContext):
         return given
     ranks = join_process_group(accelerator)

@@ -80,11 +80,7 @@ NOT_READ: list[KeyPath] = [
 
 
 def trial_here() -> Here | None:
-    """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it.
-
-    Raises:
-        ConfigError: on a cluster, the ranks are not those that the experiment requests.
-    """
+    """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it."""
     trial = here()
     if trial is not None:
         trial.check_ranks(num_ranks())

@@ -21,14 +21,7 @@ KEPT = "determined_ds.json"  # in a checkpoint: the trial's checkpoints before i
 
 
 class TrainerCheckpoints:
-    """The checkpoints of one trial; each method is a collective.
-
-    Args:
-        core_context: Where they are stored.
-        output_dir: The folder of the Trainer.
-        metadata: Of each of them.
-        user_data: Written into each of them.
-    """
+    """The checkpoints of one trial in the Trainer's folder and in storage; each method is a collective."""
 
     def __init__(
         self, core_context: core.Context, output_dir: Path, metadata: dict[str, Any], user_data: Any
@@ -41,9 +34,6 @@ class TrainerCheckpoints:
         """Bring a checkpoint into the Trainer's folder. Returns its folder there, ``checkpoint-N``.
 
         What is there of N and of later steps was written by a run that ended before it was stored, and is removed.
-
-        Raises:
-            CheckpointError: it holds no ``checkpoint-N``.
         """
 
         def make_room() -> int:

@@ -70,11 +70,7 @@ ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @functools.cache
 def check_upstream() -> None:
-    """Check that the installed versions have every name of :data:`PATCHED`: a correction must not vanish silently.
-
-    Raises:
-        ConfigError: one lacks a name.
-    """
+    """Check that the installed versions have every name of :data:`PATCHED`: a correction must not vanish silently."""
     problems = []
     for place, names in PATCHED.items():
         try:
@@ -94,17 +90,10 @@ def check_upstream() -> None:
 
 
 def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str, Any], unit: Any) -> Any:
-    """``deepspeed.initialize`` for a model that it may cut, in a pipeline of any schedule; a collective.
+    """``deepspeed.initialize`` for a bare model that it may cut, in a pipeline of any schedule; a collective.
 
-    Args:
-        model: The bare model.
-        optimizer: The author's, or None.
-        parameters: That the JSON's optimizer trains, where the author has none.
-        ds_config: The mapping for DeepSpeed.
-        unit: DeepSpeed's mpu; that of tensor parallel takes its place.
-
-    Returns:
-        The engine, corrected.
+    ``parameters`` are trained by the JSON's optimizer, where the author has none. The mpu of tensor parallel takes the
+    place of ``unit``. Returns the engine, corrected.
     """
     parameters = divided.named_groups(optimizer, parameters, ds_config)
     own = {name: getattr(deepspeed, name) for name in ("PipelineEngine", "set_optimizer_flags")}

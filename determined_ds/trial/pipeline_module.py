@@ -31,12 +31,7 @@ from determined_ds.pipe.partition import Bounds
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
     """The seed of torch's generators before a layer's forward pass in training; all count from 0.
 
-    Args:
-        seed: Of the trial.
-        replica: Of the model.
-        step: Optimizer steps taken before, those included that fp16 skipped.
-        micro_batch: Of the step and the replica.
-        layer: Of ``build_layers``.
+    ``step`` counts those that fp16 skipped, too.
     """
     return hash((seed, replica, step, micro_batch, layer)) % 2**63  # of integers, the same in every process
 
