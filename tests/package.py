@@ -247,13 +247,11 @@ def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> di
     return {} if step is None else {"spans": _plain(step.spans), "planned": _plain(step.planned())}
 
 
-def trials_at_once(
-    experiment: Experiment, accelerator: Accelerator, machine_slots: int | None = None
-) -> tuple[int, tuple[str, ...]]:
+def trials_at_once(experiment: Experiment, accelerator: Accelerator) -> tuple[int, tuple[str, ...]]:
     """How many trials of a search run at a time on a machine, and the GPUs that they share out."""
     from determined_ds.search.plan import machine_of
 
-    found = machine_of(experiment, accelerator, machine_slots)
+    found = machine_of(experiment, accelerator)
     return found.at_once, found.gpus
 
 

@@ -101,15 +101,13 @@ def autotune(budget: str, over: list[str], loss_tolerance: float, **given: Any) 
 @click.command(epilog=SEARCH)
 @experiment_options("Default: runs/<name>/<time>.")
 @click.option("--slots", type=int, help="Slots of a trial; resources.slots_per_trial if absent.")
-@click.option(
-    "--machine-slots", type=AT_LEAST_1, help="Slots that the trials share; default: the GPUs, else the cores."
-)
 @click.option("--resume", is_flag=True, help="Resume the search in --run-dir.")
 def search(**given: Any) -> None:
     """Run the hyperparameter search CONFIG with the code in CONTEXT_DIR, here.
 
     The searcher means what it means on a cluster: single, random, grid, adaptive_asha or async_halving. Trials share
-    the slots of this machine. Ctrl-C has each of them write a checkpoint; --resume continues from there.
+    the slots of this machine, or as many of them as resources.max_slots says. Ctrl-C has each trial write a checkpoint;
+    --resume continues from there.
     """
     from determined_ds.search.plan import prepare_search
     from determined_ds.search.run import run_search

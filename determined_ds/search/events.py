@@ -47,7 +47,6 @@ class Trial:
     ended: datetime | None = None
     # Of the search under way.
     is_judged: bool = False  # whether its point is known to be possible
-    length: int | None = None  # batches in all, if known
     process: TrialProcess | None = None  # while it has one
     is_ending: bool = False  # whether that has been asked to stop; twice would mean at once
     gpus: tuple[str, ...] = ()  # that it has

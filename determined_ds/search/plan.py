@@ -104,7 +104,6 @@ def prepare_search(
     context_dir: Path,
     *,
     slots: int | None = None,
-    machine_slots: int | None = None,
     overrides: Iterable[str] = (),
     run_dir: Path | None = None,
     resume: bool = False,
@@ -131,7 +130,7 @@ def prepare_search(
     found.raise_any()
     experiment = parse_experiment(document)
     assert devices is not None
-    machine = found.of(lambda: machine_of(experiment, devices, machine_slots))
+    machine = found.of(lambda: machine_of(experiment, devices))
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
     if fork is not None:  # the same for all trials, whenever they start
@@ -139,8 +138,6 @@ def prepare_search(
     found.of(lambda: _check_start(where, experiment, resume=resume, stated=run_dir is not None))
     found.raise_any()
     assert machine is not None
-    options = ["--machine-slots", str(machine_slots)] if machine_slots else []
-    options += ["--accelerator", accelerator] if accelerator else []
     return SearchPlan(
         experiment=experiment,
         context_dir=context_dir.resolve(),
@@ -148,22 +145,17 @@ def prepare_search(
         machine=machine,
         resume=resume,
         warnings=(*warnings, *damages),
-        words=tuple(options),
+        words=("--accelerator", accelerator) if accelerator else (),
     )
 
 
-def machine_of(experiment: Experiment, devices: Accelerator, machine_slots: int | None) -> Machine:
-    """The slots that trials share, all or as many as are stated, and how many trials run at once on them.
+def machine_of(experiment: Experiment, devices: Accelerator) -> Machine:
+    """The slots that trials share, and how many trials run at once on them.
 
     Raises:
-        ConfigError: there are not as many GPUs, or more ranks than the CPUs carry.
+        ConfigError: a trial has more ranks than the machine carries.
     """
-    slots, is_gpu = machine_slots or devices.num_devices, devices.name == "cuda"
-    if is_gpu and slots > devices.num_devices:
-        message = f"this machine has {devices.num_devices} on {devices.name}"
-        fix = f"give at most {devices.num_devices}"
-        raise ConfigError(Problem(key="--machine-slots", value=slots, message=message, fix=fix))
-    most = slots if is_gpu else devices.max_ranks
+    slots, is_gpu, most = devices.num_devices, devices.name == "cuda", devices.max_ranks
     if experiment.slots > most:  # else each point would be found to be impossible
         message = f"this machine carries {most} ranks of a trial on {devices.name}"
         fix = f"use --slots {most} or fewer{', or --accelerator cpu' * is_gpu}"

@@ -15,11 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.config.resolve import Where
 from determined_ds.documents.files import write_files
@@ -49,11 +44,10 @@ from determined_ds.search.methods import brackets_of, rungs
 from determined_ds.search.plan import SearchPlan
 
 TRIALS, BEST, RESULTS, PAGE = "trials", "best.yaml", "results.csv", "report.html"
-POLL_S, REFRESH_S = 0.5, 1.0  # a drawing takes some milliseconds
+POLL_S = 0.5
 # Most methods replace an impossible point by another, endlessly if need be; after so many in a row the search gives up.
 MOST_DROPPED = 200
 MOST_REASONS = 8
-BAR_CELLS = 12
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -94,8 +88,6 @@ class LocalSearch:
         self._is_halving = plan.searcher["name"] in HALVING
         self._gave_up = ""  # why it ended before its end
         self._free_gpus = list(plan.machine.gpus)
-        # A table on a terminal, and what has happened above it; the latter alone elsewhere.
-        self._live = Live(auto_refresh=False, transient=True)
 
     @property
     def _open(self) -> list[Trial]:
@@ -115,23 +107,19 @@ class LocalSearch:
         Raises:
             ConfigError: a trial reports no such metric.
         """
-        drawn_s, until = 0.0, time.monotonic() + LEFT_S
+        until = time.monotonic() + LEFT_S
         try:
-            with self._live:
-                for trial in self._open if self.plan.resume else ():  # what they have written since
-                    while is_held(self._run_dir(trial)) and time.monotonic() < until:
-                        time.sleep(POLL_S)  # its processes end with the search
-                    check_run_dir(self._run_dir(trial))
-                    for record in read_records(RunDir(self._run_dir(trial)).metrics):
-                        self._take(trial, record)
-                    if trial.stop_asked:
-                        self._end_stopped(trial)
-                while self._turn():
-                    time.sleep(POLL_S)
-                    self._follow()
-                    if time.monotonic() >= drawn_s + REFRESH_S:
-                        drawn_s = time.monotonic()
-                        self._live.update(self._drawing(), refresh=True)
+            for trial in self._open if self.plan.resume else ():  # what they have written since
+                while is_held(self._run_dir(trial)) and time.monotonic() < until:
+                    time.sleep(POLL_S)  # its processes end with the search
+                check_run_dir(self._run_dir(trial))
+                for record in read_records(RunDir(self._run_dir(trial)).metrics):
+                    self._take(trial, record)
+                if trial.stop_asked:
+                    self._end_stopped(trial)
+            while self._turn():
+                time.sleep(POLL_S)
+                self._follow()
         finally:
             for process in self._running.values():
                 process.kill()
@@ -151,15 +139,12 @@ class LocalSearch:
                 break
             point = self.plan.experiment.hyperparameters.holding(open_[0].create.hparams)
             try:
-                resolved = decide_stated(self.plan.experiment, point, where)
+                decide_stated(self.plan.experiment, point, where)
             except ConfigError as error:
                 why = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
                 self._end(open_[0], DROPPED, why, "INVALID_HP")
                 continue
             open_[0].is_judged = True
-            length = resolved.fit.max_length if resolved is not None else None
-            if length is not None and length.unit == "batches" and isinstance(length.value, int):
-                open_[0].length = length.value
         for trial, process in self._running.items():
             if (trial.stop_asked or self.interrupts.requested) and not trial.is_ending:
                 trial.is_ending = True
@@ -237,6 +222,7 @@ class LocalSearch:
             document, fix = self.plan.experiment.document, f"name one of them: {known}"
             raise ConfigError(document.problem(("searcher", key), message, fix, "metric", value=name))
         self.events.tell("validated", trial, metrics=values, steps=steps)
+        self._say(trial, "validated", self._last_of(trial))
 
     def _end_stopped(self, trial: Trial) -> None:
         """The method has stopped a trial: early, or because it has reached ``max_time``."""
@@ -253,8 +239,7 @@ class LocalSearch:
         return f"batch {trial.last}  {self._metric} {trial.values[trial.last]:.5g}" if trial.values else ""
 
     def _say(self, trial: Trial, what: str, more: str) -> None:
-        line = f"trial {trial.number:<4} {what:<10} {more}".rstrip()
-        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print(f"trial {trial.number:<4} {what:<10} {more}".rstrip(), flush=True)
 
     def _best(self) -> tuple[Trial, int, float] | None:
         """The trial with the best validation, the first of equals, its batches and its metric."""
@@ -264,21 +249,6 @@ class LocalSearch:
             return None
         _, number, steps = best
         return trials[number - 1], steps, trials[number - 1].values[steps]
-
-    def _drawing(self) -> Group:
-        """The trials that run, the best so far, and how many have become what."""
-        table = Table(box=None, pad_edge=False)
-        for head in ("trial", "progress", "batches", self._metric):
-            table.add_column(head, justify="left" if head == "progress" else "right", no_wrap=True)
-        table.add_column("point", overflow="ellipsis", no_wrap=True)
-        for trial in self._running:
-            steps, length = trial.steps or 0, trial.length
-            word = "stopping" if trial.is_ending else "starting" if trial.steps is None else "running"
-            progress = ProgressBar(length, steps, BAR_CELLS) if word == "running" and length else word
-            batches = f"{steps}/{length}" if length else str(steps)
-            value = f"{trial.values[trial.last]:.5g}" if trial.values else ""
-            table.add_row(str(trial.number), progress, batches, value, _in_words(trial.point))
-        return Group(table, "", *self._summary())
 
     def _summary(self) -> list[str]:
         """How many trials have become what, and the best."""

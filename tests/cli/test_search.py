@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said_at_once_and_nothing_starts(
 def test_trials_begin_with_the_weights_of_a_fork(trained: Path, searched: Path) -> None:
     """The very same checkpoint for all, whichever is the newest when one starts; more than fit in wait."""
     sets = [f"searcher.source_checkpoint_uuid={trained / 'run'}", f"{LENGTH}=1", "searcher.max_trials=2"]
-    words = ["--machine-slots", "1", *(word for override in sets for word in ("--set", override))]
+    words = [word for override in ("resources.max_slots=1", *sets) for word in ("--set", override)]
     run_dir = searched.parent / "run"
     done = det_ds("search", searched / "experiment.yaml", searched, "--run-dir", run_dir, *words)
     assert done.returncode == 0, done.stderr
@@ -83,9 +83,9 @@ def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert trials_at_once(experiment, gpus) == (2, ("0", "1", "2", "3"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,2,GPU-9")
-    assert trials_at_once(experiment, gpus, 3) == (1, ("5", "7", "2"))
+    assert trials_at_once(experiment, gpus) == (2, ("5", "7", "2", "GPU-9"))
     with pytest.raises(ConfigError, match="carries 1 ranks"):
-        trials_at_once(experiment, gpus, 1)
+        trials_at_once(experiment, Accelerator(name="cuda", num_devices=1, bf16=True, fp16=True))
 
 
 def test_a_folder_that_holds_no_search(searched: Path) -> None:

@@ -54,7 +54,7 @@ class Interrupted:
         self.first = self.run_dir / "trials/0001"
         hold, output, events = context / "hold", self.first / "output.log", self.run_dir / "events.jsonl"
         words = ["search", context / "search.yaml", context, "--run-dir", self.run_dir]
-        words += ["--machine-slots", "1", "--set", f"reproducibility.experiment_seed={SEED}"]
+        words += ["--set", "resources.max_slots=1", "--set", f"reproducibility.experiment_seed={SEED}"]
         hold.touch()
         killed = started(*words)
         until(lambda: checkpoints(self.first) and '"validated"' in events.read_text())
@@ -197,7 +197,7 @@ def test_what_goes_wrong_with_a_trial_is_its_end_after_as_many_restarts_as_may_h
     config["hyperparameters"]["does"] = {"type": "categorical", "vals": ["refuses", "crashes", "spoils"]}
     config["hyperparameters"]["overwrite_deepspeed_args"] = {"train_micro_batch_size_per_gpu": 8}
     path.write_text(yaml.safe_dump(config))
-    options = ["--run-dir", run_dir, "--machine-slots", "2", "--set", "max_restarts=2"]
+    options = ["--run-dir", run_dir, "--set", "resources.max_slots=2", "--set", "max_restarts=2"]
     done = det_ds("search", path, folder, *options)
     assert done.returncode == 1
     assert "error: every trial was dropped or failed" in done.stderr
