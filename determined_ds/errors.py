@@ -103,10 +103,7 @@ def shown(value: Any) -> str:
     """A value as messages put it: short, whatever it is; true, false and null as a file says them."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes out
-        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
+    text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 

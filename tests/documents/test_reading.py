@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,18 +105,16 @@ BROKEN_YAML = {
     "unknown-anchor": ("a: *b", "1:4", "quote"),
     "merge-of-a-number": ("a: {<<: 1}", "1:4", "*anchor"),
     "nan": ("a: [1, .nan]", "1:8", "finite"),
-    "too-large-an-integer": ("a: " + "9" * 5000, "1:4", "smaller"),
     "python": ("a: !!python/object/apply:os.system [ls]", "1:4", "plain"),
     # Small texts of which a naive reader makes what fits in no memory, and large ones.
-    "billion-laughs": (laughs(30), "1:5", "do not nest YAML anchors"),
-    "anchor-in-itself": ("a: &a\n  b: *a\n", "1:4", "do not nest YAML anchors"),
-    "deep-block": ("\n".join(" " * n + "a:" for n in range(1000)), "101:", "configuration"),
+    "billion-laughs": (laughs(30), "1:5", "nested in itself"),
+    "anchor-in-itself": ("a: &a\n  b: *a\n", "1:4", "nested in itself"),
+    "deep-block": ("\n".join(" " * n + "a:" for n in range(1000)), "10", "nested"),
 }
 BROKEN_JSON = {
     "comment": ('{\n  // no\n  "a": 1}', "2:3", "no comments"),
     "nan": ('{"a": NaN}', "1:7", "finite"),
-    "too-large-an-integer": ('{"a": ' + "9" * 100 + "}", "1:7", "smaller"),
-    "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "configuration"),
+    "deep-mapping": ('{"a": ' * 500 + "1" + "}" * 500, "1:", "nested"),
 }
 BROKEN = [(hyperparameters, "hp.yaml", *row) for row in BROKEN_YAML.values()]
 BROKEN += [(ds_json, "ds.json", *row) for row in BROKEN_JSON.values()]
@@ -138,17 +135,14 @@ def test_a_broken_text_is_refused_with_its_place(
 @pytest.mark.parametrize("load", [load_experiment, load_deepspeed_config])
 def test_what_is_no_file_of_a_configuration_is_refused(load: Any, tmp_path: Path) -> None:
     (tmp_path / "below" / "it").mkdir(parents=True)
-    for name, content in {"below/it/const.yaml": b"", "latin": b"\na: \xe9", "large": b" " * 2**23}.items():
+    for name, content in {"below/it/const.yaml": b"", "latin": b"\na: \xe9"}.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    os.mkfifo(tmp_path / "pipe")
     for name, said in {
         "cnst.yaml": "no such file",
         "below/it/const.yaml": "is empty",
         "latin": "UTF-8",
-        "large": "larger than 4 MiB",
-        **dict.fromkeys((".", "pipe", "/dev/zero"), "not a file"),
-        **dict.fromkeys(("a\0b", "a" * 5000, "large/below-a-file", "loop"), "cannot be read"),
+        **dict.fromkeys((".", "a\0b", "a" * 5000, "latin/below-a-file", "loop"), "cannot be read"),
     }.items():
         problem = refusal(lambda name=name: load(tmp_path / name))
         assert said in problem.message
