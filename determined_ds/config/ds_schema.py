@@ -48,7 +48,6 @@ ELSEWHERE = {
     "learning_rate": "write optimizer.params.lr",
     "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
 }
-ONE_BIT = words("onebitadam onebitlamb zerooneadam")  # gone from DeepSpeed 0.19; the rules refuse them
 
 
 @functools.cache
@@ -107,7 +106,7 @@ def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
             path: KeyPath = (section, "params", key)
             if takes is not None and key not in takes and key != "max_grad_norm":  # old, and in the schema
                 yield path, unknown_key(document, path, takes)
-        if not isinstance(kind, str) or kind == AUTO or kind.lower() in ONE_BIT:
+        if not isinstance(kind, str) or kind == AUTO:
             continue
         known = {name.lower(): name for name in (*own, *torch_types)}
         is_known = kind in known.values() or (section == "optimizer" and kind.lower() in own)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from determined_ds.config.ds_schema import ONE_BIT, ZERO
-from determined_ds.config.params import AUTO, LOGGING, read_loggers
+from determined_ds.config.ds_schema import ZERO
+from determined_ds.config.params import AUTO, LOGGING
 from determined_ds.config.strategy import (
     DTYPES,
     HPZ,
@@ -134,10 +134,6 @@ def _not_fp16(s: Strategy, c: ResolvedConfig) -> str:
     return "" if kind == "fp16" else kind
 
 
-def _reports_to_wandb(c: ResolvedConfig) -> bool:
-    return "wandb" in read_loggers(c.hyperparameters)
-
-
 def _of(section: str, names: Iterable[str]) -> str:
     return " ".join(f"{section}.{name}" for name in names)
 
@@ -229,10 +225,6 @@ TABLE = (
     row("expert-gradients", _of(ZERO, ("contiguous_gradients", "reduce_scatter")),  # stage_1_and_2.py; losses measured
         lambda s, c, v: v is False and s.zero_stage in (1, 2) and not s.uses_bf16_optimizer and _experts(c),
         "without it, gradients of experts come out wrong under ZeRO 1, or DeepSpeed refuses them", "remove {key}"),
-    row("expert-compiler", "compile.autoep_non_moe",  # torch 2.13's _meta_registrations.py _meta_grouped_mm_common
-        lambda s, c, v: s.torch_compile and s.precision != "bf16" and v is not True and _experts(c),
-        "torch's compiler takes the grouped products by which experts are computed in bf16 only, not in {s.precision}",
-        "set it to true: all but the layers of experts is compiled; or use bf16, or torch_compile: false"),
     # ---- states: what each ZeRO stage can offload and leave out
     row("offload-param-stage", f"{ZERO}.offload_param", lambda s, c, v: s.offload_param and s.zero_stage != 3,
         "parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {s.zero_stage}",
@@ -244,10 +236,6 @@ TABLE = (
     row("offload-nvme-path", f"{ZERO}.offload_optimizer {ZERO}.offload_param",  # runtime/zero/offload_config.py
         lambda s, c, v: v and v.get("device") == "nvme" and not v.get("nvme_path"),
         "offload to nvme needs a path to put the files", "add zero_optimization.{key}.nvme_path"),
-    row("compute-grad-norm-bf16", f"{ZERO}.compute_grad_norm",  # runtime/engine.py _do_optimizer_sanity_check
-        lambda s, c, v: v is False and s.zero_stage == 1 and s.uses_bf16_optimizer,
-        "with bf16 weights and gradients accumulated in fp32, ZeRO stage 1 always computes the gradient's norm",
-        "remove compute_grad_norm, or set zero_optimization.stage to 2"),
     row("zenflow-batch", f"{ZERO}.zenflow", lambda s, c, v: v is not None,  # zenflow/engine.py configure_zenflow
         "ZenFlow steps after every micro-batch and sets gradient_accumulation_steps to its update_interval: a step"
         " would not be a global batch", "remove zenflow; offload_optimizer alone keeps the batch"),
@@ -256,10 +244,6 @@ TABLE = (
         "fp16 and bf16 exclude each other, and both are enabled", "disable one of them"),
     row("fp16-unsupported", "fp16.enabled", lambda s, c, v: v and not c.accelerator.fp16,  # _do_sanity_check
         "this accelerator does not train in fp16", 'set fp16.enabled to "auto" or false, or bf16.enabled to true'),
-    row("grad-accum-mix", "data_types.grad_accum_dtype",  # runtime/engine.py _do_optimizer_sanity_check
-        lambda s, c, v: s.zero_stage == 0 and s.grad_dtype != s.precision,
-        "without ZeRO, gradients are accumulated in what the model computes in, {s.precision}",
-        "remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1"),
     # ---- communication
     row("zeropp-stage", _of(ZERO, (HPZ, *QUANTIZED)),  # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
         lambda s, c, v: s.zero_stage != 3 and v and (v is True or v > 1),
@@ -276,10 +260,8 @@ TABLE = (
         "on several machines the kernel reads gradients as fp16, and these are {found}: it would train on other"
         " numbers", 'add "communication_data_type": "fp16", or set zero_quantized_gradients to false'),
     # ---- optimizers
-    row("onebit", "optimizer.type", lambda s, c, v: optimizer(c) in ONE_BIT,  # runtime/engine.py
-        "1-bit optimizers are gone from DeepSpeed, and their compression backends with them", "use AdamW"),
     row("zero-untested-optimizer", "optimizer.type",  # runtime/engine.py _do_optimizer_sanity_check
-        lambda s, c, v: s.zero_stage > 0 and optimizer(c) not in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
+        lambda s, c, v: s.zero_stage > 0 and optimizer(c) not in ("", *ZERO_OPTIMIZERS)
             and not at(c, "zero_allow_untested_optimizer"),
         "ZeRO stage {s.zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {value}",
         'use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true'),
@@ -314,10 +296,7 @@ TABLE = (
     row("logger-secret", "comet.api_key", lambda s, c, v: v is not None,
         "is a secret, which would be written to the run's files",
         "remove it, and set COMET_API_KEY in the environment; a key that others have seen should be revoked"),
-    row("reported-twice", "wandb.enabled", lambda s, c, v: v is True and _reports_to_wandb(c),
-        f"{HP}.{LOGGING}.wandb reports the run to Weights & Biases too: it would be there twice",
-        "remove the section wandb"),
-    row("monitor", "wandb.enabled", lambda s, c, v: v is True and not _reports_to_wandb(c),  # monitor/wandb.py
+    row("monitor", "wandb.enabled", lambda s, c, v: v is True,  # monitor/wandb.py
         "has DeepSpeed open a run of its own in Weights & Biases at every start, without validations, whose steps are"
         " samples", f"write {HP}.{LOGGING}: {{{{wandb: {{{{}}}}}}}} instead, which continues one run", warning=True),
 )
