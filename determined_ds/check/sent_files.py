@@ -1,4 +1,4 @@
-"""The context directory: what ``det experiment create`` would send of it, how much that is, and what looks secret.
+"""The context directory: what of the files that ``det experiment create`` would send looks secret, or is a run.
 
 Source: ``os_walk_to_v1Files`` in determined 0.38.1's ``common/detignore.py``, whose choice of files is repeated here
 without loading Determined.
@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import warnings
-from collections import Counter
 from pathlib import Path
 
 from determined_ds.documents.document import words
@@ -18,10 +17,9 @@ from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.secrets import secret_text
 
 DETIGNORE, OF_A_RUN = ".detignore", "launches.jsonl"  # which every run directory has
-# ``DEFAULT_DETIGNORE`` and ``MAX_CONTEXT_SIZE`` in determined 0.38.1's ``common/constants.py``.
+# ``DEFAULT_DETIGNORE`` in determined 0.38.1's ``common/constants.py``.
 IGNORED_BY_DEFAULT = words("""__pycache__/ *.py[co] *$py.class terraform terraform_data terraform.tfstate*
     terraform.tfvars* .terraform* .git/ .vscode/ .idea/ .mypy_cache/ /shared_fs""")
-MAX_CONTEXT_BYTES = 95 * 2**20
 MAX_SEARCHED_BYTES = 2**20  # a secret is a line of a small file
 SECRET_NAMES = re.compile(
     r"id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|key|p12|pfx|jks|keystore)|\.env(\..+)?|\.netrc|\.pypirc|\.npmrc"
@@ -36,7 +34,6 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
     from pathspec import PathSpec  # late: not every command needs it
 
     lines, warned = [*IGNORED_BY_DEFAULT], list[Problem]()
-    bytes_in: Counter[str] = Counter()  # by the first part of the name
     with_runs: set[str] = set()
 
     def problem(name: str, message: str, fix: str, code: str, line: int = 0) -> Problem:
@@ -74,18 +71,10 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
             path = context_dir / name
             if path.name == DETIGNORE or ignored(name) or not path.exists():  # det skips a broken link
                 continue
-            top, slash, _ = name.partition("/")
-            num_bytes, found, line = path.stat().st_size, "", 1
-            bytes_in[top + slash] += num_bytes
-            if bytes_in.total() > MAX_CONTEXT_BYTES:
-                most = ", ".join(f"/{each} {size / 2**20:.0f} MiB" for each, size in bytes_in.most_common(5))
-                limit = f"{MAX_CONTEXT_BYTES // 2**20} MiB"
-                message = f"over {limit} would be sent, more than Determined accepts: {most}, so far"
-                fix = f"list in {DETIGNORE} what a trial does not need, e.g. {most.partition(' ')[0]}"
-                return [problem("", message, fix, "context-too-large")], warned
+            found, line = "", 1
             if SECRET_NAMES.fullmatch(path.name):
                 found = "its name is typical of secrets"
-            elif num_bytes <= MAX_SEARCHED_BYTES:
+            elif path.stat().st_size <= MAX_SEARCHED_BYTES:
                 with contextlib.suppress(OSError):
                     content = path.read_bytes()
                     if secret := secret_text(content):
