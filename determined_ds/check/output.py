@@ -28,7 +28,7 @@ class Share:
     share: float  # of the space, 0 to 1
     of: int  # points that were checked
     exact: bool  # whether these are all points; else the share is that of a sample
-    where: str  # e.g. ``all 4 points with zero_optimization.stage = 2 or 3``
+    where: str  # e.g. ``4 points with zero_stage = 2 or 3, e.g. zero_stage = 2``
 
     def __str__(self) -> str:
         space = f"the {self.of:,}" if self.exact else f"{self.of:,} sampled"

@@ -146,36 +146,19 @@ def judge_points(
 
 
 def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: set[int]) -> str:
-    """Where in the space some points lie: ``all 4 points with zero_stage = 2 or 3 and micro_batch_size = 8``.
+    """Where in the space some points lie: ``4 points with zero_stage = 2 or 3, e.g. ...``.
 
-    That is the smallest part of the space around them. Where it has other points, too, each axis says at which values
-    every point is one of them. Only an axis on which they have few values says anything.
+    An axis on which they have all the values, or more than a few, says nothing.
     """
-    rows = [tuple(map(repr, point)) for point in values]
-    others = [row for index, row in enumerate(rows) if index not in members]
-    around, within, whole = list[str](), others, list[str]()  # within: the others in that part of the space
+    around = []
     for axis, each in enumerate(axes):
-        taken = {rows[index][axis]: _shown(values[index][axis]) for index in sorted(members)}
-        if each.num_values is None or len(taken) > MOST_NAMED:
-            continue
-        left = {row[axis] for row in others}
-        if left - taken.keys():
-            around.append(f"{each.name} = {_either([*taken.values()])}")
-            within = [row for row in within if row[axis] in taken]
-        if alone := [text for code, text in taken.items() if code not in left]:
-            whole.append(f"every one with {each.name} = {_either(alone)}")
+        taken = [*dict.fromkeys(_shown(values[index][axis]) for index in sorted(members))]
+        if each.num_values is not None and len(taken) < each.num_values and len(taken) <= MOST_NAMED:
+            around.append(f"{each.name} = {' or '.join(taken)}")
     count = "1 point" if len(members) == 1 else f"{len(members):,} points"
-    if not within:
-        which = "the one point" if len(members) == 1 else f"all {count}"
-        return f"{which} with {' and '.join(around)}"
     first = zip(axes, values[min(members)], strict=True)
-    whole.append(f"e.g. {', '.join(f'{axis.name} = {_shown(value)}' for axis, value in first)}")
-    return f"{count}: {'; '.join(whole)}"
-
-
-def _either(texts: Sequence[str]) -> str:
-    """``1, 2 or 3``."""
-    return " or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+    example = ", ".join(f"{axis.name} = {_shown(value)}" for axis, value in first)
+    return f"{count}{' with ' if around else ''}{' and '.join(around)}, e.g. {example}"
 
 
 def _shown(value: Any) -> str:

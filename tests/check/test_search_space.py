@@ -20,9 +20,9 @@ def choice(*values: Any) -> dict[str, Any]:
     return {"type": "categorical", "vals": list(values)}
 
 
-ALL = "all 2 points with global_batch_size = 8 or 16 and micro_batch_size = 3"
-SOME = """3 points: every one with global_batch_size = 9; every one with micro_batch_size = 8; \
-e.g. global_batch_size = 8, micro_batch_size = 8"""
+EIGHT = "global_batch_size = 8, micro_batch_size ="
+ALL = f"2 points with global_batch_size = 8 or 16 and micro_batch_size = 3, e.g. {EIGHT} 3"
+SOME = f"3 points, e.g. {EIGHT} 8"
 
 
 @pytest.mark.parametrize(
