@@ -35,7 +35,6 @@ from determined_ds.config.layout import (
     Accelerator,
     Batch,
     Topology,
-    assumed_cuda,
     stated_batch,
     topology_problem,
 )
@@ -400,25 +399,10 @@ def first_json(zero: dict[str, Any], **sections: Any) -> dict[str, Any]:
 
 
 def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
-    """What is wrong with a DeepSpeed JSON in every experiment that could name it.
-
-    It is judged by ``reconcile``, on GPUs of every ability, as many as its own batch or ZeRO++ asks for.
-
-    Returns:
-        Errors, and warnings.
-    """
-    places: list[KeyPath] = [*((key,) for key in BATCH_KEYS), (ZERO, "zero_hpz_partition_size")]
-    numbers = (ds.get(path) for path in places)
-    total, micro, steps, hpz = (n if type(n) is int and 0 < n < 2**31 else None for n in numbers)
-    slots, of_slot = min(hpz or 1, 2**16), (micro or 1) * (steps or 1)
-    if total and (micro or steps):
-        slots = max(1, total // of_slot) if micro and steps else 1
-    batch = {} if total else {"global_batch_size": of_slot * slots}
-    given = Document(name="hyperparameters", data=batch, prefix="hyperparameters")
-    try:
-        return [], [*reconcile(given, ds, slots=slots, accelerator=assumed_cuda(slots)).warnings]
-    except ConfigError as error:  # what nothing determines yet, a hyperparameter of the experiment will
-        return [problem for problem in error.problems if problem.code != "auto-undetermined"], []
+    """(errors, warnings): what is wrong with the keys of a DeepSpeed JSON in every experiment that could name it."""
+    ds, faults = _judged(ds, [])
+    refused, ignored = json_problems(ds)
+    return [*faults, *refused], ignored
 
 
 def load_deepspeed_config(path: str | Path) -> dict[str, Any]:
