@@ -120,8 +120,4 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     message = f"{head}: {problem.message}" if head else problem.message
     below = [f"points: {finding.share}"] if finding.share else []
     below += [f"fix: {problem.fix}"] if problem.fix else []
-    texts = [  # keys come from a file, and may contain anything
-        "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-        for text in (message, *below)
-    ]
-    return f"{where}:{line}:{column}", finding.severity, f"{texts[0]} [{problem.code}]", texts[1:]
+    return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below

@@ -45,7 +45,6 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
     """
     script, file = experiment.script, find_code(experiment.entrypoint, context_dir)
     module, _, wanted = experiment.trial.partition(":")
-    known: list[str] = []  # what may have been meant
     if file is None:
         is_file = script is not None and not script.is_module
         wanted = script.name if script else module
@@ -53,10 +52,6 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
             return []
         message = f"the context directory has no {'file' if is_file else 'module'} {wanted}"
         fix = f"is {context_dir} the right CONTEXT_DIR?"
-        there = (each for form in ("*.py", "*/*.py", "*/*/*.py") for each in sorted(context_dir.glob(form)))
-        known = [str(each.relative_to(context_dir)) for each in there]
-        if not is_file:
-            known = [path.removesuffix(".py").replace("/", ".") for path in known]
     else:
         try:
             if script:
@@ -69,13 +64,11 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
             if {wanted, "*"} & source.bound.keys() or re.search(words, source.text):
                 return []
             message = f"module {module} has no {wanted}"
-            known = [node.name for node in source.tree.body if isinstance(node, ast.ClassDef)]
-            fix = f"it has: {', '.join(known) or 'no class'}"
+            classes = [node.name for node in source.tree.body if isinstance(node, ast.ClassDef)]
+            fix = f"it has: {', '.join(classes) or 'no class'}"
         except SourceError as error:
             where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}"
-            message, wanted, fix = f"{where} {error}", "", f"fix {where}"
-    if guess := nearest(wanted, known):
-        fix = f"did you mean {guess}?"
+            message, fix = f"{where} {error}", f"fix {where}"
     stated = str(experiment.entrypoint)
     return [experiment.document.problem(("entrypoint",), message, fix, "entrypoint", value=stated)]
 

@@ -92,7 +92,7 @@ class Topology:
 def topology_problem(
     layout: Topology, slots: int, replicas: int | None, hyperparameters: Document, slots_origin: str
 ) -> Problem | None:
-    """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
+    """Why ``slots`` are not pipe x model x sequence x data, with the numbers nearby that would do; None where they are.
 
     ``replicas`` is the stated number, if any.
     """
@@ -109,11 +109,7 @@ def topology_problem(
         return hyperparameters.problem((REPLICAS,), message, fix, "topology")
     message = f"{factors} = {layout.per_replica} slots a replica, which does not divide {slots} slots"
     fix = f"use {_nearest(slots, layout.per_replica)} slots"
-    for name, size in sizes.items():
-        left, rest = divmod(slots, layout.per_replica // size)
-        if size > 1 and rest == 0 and left < 10**5:  # more are a mistake of another kind
-            fits = [each for each in range(1, left + 1) if left % each == 0]
-            fix += f", or {name} {min(fits, key=lambda each: (abs(each - size), each))}"
+    fix += "".join(f", or another {name}" for name, size in sizes.items() if size > 1)
     key = "slots_per_trial"
     return Problem(key=key, value=slots, origin=slots_origin, message=message, fix=fix, code="topology")
 

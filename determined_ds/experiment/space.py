@@ -241,14 +241,12 @@ def odd_exponents(space: SearchSpace) -> list[Problem]:
         if axis.kind != "log" or axis.spec["base"] <= 1:
             continue
         base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
-        is_rate = {"lr", "learning", "decay"} & {*str(axis.path[-1]).lower().split("_")}
-        fix = "write the exponents of the intended values"
-        if 0 < low < high <= 1:  # they look like values
-            fix += f": minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
-        elif not is_rate or high <= 0:
-            continue
-        message = f"are exponents of the base: values from {base**low:g} to {base**high:g} are drawn"
-        found.append(space.constants.problem(axis.path, message, fix, "log-bounds", value=dict(axis.spec)))
+        if 0 < low < high <= 1:
+            fix = f"write minval: {math.log(low, base):.4g}, maxval: {math.log(high, base):.4g}"
+            message = f"are exponents of the base: values from {base**low:g} to {base**high:g} are drawn"
+            found.append(
+                space.constants.problem(axis.path, message, fix, "log-bounds", value=dict(axis.spec))
+            )
     return found
 
 

@@ -89,7 +89,9 @@ PLANTED = {
     "a batch that the replicas do not divide": Mistake(
         CONST, TOTAL, "global_batch_size: 33", "global_batch_size: 34"
     ),
-    "stages that do not divide the slots": Mistake(PIPELINE, STAGES, "pipe_parallel_size: 3\n", at=SLOTS),
+    "stages that do not divide the slots": Mistake(
+        PIPELINE, STAGES, "pipe_parallel_size: 3\n", at=SLOTS, chosen="2"
+    ),
     "stages for a trial that has none": Mistake(  # the bubble stays where a PipelineTrial is named instead
         CONST, REPLICAS, "pipe_parallel_size: 2", NOT_PIPED, also="pipeline-bubble"
     ),

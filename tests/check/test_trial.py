@@ -84,8 +84,8 @@ def test_what_is_asked_of_a_trial_it_reports_and_can_do(
 @pytest.mark.parametrize(
     ("entrypoint", "source", "said"),
     [
-        ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail; did you mean MyTrial?"),
-        ("trail:T", "class T: ...", "the context directory has no module trail; did you mean trial?"),
+        ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail; it has: MyTrial"),
+        ("trail:T", "class T: ...", "the context directory has no module trail; is"),
         ("trial:T", "import torch\nclass T(object)", "trial.py:2 is not Python"),
         ("trial:T", "from elsewhere import *\n", ""),  # it may well be there
         ("trial.py", "from determined.pytorch import deepspeed as d\nd.init()\n", "determined-own"),
