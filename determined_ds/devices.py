@@ -52,21 +52,13 @@ def detect_without_torch(name: str | None = None) -> Accelerator | None:
     named = name or os.environ.get("DS_ACCELERATOR")
     if named == "cpu" or not any(Path(node).exists() for node in GPU_NODES):
         return detect_accelerator(name)
+    if "CUDA_VISIBLE_DEVICES" in os.environ:  # nvidia-smi lists them all
+        return None
     ask = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
         native = [float(capability) >= 8.0 for capability in said.splitlines()]
-        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:  # nvidia-smi lists them all
-            numbers = [int(number) for number in visible.split(",")]
-            if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-                return None
-            native = [native[number] for number in numbers]
-    except (
-        OSError,
-        ValueError,
-        IndexError,
-        subprocess.SubprocessError,
-    ):  # ROCm, an old driver, GPUs by their uuid
+    except (OSError, ValueError, subprocess.SubprocessError):  # ROCm, an old driver
         return None
     if len(set(native)) != 1:  # none, or of several kinds
         return None

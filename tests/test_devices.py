@@ -95,15 +95,10 @@ def test_gpus_are_found_without_torch_or_left_to_it(gpus: Path, said: str, found
     assert devices.detect_without_torch() == found
 
 
-@pytest.mark.parametrize(
-    ("visible", "count"), [("0", 1), ("2,0", 2), ("GPU-aa11", None), ("3", None), ("-1", None), ("", None)]
-)
-def test_gpus_that_cuda_does_not_show_do_not_count(
-    gpus: Path, monkeypatch: pytest.MonkeyPatch, visible: str, count: int | None
+def test_where_cuda_does_not_show_all_gpus_torch_is_asked(
+    gpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``nvidia-smi`` lists them whatever ``CUDA_VISIBLE_DEVICES`` says; what is not plain is left to torch."""
-    gpus.write_text("#!/bin/sh\nprintf '9.0\\n9.0\\n9.0\\n'\n")
+    gpus.write_text("#!/bin/sh\necho 9.0\n")
     gpus.chmod(0o755)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = devices.detect_without_torch()
-    assert (found and found.num_devices) == count
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert devices.detect_without_torch() is None
