@@ -131,10 +131,6 @@ def memory_problem(
         fix = f"set train_micro_batch_size_per_gpu to {best} (at most {largest} fit)"
     else:
         fix = "use more slots, larger GPUs or a smaller model: --memory shows what each strategy needs"
-        for other in alternatives(strategy):
-            if replace(own, strategy=replace(other, micro_batch_size=1)).fits:
-                fix = f"use {other.name}, which fits with a micro-batch of 1"
-                break
     needed, gpu, left = map(format_bytes, (own.memory.total_bytes, size, usable_bytes(size)))
     message = f"a rank needs {needed}, and a GPU of {gpu} leaves {left}: --memory shows what for"
     return hyperparameters.problem(("deepspeed_config",), message, fix, "memory")

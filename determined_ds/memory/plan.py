@@ -134,29 +134,13 @@ def candidates(request: PlanRequest) -> Iterator[Fit]:
 
 
 def nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
-    """The problem where no candidate fits, with the nearest that would, one thing changed at a time."""
+    """The problem where no candidate fits, with the GPU that the least would fit."""
     least = min(considered, key=lambda each: each.memory.total_bytes)
-    batch, slots, stages = request.global_batch_size, request.slots, request.pipe_parallel_size
-
-    def fits(**changes: Any) -> bool:
-        changed = replace(request, **changes)
-        return batch % changed.replicas == 0 and any(each.fits for each in candidates(changed))
-
-    more = (number * stages for number in divisors(batch) if number * stages > slots)
-    enough = next((number for number in more if fits(slots=number)), None)
-    ways = {
-        f"--slots {enough}": enough is not None,
-        f"--gpu-memory {-(-device_bytes(least.memory.total_bytes) // GIB)}GiB": True,
-        "--offload cpu": request.offload == "none" and stages == 1 and fits(offload="cpu"),
-        "--pipe-parallel-size 1": stages > 1 and fits(pipe_parallel_size=1),
-    }
     gpu, needed = request.gpu_memory_bytes, least.memory.total_bytes
     left, size = format_bytes(usable_bytes(gpu)), format_count(request.shape.num_parameters)
-    message = (
-        f"no strategy fits {slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors: the least, by"
-    )
+    message = f"no strategy fits {request.slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors: the least, by"
     message += f" {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
-    fix = f"use {', or '.join(way for way, is_enough in ways.items() if is_enough)}"
+    fix = f"use --gpu-memory {-(-device_bytes(needed) // GIB)}GiB or more, more slots, or --offload auto"
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 
 

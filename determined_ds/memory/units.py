@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 
 from determined_ds.errors import ConfigError, Problem
 
 KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
-LARGEST = 10**21  # of what is read; beyond any model and any machine
-_NUMBER = re.compile(
-    r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?\s*([a-z]*)"
-)
+_NUMBER = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[0-9]{1,2})?)\s*([a-z]*)")
 
 
 def parse_count(text: str) -> int:
@@ -27,7 +23,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone, from 1024 on, is bytes.
+    """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone is bytes.
 
     Raises:
         ConfigError: the text, which was given for ``--gpu-memory``, is not such a number above 0.
@@ -36,20 +32,18 @@ def parse_bytes(text: str) -> int:
     for power, letter in enumerate("kmgt", start=1):  # as IEC 80000-13 has them
         units |= dict.fromkeys((letter, f"{letter}b"), 1000**power)
         units |= dict.fromkeys((f"{letter}i", f"{letter}ib"), 1024**power)
-    value = _parse(text, units, "--gpu-memory", "write e.g. 80GiB or 24GB")
-    if value < KIB and text.strip().isdigit():
-        message, fix = f"has no unit; {value} bytes are too few", f"write {value}GiB, e.g."
-        raise ConfigError(Problem(key="--gpu-memory", value=text, message=message, fix=fix, code="quantity"))
-    return value
+    return _parse(text, units, "--gpu-memory", "write e.g. 80GiB or 24GB")
 
 
 def _parse(text: str, units: dict[str, int], key: str, fix: str) -> int:
-    if (found := _NUMBER.fullmatch(text.strip().lower())) and found[3] in units:
-        digits = found[1].replace("_", "").replace(",", "").rstrip(".")
-        value = round(Fraction(digits) * Fraction(10) ** int((found[2] or "e0")[1:]) * units[found[3]])
-        if 1 <= value <= LARGEST:
-            return value
-    message = f"must be a number from 1 to {LARGEST:.0e}, with or without a unit"
+    found = _NUMBER.fullmatch(text.strip().lower())
+    if (
+        found
+        and found[2] in units
+        and (value := round(float(re.sub("[_,]", "", found[1])) * units[found[2]]))
+    ):
+        return value
+    message = "must be a number above 0, with or without a unit"
     raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
 
 

@@ -45,7 +45,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     assert fits == [True, False]
 
 
-@pytest.mark.parametrize("count", ["10000000", "345m", "1.5e9", "124,439,808", ".5T"])
+@pytest.mark.parametrize("count", ["10000000", "345m", "1.5e9", "124,439,808", "0.5T"])
 def test_a_count_alone_gives_a_plausible_model(count: str) -> None:
     """In whichever way it is written."""
     model = estimate("--parameters", count)["model"]
