@@ -138,8 +138,8 @@ def nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     least = min(considered, key=lambda each: each.memory.total_bytes)
     gpu, needed = request.gpu_memory_bytes, least.memory.total_bytes
     left, size = format_bytes(usable_bytes(gpu)), format_count(request.shape.num_parameters)
-    message = f"no strategy fits {request.slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors: the least, by"
-    message += f" {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
+    message = f"no strategy fits {request.slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors"
+    message += f": the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
     fix = f"use --gpu-memory {-(-device_bytes(needed) // GIB)}GiB or more, more slots, or --offload auto"
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 
