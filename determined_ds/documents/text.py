@@ -216,7 +216,8 @@ def parse_json(text: str, name: str) -> Document:
 
     reader = _NodeReader(name)
     try:  # JSON is YAML too, and says so where its keys are
-        reader.read(yaml.compose(text, Loader=_Loader))
+        node: Any = yaml.compose(text, Loader=_Loader)
+        reader.read(node)
     except yaml.YAMLError:  # but for escaped surrogates, and keys of a thousand characters
         reader.places.clear()
     return Document(name=name, data=data, places=reader.places)
