@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cli.own_runs import at
 from tests.harness.command import ROOT, det_ds
 from tests.interrupted.experiments import experiment
-from tests.package import checkpoints, records
+from tests.package import records
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSS, VALIDATION = "training/loss", "validation/validation_loss"
@@ -65,10 +66,7 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Any], list[int]]]:
-    """MLflow's own server: its address, the metrics that it has taken, and its answers to the next batches of them.
-
-    A batch that gets an answer is not stored.
-    """
+    """MLflow's own server: its address, the metrics that it has taken, and its answers to the next batches of them."""
     folder, taken, answers = tmp_path_factory.mktemp("mlflow"), list[Any](), list[int]()
     os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder}/mlflow.db"
     os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(folder / "artifacts")
@@ -105,9 +103,8 @@ def run(folder: Path, tools: dict[str, Any], *words: str, length: int = 9) -> An
     config["hyperparameters"]["fit"]["max_length"] = {"batches": length}
     config["hyperparameters"]["fit"]["reporting_period"] = {"batches": 1}
     (folder / "own.yaml").write_text(yaml.safe_dump(config))
-    done = det_ds(
-        *("run", folder / "own.yaml", ROOT, "--run-dir", folder / "run", *words), env={"WANDB_API_KEY": KEY}
-    )
+    command = ("run", folder / "own.yaml", ROOT, "--run-dir", folder / "run", *words)
+    done = det_ds(*command, env={"WANDB_API_KEY": KEY})
     assert done.returncode == 0, done.stderr
     return done
 
@@ -121,20 +118,15 @@ def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_p
 
     def reported() -> dict[str, Points]:
         """As ``metrics.jsonl`` has it."""
-        names = [name.split("/") for name in (LOSS, VALIDATION)]
-        return {
-            f"{group}/{name}": [(step, pytest.approx(each[name])) for step, each in records(run_dir, group)]
-            for group, name in names
-        }
+        found = {}
+        for group, _, name in (each.partition("/") for each in (LOSS, VALIDATION)):
+            points = [(step, pytest.approx(each[name])) for step, each in records(run_dir, group)]
+            found[f"{group}/{name}"] = points
+        return found
 
     run(tmp_path, tools)
     first = reported()
-    six = [
-        path
-        for path in checkpoints(run_dir)
-        if '"steps_completed": 6,' in (path / "metadata.json").read_text()
-    ]
-    run(tmp_path, tools, "--resume", six[0].name, length=12)
+    run(tmp_path, tools, "--resume", at(run_dir, 6).name, length=12)
     whole = reported()
     client = MlflowClient(url)
     [there] = client.search_runs([client.get_experiment_by_name("victim").experiment_id])
@@ -154,9 +146,8 @@ def test_a_resumed_run_is_one_run_whose_batches_are_its_steps(mlflow: Any, tmp_p
         for name in (LOSS, VALIDATION):
             rows = [row for row in started["rows"] if name in row]
             assert all(row["batches"] == row["_step"] for row in rows)
-            assert [(row["batches"], row[name]) for row in rows] == [
-                point for point in points[name] if started is before or point[0] > 6
-            ]
+            mine = [point for point in points[name] if started is before or point[0] > 6]
+            assert [(row["batches"], row[name]) for row in rows] == mine
     for file in run_dir.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 
@@ -203,16 +194,10 @@ def test_overlapping_reports_that_a_server_fails_to_take_once_are_sent_once_each
 
 
 @pytest.mark.long("waits as long as the clients do; the numbers that they show are short")
-@pytest.mark.parametrize(
-    "answers", [False, pytest.param(True, marks=pytest.mark.long("one that does not answer takes as little"))]
-)
-def test_a_server_that_takes_nothing_is_warned_of_and_costs_no_training(
-    answers: bool, tmp_path: Path
-) -> None:
-    """One that accepts connections and never answers, and a port where nobody listens."""
+def test_a_server_that_takes_nothing_is_warned_of_and_costs_no_training(tmp_path: Path) -> None:
+    """One that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
-        port = server.getsockname()[1] if answers else 9  # discard
-        done = run(tmp_path, {"mlflow": {"tracking_uri": f"http://127.0.0.1:{port}"}})
+        done = run(tmp_path, {"mlflow": {"tracking_uri": f"http://127.0.0.1:{server.getsockname()[1]}"}})
     took_s = time.time() - (tmp_path / "run" / "metrics.jsonl").stat().st_mtime
     assert took_s < 45, "the end waits 30 s at most"
     assert [step for step, _ in records(tmp_path / "run", "training")] == list(range(1, 10))

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds import ConfigError
+from determined_ds.cli.main import main
 from tests.package import profile_of
 
 MAIN, OTHER, STREAM = 100, 200, 7  # two threads of the host, and a stream of a GPU
@@ -88,11 +89,6 @@ def in_us(step: dict[str, Any]) -> dict[str, int]:
             {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12},
             {},
         ),
-        (  # the innermost range counts
-            "backward 0-100, backward 10-90, data 20-30, pipeline 40-60",
-            {"backward": 70, "data": 10, "pipeline": 20},
-            {},
-        ),
         (  # a collective is hidden for 10 and waited for for 20; then its own call
             "backward 0-80, aten::mm 0-40, gloo 30-60, aten::mm 60-80, optimizer 80-100, c10d::allgather_ 80-82,"
             "gloo 82-90",
@@ -102,11 +98,6 @@ def in_us(step: dict[str, Any]) -> dict[str, int]:
         (  # a collective in a hook
             "backward 0-100, autograd::AccumulateGrad 10-90, aten::add_ 10-20, c10d::allreduce_ 20-25, gloo 25-70",
             {"backward": 50, "communication": 50},
-            {},
-        ),
-        (
-            "pipeline 10-60, gloo 15-60, communication 70-80, gloo 70-80",
-            {"pipeline": 50, "communication": 10, "other": 40},
             {},
         ),
         (  # kernels by who launched them: 0-2 the host was at the data; 6-8 and 95-100 it was at something else
@@ -123,11 +114,6 @@ def in_us(step: dict[str, Any]) -> dict[str, int]:
         (
             "forward 0-2, pipeline 2-4, backward 4-6, gemm 0-20 @1, nccl 20-70 @3, gemm 70-100 @5",
             {"forward": 20, "pipeline": 50, "backward": 30},
-            GPU,
-        ),
-        (  # a GPU that waits for data
-            "data 0-50, forward 50-60, gemm 55-75 @52",
-            {"data": 50, "forward": 20, "idle": 30},
             GPU,
         ),
         (
@@ -154,19 +140,15 @@ def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(
 
 
 SPAN = st.tuples(st.integers(0, 300), st.integers(0, 60)).map(lambda pair: f"{pair[0]}-{sum(pair)}")
-RANGE = st.tuples(st.sampled_from(["data", "forward", "backward", "optimizer", "pipeline"]), SPAN).map(
-    " ".join
-)
-KERNEL = st.tuples(st.sampled_from(["gemm", "nccl"]), SPAN, st.integers(0, 300).map("@{}".format)).map(
-    " ".join
-)
+LAUNCH = st.integers(0, 300).map("@{}".format)
+RANGE = st.tuples(st.sampled_from(["data", "forward", "backward", "optimizer", "pipeline"]), SPAN)
+KERNEL = st.tuples(st.sampled_from(["gemm", "nccl"]), SPAN, LAUNCH)
 
 
 @given(ranges=st.lists(RANGE, max_size=6), kernels=st.lists(KERNEL, min_size=1, max_size=10))
-def test_parts_are_disjoint_and_add_up_to_the_steps(
-    ranges: list[str], kernels: list[str], tmp_path: Path
-) -> None:
-    rank = rank_of(tmp_path, ",".join([*ranges, *kernels]), (0, 100), (100, 200), (200, 300), **GPU)
+def test_parts_are_disjoint_and_add_up_to_the_steps(ranges: Any, kernels: Any, tmp_path: Path) -> None:
+    text = ",".join(" ".join(each) for each in (*ranges, *kernels))
+    rank = rank_of(tmp_path, text, (0, 100), (100, 200), (200, 300), **GPU)
     for step in rank["steps"]:
         total_s = sum(step["seconds"].values())
         assert set(step["seconds"]) == PARTS
@@ -189,14 +171,13 @@ def test_means_are_over_steps_and_the_ranks_that_are_there(tmp_path: Path) -> No
     assert "1 of 3 ranks are missing (1)" in profile["warnings"][0]
 
 
-@pytest.mark.parametrize("content", [b"", b'{"traceEvents": []}', b"[1, 2]", b"\x1f\x8bdamaged"])
-def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rank0.json.gz").write_bytes(content)
-    with pytest.raises(ConfigError):
-        profile_of(tmp_path)
+@pytest.mark.parametrize("content", [None, b"[1, 2]", b"\x1f\x8bdamaged"])
+def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "rank0.json.gz").write_bytes(content)
+    done = CliRunner().invoke(main, ["profile", str(tmp_path)])
+    assert (done.exit_code, "fix: " in done.stderr) == (2, True), done.output
 
-
-# ------------------------------------------------------------------------------------------- what could be faster
 
 PIPELINE = {"pipe_parallel_size": 2, "accumulation": 2}
 EVEN = {"forward": 80, "backward": 120}
@@ -211,30 +192,27 @@ ZERO_2, ZERO_3 = (
     ("ranks", "record", "found"),
     [
         ([{"data": 2, "communication": 4, **EVEN}] * 2, {}, []),
-        ([{"data": 100, **EVEN}], {}, [("slow-loader", 100, "num_workers")]),
         (
             [{"communication": 32, **EVEN}, {"communication": 2, **EVEN, "forward": 110}],
             {},
             [("slow-rank", 30, "forward takes it 30 ms longer")],
         ),
         ([{"communication": 100, **EVEN}] * 2, ZERO_3, [("communication", 100, "zero_stage 2")]),
-        ([{**EVEN, "nccl": 100}], GPU | ZERO_3, [("communication", 100, "larger train_micro_batch_size")]),
         ([{**EVEN, "nccl": 100}], GPU | ZERO_2, [("communication", 100, '{"overlap_comm": true}')]),
         (
             [{"data": 100, "communication": 50, **EVEN}] * 2,
             {},
-            [("slow-loader", 100, ""), ("communication", 50, "")],
+            [("slow-loader", 100, "num_workers"), ("communication", 50, "")],
         ),
         ([{**EVEN, "pipeline": 100}] * 2, PIPELINE, [("bubble", 66.7, "gradient_accumulation_steps: 8")]),
-        (
-            [{"forward": 40, "backward": 60, "pipeline": 100}, EVEN],
-            PIPELINE,
-            [("uneven-stages", 50, "partition_method: measured")],
-        ),
         (  # rank 0 comes early to each collective of a pipeline of one replica, and waits for the heavier rank 1
             [{"forward": 30, "backward": 47, "pipeline": 100, "communication": 334}, HEAVY],
             PIPELINE,
-            [("uneven-stages", 99.5, ""), ("bubble", 53, ""), ("communication", 30, "")],
+            [
+                ("uneven-stages", 99.5, "partition_method: measured"),
+                ("bubble", 53, ""),
+                ("communication", 30, ""),
+            ],
         ),
         ([{**EVEN, "idle": 100}], GPU, [("idle-gpu", 100, "torch_compile: true")]),
     ],

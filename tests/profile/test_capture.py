@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from tests.harness.ranks import Ranks, RanksFailed
-from tests.package import profile_of
+from tests.package import profile_of, records
 from tests.trial.regression import train, trial_class
 
 PROFILE = {"wait": 2, "warmup": 1, "active": 3}
@@ -32,9 +34,8 @@ def recorded(
 
     def build_model(self: Any) -> Any:
         wide = [torch.nn.Linear(64, 64) for _ in range(6)]
-        return torch.nn.Sequential(
-            torch.nn.Linear(4, 64), *wide, torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)
-        )
+        layers = [torch.nn.Linear(4, 64), *wide, torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)]
+        return torch.nn.Sequential(*layers)
 
     def loss(self: Any, model: Any, batch: Any) -> Any:
         if len(losses) == fails_after:
@@ -103,17 +104,16 @@ def test_a_training_that_ends_or_fails_before_writes_the_whole_steps_it_has(
         assert [step["batch"] for step in profile_of(tmp_path / name)["ranks"][0]["steps"]] == [4]
 
 
-def recorded_transformer(run_dir: Path, attention: str, dropout: float, recomputed: bool) -> None:
+def recorded_transformer(run_dir: Path) -> None:
     """In a rank: GPT-2 of two layers, a sample a micro-batch."""
     import transformers
 
     sizes = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4, "vocab_size": WORDS, "n_positions": TOKENS}
 
     def build_model(self: Any) -> Any:
-        config = transformers.GPT2Config(**sizes, attn_pdrop=dropout, attn_implementation=attention)
+        config = transformers.GPT2Config(**sizes, attn_pdrop=0.0, attn_implementation="sdpa")
         model = transformers.GPT2LMHeadModel(config)
-        if recomputed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
 
     def build_data_loader(self: Any) -> Any:
@@ -130,13 +130,35 @@ def recorded_transformer(run_dir: Path, attention: str, dropout: float, recomput
     train(run_dir, mine, hparams, steps=5, checkpoint_policy="none", profile={**PROFILE, "active": 1})
 
 
-@pytest.mark.parametrize(
-    ("attention", "dropout", "recomputed"),
-    [("eager", 0.1, False), ("sdpa", 0.0, True)],
-)
-def test_a_transformers_step_has_the_operations_of_the_formula(
-    attention: str, dropout: float, recomputed: bool, one_rank: Ranks, tmp_path: Path
-) -> None:
+def test_a_transformers_step_has_the_operations_of_the_formula(one_rank: Ranks, tmp_path: Path) -> None:
     """What is computed again, by checkpointing or fused attention, is no work of the model."""
-    one_rank.run(recorded_transformer, tmp_path, attention, dropout, recomputed)
+    one_rank.run(recorded_transformer, tmp_path)
     assert profile_of(tmp_path)["ranks"][0]["flops"] == TRANSFORMER
+
+
+ASKED = {"memory_breakdown": True, "wall_clock_breakdown": True}
+ASKED |= {"flops_profiler": {"enabled": True, "profile_step": 2}}
+
+
+def printed(run_dir: Path, kind: str, zero_stage: int, asked: dict[str, Any]) -> str:
+    """In a rank: train some batches, with a validation between them; what was printed."""
+    from determined.pytorch import Batch
+
+    zero, optimizer = {"stage": zero_stage}, {"type": "AdamW", "params": {"lr": 0.01}}
+    ds_config = {"gradient_accumulation_steps": 2, "zero_optimization": zero, "optimizer": optimizer, **asked}
+    hparams = {"pipe_parallel_size": 2 if kind else 1, "deepspeed_config": ds_config}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        train(run_dir, trial_class(kind), hparams, steps=6, validation_period=Batch(2))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "zero_stage"), [("", 3), ("pipeline", 1)])
+def test_deepspeeds_instruments_that_a_json_switches_on_print_and_change_nothing(
+    two_ranks: Ranks, tmp_path: Path, kind: str, zero_stage: int
+) -> None:
+    """In deepspeed 0.19.8 a pipeline's timers, and so its ``flops_profiler``, fail in the first backward pass."""
+    two_ranks.run(printed, tmp_path / "plain", kind, zero_stage, {})
+    text, _ = two_ranks.run(printed, tmp_path / "asked", kind, zero_stage, ASKED)
+    assert all(word in text for word in ("time (ms)", "Max_MA"))
+    plain, asked = (records(tmp_path / name, "training") for name in ("plain", "asked"))
+    assert [each["loss"] for _, each in plain] == [each["loss"] for _, each in asked]

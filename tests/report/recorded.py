@@ -72,23 +72,13 @@ def recorded(
     checkpoints: Sequence[int] = (),
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a run directory.
-
-    Args:
-        path: Of it.
-        records: Of its metrics.
-        launches: One by default; () writes no file, as an earlier version did.
-        result: How it ended; None for a run that has not.
-        checkpoints: Batches after which one was written.
-        config: Of the experiment; by default one that is judged by ``validation_loss``.
-    """
+    """Write a run directory; one that has not ended has no ``result``, and ``checkpoints`` are batches."""
     path.mkdir(parents=True)
     given = {"name": "gpt2", "searcher": {"metric": "validation_loss", "smaller_is_better": True}}
     (path / "experiment.yaml").write_text(json.dumps(given if config is None else config))
     (path / "metrics.jsonl").write_text("".join(map(line, records)))
     starts = [launch()] if launches is None else launches
-    if starts:
-        (path / "launches.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts))
+    (path / "launches.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts))
     if result is not None:
         (path / "result.json").write_text(json.dumps(result))
     for step in checkpoints:

@@ -12,16 +12,13 @@ import pytest
 
 from determined_ds import Results, load_results
 from tests.package import refusal, results_table, write_report
-from tests.report.making import CANNOT_RUN, MIB, comparison, content, failed, repetition, results, row
+from tests.report.making import CANNOT_RUN, MIB, comparison, failed, repetition, results, row
 from tests.report.pages import EVIL, Page
-
-# ------------------------------------------------------------------------------------------- the numbers
 
 
 def test_a_row_sums_up_all_steps_of_all_repetitions() -> None:
-    more = repetition(
-        [0.3, 0.5], peak_memory_bytes_by_rank=[720 * MIB, 1], model_state_bytes_by_rank=[1, 13 * MIB]
-    )
+    memory = {"peak_memory_bytes_by_rank": [720 * MIB, 1], "model_state_bytes_by_rank": [1, 13 * MIB]}
+    more = repetition([0.3, 0.5], **memory)
     measured = results(row("zero1", repetition([0.1, 0.2, 0.9]), more)).rows[0]
     assert (measured.median_step_seconds, len(measured.step_seconds)) == (0.3, 5)
     assert measured.p95_step_seconds == pytest.approx(0.82)  # 0.8 of the way from the fourth to the fifth
@@ -65,9 +62,6 @@ def test_rows_are_compared_with_the_first_measured_one_and_scaling_with_the_fewe
     assert efficiency == [pytest.approx(0.5), 1, pytest.approx(0.8), None, None]
 
 
-# ------------------------------------------------------------------------------------------- the files
-
-
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """Infinite and undefined losses, too; in JSON, where there are no such numbers, they are words."""
     lost = row("lost", repetition(losses=["NaN", "Infinity", "-Infinity"]))
@@ -80,32 +74,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("of_row", "of_repetition", "others", "said"),
-    [
-        ({}, {}, {"format": 1}, "reads format"),
-        ({}, {}, {"titel": "x"}, "titel"),
-        ({"slots": "two"}, {}, {}, "rows[0].slots"),
-        ({}, {"step_seconds": ["long"]}, {}, "rows[0].repetitions[0].step_seconds[0]"),
-    ],
-)
-def test_a_damaged_or_foreign_file_is_refused_by_its_key(
-    of_row: Any, of_repetition: Any, others: Any, said: str, tmp_path: Path
-) -> None:
-    text = json.dumps(content(row("zero1", {**repetition(), **of_repetition}, **of_row), **others))
-    path = tmp_path / "results.json"
-    for written, words in ((text, said), (text[:300], "is not JSON")):
-        path.write_text(written)
-        problem = refusal(lambda: load_results(path))
-        assert words in f"{problem.key} {problem.message}"
-
-
 def test_a_report_is_written_whole_or_not_begun(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "report"
-    write_report(results(failed("earlier")), folder)
     written = write_report(results(*comparison()), folder)
     assert sorted(folder.iterdir()) == sorted(written)
-    assert not [path for path in written if "earlier" in path.read_text()]
     (folder / "results.csv").unlink()
     (folder / "results.csv").mkdir()
     assert "is a folder" in refusal(lambda: write_report(results(failed("zero2")), folder)).message
@@ -119,31 +91,22 @@ def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
     names = [(row.name, row.status) for row in found.rows]
     assert [(each["name"], each["status"]) for each in lines] == names
     assert float(lines[0]["step_median_s"]) == found.rows[0].median_step_seconds
-    assert int(lines[0]["peak_memory_bytes"]) == found.rows[0].peak_memory_bytes
     assert float(lines[4]["scaling_efficiency"]) == found.scaling_efficiency(found.rows[4])
-    assert float(lines[5]["bubble"]) == 0.35
     assert (lines[2]["reason"], lines[2]["step_median_s"]) == ("it asked for 2 GiB", "")
     assert lines[-1]["reason"] == 'a "b", c'
 
 
 def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
-    large = repetition([86_000.0], peak_memory_bytes_by_rank=[141 * 2**30], losses=[1234.5])
-    long = row("zero3 micro 16 bf16 compiled math attention", large, samples_per_step=2**20, slots=1024)
     hostile = [row("[red]a[/red]\x1b[2J"), failed("b", reason="[/]\nTraceback")]
-    for found in (results(), results(*comparison()), results(*comparison(), long, *hostile)):
-        for columns in (60, 80, 200):
-            text = results_table(found, columns)
-            assert max(map(len, text.splitlines()), default=0) <= columns
-            assert not [each for each in ("None", "\x1b") if each in text]
+    for columns in (60, 200):
+        text = results_table(results(*comparison(), *hostile), columns)
+        assert max(map(len, text.splitlines())) <= columns
+        assert not [each for each in ("None", "\x1b") if each in text]
     assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in text
     assert "[red]a[/red]" in text
-    head, *lines = results_table(results(*comparison()), 80).splitlines()
-    assert head.split()[:2] == ["strategy", "slots"]
+    _, *lines = results_table(results(*comparison()), 80).splitlines()
     names = [[each["name"], str(each["slots"])] for each in comparison() if each["status"] == "measured"]
     assert [line.split()[:2] for line in lines[: len(names)]] == names
-
-
-# ------------------------------------------------------------------------------------------- the page
 
 
 def page_of(found: Results, folder: Path) -> Page:
@@ -151,17 +114,13 @@ def page_of(found: Results, folder: Path) -> Page:
 
 
 def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(tmp_path: Path) -> None:
-    rows = comparison()
-    page = page_of(results(*rows), tmp_path)
-    facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
-    assert facts["command"] == "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1"
-    assert facts["date"] == "20 November 2026, 18:40"
+    page = page_of(results(*comparison()), tmp_path)
+    assert "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1" in page.texts["dd"]
     _, *shown = page.rows
-    assert [cells[0].split()[0] for cells in shown] == [each["name"] for each in rows]
+    assert [cells[0].split()[0] for cells in shown] == [each["name"] for each in comparison()]
     assert shown[2][2:] == ["out of memory it asked for 2 GiB"]
     for number in ("245.0", "130.6", "1.69x", "16,718", "90.8 %", "700.0", "3.1500"):
         assert number in " ".join(shown[4])
-    assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in page.texts["li"]
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
     assert named == ["throughput", "memory", "loss", "schedules"]
 
@@ -173,7 +132,6 @@ def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (comparison(), "zero0 on 2 slots is the fastest: 145 samples/s"),
         ([fast("zero1", 0.2), fast("zero0", 0.1)], "zero0 is the fastest: 320 samples/s, 2.00 times zero1."),
         (
             [fast("zero2", 0.21, 0.23), fast("zero1", 0.20, 0.22), fast("zero3", 0.40, 0.41)],
@@ -184,20 +142,13 @@ def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:
             "160 samples/s (too close to zero2 to distinguish); zero3 ran out of memory.",
         ),
         ([failed("a"), failed("b", CANNOT_RUN)], "None of the 2 was measured."),
-        (
-            [row("lost", repetition(losses=["NaN"] * 5)), failed("a"), failed("b")],
-            "; 2 of 3 were not measured.",
-        ),
     ],
 )
 def test_the_verdict_is_on_top_and_claims_no_ratio_within_the_spread(
     rows: list[dict[str, Any]], said: str, tmp_path: Path
 ) -> None:
     """Measured once, a row must be faster by more than a twentieth."""
-    page = page_of(results(*rows), tmp_path)
-    assert said in page.texts["p"][0]
-    assert len(page.rows) == 1 + len(rows)
-    assert not {"None", "nan"} & {cell for cells in page.rows for cell in cells}
+    assert said in page_of(results(*rows), tmp_path).texts["p"][0]
 
 
 def test_what_came_from_outside_is_text(tmp_path: Path) -> None:

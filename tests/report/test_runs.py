@@ -47,13 +47,10 @@ def test_a_run_says_how_it_ended_what_was_best_and_how_it_was_trained(tmp_path: 
     assert page.texts["title"] == ["gpt2"]
     assert page.texts["p"][0] == "Completed: 40 batches in 40 s; best validation_loss 1.1235 after batch 40."
     facts = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
-    assert facts["command"] == "det-ds run gpt2.yaml ."
     assert facts["trained on"] == "2 slots (CPU), ZeRO 1, fp32, global batch 32 = 16 x 1 x 2 replicas"
     assert facts["newest checkpoint"] == "uuid-40, batch 40"
-    for told in ("40 of 40", "1.0000 from 4.9000", "1.1235 batch 40"):
-        assert told in page.rows[1]
+    assert "1.0000 from 4.9000" in page.rows[1]
     assert ["zero_optimization.stage", "1", "zero1.json:6"] in page.rows
-    assert ["torch", "2.13.0"] in page.rows
 
 
 def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
@@ -74,32 +71,17 @@ def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
     assert list(json.loads(done.stdout)["differs"]) == ["learning_rate"]
 
 
-@pytest.mark.parametrize(
-    ("records", "result", "launches", "said"),
-    [
-        ([], {"status": "failed", "reason": "rank 1 was killed"}, None, "Failed: 0 of 40 batches."),
-        (course(5), None, (), "Not finished: 5 batches in 4 s."),
-        ([training(1, loss=math.nan)], None, None, "Not finished: 1 of 40 batches in 1 s."),
-    ],
-    ids=["killed in its first batch", "an earlier version's", "never finite"],
-)
-def test_there_is_always_a_page(tmp_path: Path, records: Any, result: Any, launches: Any, said: str) -> None:
-    page = page_of(recorded(tmp_path / "run", records, result=result, launches=launches))
-    assert page.texts["p"][0] == said
-    told = " ".join(" ".join(cells) for cells in page.rows)
-    assert "None" not in told
-    assert "nan" not in told
-    if result:
-        assert "rank 1 was killed" in page.words
-
-
-def test_a_file_that_is_no_object_is_left_out(tmp_path: Path) -> None:
-    for name, content in (("number", "3"), ("torn", "{")):
-        path = recorded(tmp_path / name, course(5), launches=[launch()], result=COMPLETED)
-        (path / "deepspeed_config.json").write_text(content)
-        assert f"{name} completed 40 of 40" in page_of(path).words
-        done = CliRunner().invoke(main, ["watch", str(path)])
-        assert done.exit_code == 0, done.output
+def test_there_is_always_a_page(tmp_path: Path) -> None:
+    """Of a run that was killed in its first batch, and of one whose loss was never finite."""
+    failed = {"status": "failed", "reason": "rank 1 was killed"}
+    for name, records, result, said in (
+        ("killed", [], failed, "Failed: 0 of 40 batches."),
+        ("lost", [training(1, loss=math.nan)], None, "Not finished: 1 of 40 batches in 1 s."),
+    ):
+        page = page_of(recorded(tmp_path / name, records, result=result))
+        assert page.texts["p"][0] == said
+        assert not {"None", "nan"} & {cell for cells in page.rows for cell in cells}
+        assert ("rank 1 was killed" in page.words) == (name == "killed")
 
 
 def test_what_came_from_outside_is_text_and_nothing_is_loaded(tmp_path: Path) -> None:
@@ -135,12 +117,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path: Path) -> None:
     text = saved(path).read_text()
     assert "98.765" in text
     assert "20,000 points" in Page(text).words
-    assert "Permission is hereby granted, free of charge" in text  # by uPlot's authors
     short = len(saved(recorded(tmp_path / "short", course(10))).read_text())
     assert len(text) - short < sum(map(len, lines)) / 4
-
-
-# ------------------------------------------------------------------------------------- for programs
 
 
 def test_each_metric_is_a_curve_over_batches_and_seconds_of_training(tmp_path: Path) -> None:
@@ -168,17 +146,14 @@ def test_a_folder_is_a_run_or_holds_those_of_a_search_or_a_comparison(tmp_path: 
         recorded(search / "trials" / f"000{number}")
     for name in ("zero0-x2", "zero1-x2"):
         recorded(tmp_path / "compare" / "runs" / name / "1")
-    plain = [recorded(tmp_path / "runs" / name) for name in ("a", "b")]
+    for name in ("a", "b"):
+        recorded(tmp_path / "runs" / name)
     for folders, labels in (
         ([search], ["trial 1", "trial 2"]),
         ([tmp_path / "compare"], ["zero0-x2/1", "zero1-x2/1"]),
         ([tmp_path / "runs"], ["a", "b"]),
-        ([plain[1], search, plain[1]], ["b", "0001", "0002"]),
     ):
         assert [run["label"] for run in as_json(*folders)] == labels
-
-
-# ------------------------------------------------------------------------------------- where the page goes
 
 
 def test_a_page_is_in_the_one_folder_that_it_is_of_else_here_and_replaces_only_its_own(
@@ -186,23 +161,16 @@ def test_a_page_is_in_the_one_folder_that_it_is_of_else_here_and_replaces_only_i
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = (recorded(tmp_path / name, course(10)) for name in ("one", "two"))
-    assert report(one).stdout.startswith("one/report.html  (1 run, 0.")
-    assert report(one).exit_code == 0, "once more, over its own"
+    for _ in range(2):  # once more, over its own
+        assert report(one).stdout.startswith("one/report.html  (1 run, 0.")
     assert report(one, two).stdout.startswith("report.html  (2 runs")
-    assert report(one, two, "--output", "new/two.html").stdout.startswith("new/two.html")
     (one / "report.html").write_text("<h1>Mine</h1>")
     done = report(one)
-    assert done.exit_code == 2
-    assert "was not written by det-ds report" in done.stderr
+    assert (done.exit_code, "was not written by det-ds report" in done.stderr) == (2, True)
     assert (one / "report.html").read_text() == "<h1>Mine</h1>"
     compared = recorded(tmp_path / "compared/runs/zero0-x2/1", course(10)).parents[2]
     (compared / "results.json").write_text("{}")
-    (compared / "report.html").write_text("of det-ds compare")
     assert report(compared).stdout.startswith("compared/runs.html")
-    assert (compared / "report.html").read_text() == "of det-ds compare"
-
-
-# ------------------------------------------------------------------------------------- in a browser
 
 
 @pytest.mark.usefixtures("browser")
@@ -217,6 +185,3 @@ def test_curves_are_drawn_whatever_is_in_them(tmp_path: Path) -> None:
     dom, complaints = chromium(page.as_uri(), height=5000)
     assert complaints == []
     assert "<canvas" in dom
-    dom, complaints = chromium(saved(recorded(tmp_path / "empty")).as_uri())
-    assert complaints == []
-    assert "Nothing was reported" in dom

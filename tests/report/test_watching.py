@@ -71,9 +71,6 @@ def test_a_run_that_trains_is_followed_to_its_end_and_from_a_checkpoint_that_it_
     assert "followed: ended, 12 of 40 batches" in said
 
 
-TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}
-
-
 def test_the_panel_shows_a_run_that_starts_and_keeps_its_curve_at_a_late_report(run: Path, held: int) -> None:
     reported = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").unlink()
@@ -89,7 +86,7 @@ def test_the_panel_shows_a_run_that_starts_and_keeps_its_curve_at_a_late_report(
 
     writer = threading.Thread(target=train)
     writer.start()
-    said = watch(run, **TERMINAL)
+    said = watch(run, FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
     writer.join()
     assert "it loads its code" in said
     *_, panel = said.split("ended  ")
@@ -121,10 +118,6 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(
             ["completed, 40 of 40", "longer      {resume} --set hyperparameters.fit.max_length.batches=80"],
         ),
         (
-            {"status": "stopped", "steps_completed": 40, "resume": RESUME},
-            ["stopped, 40", "resume      {resume}\n"],
-        ),
-        (
             {"status": "failed", "cause": "error", "reason": "loss is nan"},
             ["failed, 40", "error: loss is nan"],
         ),
@@ -139,8 +132,5 @@ def test_a_run_that_has_ended_is_shown_once_with_commands_to_continue(
     how = {"config": CONFIG, "result": result, "checkpoints": [40], "launches": [launch(resume=RESUME)]}
     path = recorded(tmp_path / "run", records, **how)
     said, here = watch(path), f"det-ds run {path}/experiment.yaml . --run-dir {path} --resume"
-    told = [words.format(resume=here) for words in told]
-    for words in ("4.5 -> 2", "validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
-        assert words in said
-    assert "det-ds checkpoint export last" in said
-    assert ("resume  " in said, "longer  " in said) == (told[0][0] in "se", told[0][0] == "c")
+    for words in ("validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
+        assert words.format(resume=here) in said

