@@ -94,7 +94,7 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
             size = format_bytes(each["bytes"])
             rows.append((names, shape or "scalar", (each["dtype"] or "").lower(), size, ", ".join(holds)))
         _print_table(("tensor", "shape", "dtype", "size", "holds"), rows)
-    if not indexed or len(indexed) < len(found["engines"]):
+    if len(indexed) < max(1, len(found["engines"])):
         largest = sorted(found["files"].items(), key=lambda item: -item[1])[:LARGEST_FILES]
         click.echo("\nthe largest files, as not every engine has an index of its tensors:")
         _print_table(("file", "size"), [(name, format_bytes(size)) for name, size in largest])
@@ -113,8 +113,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
 
     answers = []
     for each in (each for given in paths for each in _find(given, run_dir)[: 1 if given == LAST else None]):
-        with _working("reading"):
-            answer = verified(each)
+        answer = verified(each)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
         answers.append(answer)
@@ -205,8 +204,7 @@ def export(path: str, run_dir: Path | None, output: Path | None, as_json: bool, 
             # What was superseded is laid out as a run, and deleted by the next one.
             folder = (above if run.path == above.superseded else run).exported
         out = folder / (f"{found.uuid}-{options['to']}" + ".pt" * (options["to"] == "torch"))
-    with _working("exporting"):
-        done = exported(found.path, out, **options)
+    done = exported(found.path, out, **options)
     if as_json:
         click.echo(json.dumps({"version": 1, "uuid": found.uuid, **done}, indent=2))
         return
@@ -229,8 +227,7 @@ def import_weights(weights: Path, output: Path, **options: Any) -> None:
     """
     from determined_ds.checkpoints.export import import_weights as imported
 
-    with _working("reading the weights"):
-        found = imported(weights, output, **options)
+    found = imported(weights, output, **options)
     how = "linked" if found["linked"] else "copied"
     size = f"{count(found['tensors'], 'tensor')}, {format_bytes(found['bytes'])}"
     click.echo(f"{size}, {how} to {short(output)}")
@@ -251,10 +248,3 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     columns = [Head(text=head, align="right" if head == "size" else "left", folds=True) for head in heads]
     Console(highlight=False).print(Table(heads=columns, rows=rows))
-
-
-def _working(words: str) -> Any:
-    """A line on a terminal, with a sign of life, while something takes long."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(words)

@@ -17,7 +17,7 @@ from determined_ds.errors import ConfigError, Problem
 REPORT = """\b
 Examples:
   det-ds report runs/gpt2/20260101-120000
-  det-ds report runs/gpt2/20260101-120000 runs/gpt2/20260102-090000 --output two.html --open
+  det-ds report runs/gpt2/20260101-120000 runs/gpt2/20260102-090000 --output two.html
   det-ds report runs/gpt2_search/20260101-120000
   det-ds report --trial 12 --trial 13 --master http://cluster:8080
 """
@@ -34,7 +34,7 @@ Examples:
 A_PATH, NUM_STEPS = click.Path(path_type=Path), click.IntRange(1, MOST_ACTIVE)
 TRIAL_HELP, EXPERIMENT_HELP = "A cluster's trial. Repeatable.", "All trials of an experiment."
 OUTPUT_HELP = "Default: RUN_DIR/report.html; of several, report.html here."
-JSON_HELP = "Print one JSON object; a page only with --output or --open."
+JSON_HELP = "Print one JSON object; a page only with --output."
 
 
 @click.command(epilog=REPORT)
@@ -43,7 +43,6 @@ JSON_HELP = "Print one JSON object; a page only with --output or --open."
 @click.option("--experiment", "experiments", metavar="ID", type=int, multiple=True, help=EXPERIMENT_HELP)
 @click.option("--master", metavar="URL", help="Of --trial and --experiment; default: DET_MASTER.")
 @click.option("--output", metavar="FILE", type=A_PATH, help=OUTPUT_HELP)
-@click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def report(
     folders: tuple[Path, ...],
@@ -51,7 +50,6 @@ def report(
     experiments: tuple[int, ...],
     master: str | None,
     output: Path | None,
-    open_: bool,
     as_json: bool,
 ) -> None:
     """Write a page of a run: curves, validations, checkpoints, configuration, environment.
@@ -60,8 +58,6 @@ def report(
     compare or autotune. Several runs are shown beside each other, what differs between them first. Trials on a cluster
     are read from its master.
     """
-    import webbrowser
-
     from determined_ds.report.run_page import page_path, runs_as_json, save_page
     from determined_ds.report.runs import RunView, find_runs
     from determined_ds.rundir.run_dir import short
@@ -80,12 +76,10 @@ def report(
             runs.append(RunView(run, place if label in taken else label, place))
     if as_json:
         click.echo(json.dumps(runs_as_json(runs), indent=2))
-    if not as_json or output is not None or open_:
+    if not as_json or output is not None:
         num_bytes = save_page(runs, path)
         held = f"{len(runs)} run{'s' * (len(runs) > 1)}, {num_bytes / 1e6:.2f} MB"
         click.echo(f"{short(path.absolute())}  ({held})", err=as_json)
-    if open_ and not webbrowser.open(address := path.absolute().as_uri()):
-        click.echo(f"no browser could be started; the page is {address}", err=True)
 
 
 @click.command(epilog=WATCH)
@@ -132,12 +126,9 @@ def profile(config: Path, **given: Any) -> None:
         fix = "record some: det-ds profile CONFIG, or fit.profile"
         raise ConfigError(Problem(key="DIR", value=str(config), message=message, fix=fix, code="trace"))
     found, there = analyse(traces), traces[0].parent
-    content, written = found.as_json(), list[Path]()
-    try:
-        write_whole(there / PROFILE_JSON, json.dumps(content, indent=1) + "\n")
-        written = [there / PROFILE_JSON, *_pictures(content, there)]
-    except OSError as error:  # traces that another user has brought here
-        click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
+    content = found.as_json()
+    write_whole(there / PROFILE_JSON, json.dumps(content, indent=1) + "\n")
+    written = [there / PROFILE_JSON, *_pictures(content, there)]
     click.echo()
     Console().print(profile_text(found))
     click.echo()

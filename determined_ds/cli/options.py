@@ -20,24 +20,13 @@ class Names(click.ParamType):
         return [word.strip() for word in str(value).split(",") if word.strip()]
 
 
-class Count(click.ParamType):
-    """A whole number of at least 1; beyond 2**30 there is nothing to count."""
-
-    name = "N"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not str(value).isdecimal() or not 1 <= int(str(value)) <= 2**30:
-            self.fail(f"{str(value)!r} is not a whole number from 1 to {2**30}", param, ctx)
-        return int(str(value))
-
-
 class Counts(click.ParamType):
-    """Such numbers with commas between them."""
+    """Counts with commas between them."""
 
     name = "N[,N...]"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        return [COUNT.convert(word, param, ctx) for word in str(value).split(",")]
+        return [COUNT(word, param, ctx) for word in str(value).split(",")]
 
 
 class GivenPath(click.Path):
@@ -63,7 +52,7 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-COUNT = Count()
+COUNT = click.IntRange(1, 2**30)  # beyond, there is nothing to count
 SET_HELP = "As det's --config. Repeatable."
 set_option = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help=SET_HELP)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -48,13 +47,12 @@ def doctor(
     if measures:
         if config is not None:
             raise click.UsageError("--measure measures this machine; leave CONFIG out")
-        try:  # what starts ranks is not sent to a cluster: a task that trains has them
-            measuring = importlib.import_module("determined_ds.doctor.measure")
-        except ModuleNotFoundError as error:
-            message = "--measure needs determined_ds installed in the image: pip install determined-ds"
-            raise click.UsageError(message) from error
+        from determined_ds.doctor.measure import (
+            measure,  # a task that lacks it has no determined_ds installed
+        )
+
         sys.stdout.flush()
-        sys.exit(measuring.measure(slots=slots, accelerator=accelerator))
+        sys.exit(measure(slots=slots, accelerator=accelerator))
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
     from rich.console import Console

@@ -15,7 +15,6 @@ from typing import Any
 
 from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import get_path
 from determined_ds.documents.files import write_whole
@@ -79,10 +78,7 @@ class LocalRun:
             self.accelerator,
             by_script=experiment.script is not None,
         )
-        origin = ""
-        if experiment.hyperparameters.get((TRIAL_SEED,)) is None:
-            origin = f", of experiment_seed {experiment.space.seed} as on a master"
-        lines.append(f"  seed       {experiment.trial_seed}{origin}")
+        lines.append(f"  seed       {experiment.trial_seed}")
         lines.append(f"  run dir    {short(self.run_dir)}")
         if placed is not None:
             ranks = f"{count(placed.size, 'rank')} on {count(placed.machines, 'machine')}"

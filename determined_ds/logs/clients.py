@@ -50,7 +50,6 @@ class ShownRun:
     notes: str
     config: Mapping[str, Any]  # with where values came from, and the surroundings
     folder: Path  # where tools may write
-    kept_in: str  # where people find what is written there
 
 
 class WandbRun:
@@ -72,8 +71,7 @@ class WandbRun:
         options = {key.removeprefix("run_"): value for key, value in options.items()} | dict(self._given)
         if self._given.get("tags"):
             options["tags"] = [*about.tags, *self._given["tags"]]
-        folder = str(options.get("dir") or ".")
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(str(options.get("dir") or "."), exist_ok=True)
         settings = wandb.Settings(console="off", silent=True)
         self._run = run = wandb.init(
             id=about.key, resume="allow", reinit="create_new", settings=settings, **options
@@ -81,11 +79,7 @@ class WandbRun:
         run.config.update(dict(about.config), allow_val_change=True)  # a resume may change it
         run.define_metric(STEP, hidden=True)
         run.define_metric("*", step_metric=STEP)
-        mode = str(options.get("mode") or os.environ.get("WANDB_MODE") or "online")
-        if mode != "offline":
-            return str(run.url or "") if mode == "online" else ""
-        folder = about.kept_in if folder == str(about.folder) else folder  # each start in one of its own
-        return f"offline; later: wandb sync {folder}/wandb/offline-run-*-{about.key}"
+        return str(run.url or "")  # none where it is offline
 
     def send(self, reports: deque[NumbersAt]) -> None:
         """Log rows; the step is that of batches, unless the run has been further before."""

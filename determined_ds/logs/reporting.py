@@ -38,7 +38,7 @@ from determined_ds.logs.clients import (
     ShownRun,
     client_kind,
 )
-from determined_ds.logs.tensorboard import OF_TOOLS, uploaded_to
+from determined_ds.logs.tensorboard import OF_TOOLS
 from determined_ds.rundir.records import FORK, RESTART, START, decided_fields, launch_of, read_launches
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import HEART
@@ -268,7 +268,6 @@ def shown_run(
             "determined": ids,
         },
         folder=folder,
-        kept_in=f"{uploaded_to(info)}/{OF_TOOLS}" if info is not None else str(folder),
     )
 
 

@@ -158,7 +158,7 @@ def closing_block(run: RecordedRun) -> list[str]:
     if newest and any(newest.path.glob("model0/*")):  # those of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"
         commands["export"] = f"det-ds checkpoint export {which} --run-dir {there} --to safetensors"
-    commands["report"] = f"det-ds report {there} --open"
+    commands["report"] = f"det-ds report {there}"
 
     lines = wrap(title, subsequent_indent="  ")
     for label, words in facts.items():

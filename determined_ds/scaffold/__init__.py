@@ -125,8 +125,5 @@ def _check_name(name: str) -> None:
     """Refuse what is not a valid package name."""
     if re.fullmatch("[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
         return
-    suggestion = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_") or "my_model"
-    if not suggestion[0].isalpha() or keyword.iskeyword(suggestion):
-        suggestion = f"model_{suggestion}"
     message = "is not a valid package name: it must be lower-case letters, digits and _, a letter first"
-    raise ConfigError(Problem(key="NAME", value=name, message=message, fix=f"use {suggestion}", code="name"))
+    raise ConfigError(Problem(key="NAME", value=name, message=message, fix="use e.g. my_model", code="name"))

@@ -414,7 +414,7 @@ def _left_out(base: Base) -> dict[str, str]:
     elif not (base.accelerator.bf16 or (on_cpu and cpu_flags() & CPU_BF16)):
         left["precision"] = "this processor has no instructions for bf16"
     if base.checkpointing_key is None:
-        left["activation_checkpointing"] = "the model reads no hyperparameter of that name"
+        left["activation_checkpointing"] = "the experiment states no hyperparameter of that name"
     return left
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,8 @@ from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.source import (
     BY_HAND,
     Source,
-    find_code,
     read_trial,
     source_of,
-    sources_of,
 )
 from determined_ds.launch.run import as_constants
 from determined_ds.memory.model import ModelShape
@@ -95,17 +91,10 @@ class Base:
             zeropp=strategy.zeropp,
         )
 
-    @cached_property
+    @property
     def checkpointing_key(self) -> str | None:
-        """The hyperparameter by which the model checkpoints activations; None where nothing reads one."""
-        file = find_code(self.experiment.entrypoint, self.context_dir)
-        sources = sources_of(file, self.context_dir).values() if file else ()
-        text = "\n".join(source.text for source in sources)
-        stated = [name for name in SWITCHES if name in self.experiment.hyperparameters.data]
-        # Read where the name is in quotes, or is a field with a type.
-        where = rf'["\']({"|".join(SWITCHES)})["\']|^\s*({"|".join(SWITCHES)})\s*:'
-        read = [quoted or field for quoted, field in re.findall(where, text, re.MULTILINE)]
-        return next(iter([*stated, *read]), None)
+        """The hyperparameter that the experiment states to checkpoint activations by; None for none."""
+        return next((name for name in SWITCHES if name in self.experiment.hyperparameters.data), None)
 
 
 @dataclass(frozen=True, kw_only=True)

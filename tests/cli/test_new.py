@@ -82,4 +82,4 @@ def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
     new(tmp_path, "mine", "--force")
     assert trial.read_text() != "mine\n"
     result = CliRunner().invoke(main, ["new", "My-Model", "-o", str(tmp_path)])
-    assert (result.exit_code, "use my_model" in result.output) == (2, True)
+    assert (result.exit_code, "is not a valid package name" in result.output) == (2, True)
