@@ -73,7 +73,7 @@ def check_files(
             document = read_json(file) if file.suffix == ".json" else read_yaml(file)
             if file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
                 errors, warnings = problems_alone(document)
-                found = findings_of(errors, [*warnings, *missing_packages(document)])
+                found = findings_of(errors, warnings)
                 return Report(file=name, kind="deepspeed", findings=found)
             document = with_flags(document, overrides, slots=slots)
         except ConfigError as error:  # it cannot be read
@@ -171,7 +171,7 @@ def check_experiment(
         problem = stages_problem(point, trials(staged)) if staged else None
         if resolved is None:
             return [problem] if problem else [], []
-        odd = missing_packages(resolved.ds)  # the cluster's image may have it
+        odd = list[Problem]()
         if experiment.trial and problem is None:
             trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
             problem = sequences_problem(trained, resolved)
@@ -198,7 +198,7 @@ def check_experiment(
         wrong, odd = search_problems(experiment, fit, trial)
         wrong += [] if experiment.script else no_length(experiment.hyperparameters)
         odd += odd_exponents(experiment.space)
-        odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
+        odd += missing_packages(experiment.hyperparameters)  # the cluster's image may have them
         add(findings_of(wrong, odd))
     return Report(
         file=file,

@@ -63,8 +63,6 @@ WRITTEN = (
     ("csv_monitor", "output_path", True),
     ("flops_profiler", "output_file", False),
 )
-# Section -> the package that it imports. Source: deepspeed 0.19.8 monitor/utils.py.
-PACKAGES = {"wandb": "wandb", "comet": "comet_ml", "tensorboard": "tensorboard"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,31 +275,16 @@ def _judged(ds: Document, changes: list[Change]) -> tuple[Document, list[Problem
     return normalized(changed), [problem for _, problem in found]
 
 
-def missing_packages(ds: Document | None, hyperparameters: Document | None = None) -> list[Problem]:
-    """A problem for each package that is asked for, that neither we nor DeepSpeed bring, and that is not here.
-
-    Args:
-        ds: The DeepSpeed JSON, if it is known.
-        hyperparameters: One point, for its tools of ``logging``.
-    """
+def missing_packages(hyperparameters: Document) -> list[Problem]:
+    """A problem for each tool of ``logging`` whose package is not here; what DeepSpeed needs, it names itself."""
+    fix = "pip install '{}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it"
+    message = "needs the package {}, which is not installed on this machine"
     problems = []
-
-    def need(document: Document, path: KeyPath, module: str, package: str, value: Any) -> None:
-        if find_spec(module) is None:
-            message = f"needs the package {package}, which is not installed on this machine"
-            fix = f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it"
-            problems.append(document.problem(path, message, fix, "missing-package", value=value))
-
-    if ds is not None:
-        for section, package in PACKAGES.items():
-            if ds.get((section, "enabled")) is True:
-                need(ds, (section, "enabled"), package, package, True)
-        kind = ds.get(("optimizer", "type"))
-        if str(kind).lower() in ("muadam", "muadamw", "musgd"):
-            need(ds, ("optimizer", "type"), "mup", "mup", kind)
-    if hyperparameters is not None:
-        for name in read_loggers(hyperparameters):
-            need(hyperparameters, (LOGGING, name), name, TOOLS[name].package, NOT_GIVEN)
+    for name in read_loggers(hyperparameters):
+        if find_spec(name) is None:
+            package, path = TOOLS[name].package, (LOGGING, name)
+            about = message.format(package), fix.format(package), "missing-package"
+            problems.append(hyperparameters.problem(path, *about, value=NOT_GIVEN))
     return problems
 
 

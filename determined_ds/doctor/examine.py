@@ -145,7 +145,7 @@ def examine(
                 uses[tool].append(f"{op.name} ({'.'.join(map(str, op.key))})")
         if resolved and resolved.torch_compile:
             uses[CXX].append("torch.compile (hyperparameters.torch_compile)")
-        packages = missing_packages(resolved.ds if resolved else None, point)
+        packages = missing_packages(point)
         storage = document.get(("checkpoint_storage",))
         merged = {**environment, **variables_for(document, kind_of_device(device))}
         environment = {name: value for name, value in merged.items() if value is not None}

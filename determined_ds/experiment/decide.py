@@ -92,7 +92,7 @@ def decide_stated(experiment: Experiment, hyperparameters: Document, where: Wher
     if experiment.script is None and not read_hyperparameters(hyperparameters)[1]:
         found.problems += no_length(hyperparameters)
     resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
-    found.problems += missing_packages(resolved.ds if resolved else None, hyperparameters)
+    found.problems += missing_packages(hyperparameters)
     found.raise_any()
     return resolved and replace(resolved, warnings=(*found.warnings, *resolved.warnings))
 

@@ -196,7 +196,7 @@ class Here:
             machines=machines,
         )
         resolved = resolve(self.hyperparameters, where)
-        if missing := missing_packages(resolved.ds, self.hyperparameters):
+        if missing := missing_packages(self.hyperparameters):
             raise ConfigError(missing)
         return resolved
 

@@ -28,13 +28,13 @@ checkpoint_storage: {type: s3, bucket: b, endpoint_url: "http://127.0.0.1:9", ac
 hyperparameters:
   global_batch_size: 4096
   num_workers: 3
+  logging: {wandb: {}}
   fit: {max_length: {batches: 1}}
   deepspeed_config:
     type: const
     val:
       optimizer: {type: AdamW, params: {lr: 0.001, torch_adam: false}}
       zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}
-      wandb: {enabled: true}
 """
 # What Python runs at its start: the tests' own environment has the package.
 WITHOUT_WANDB = """\
@@ -106,7 +106,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
         "GLOO_SOCKET_IFNAME",
         "storage",
     }
-    assert missing - {"disk", "shared memory"} == {*expected, "package for wandb.enabled"}, done.stdout
+    assert missing - {"disk", "shared memory"} == {*expected, "package for hyperparameters.logging.wandb"}, done.stdout
     assert not small or "shared memory" in missing
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"]
 
