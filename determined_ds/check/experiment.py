@@ -13,11 +13,11 @@ from determined_ds.check.space import judge_points, search_problems
 from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
-from determined_ds.config.params import LOGGING, lost_on_cluster, read_hyperparameters, read_loggers
+from determined_ds.config.params import lost_on_cluster, read_hyperparameters
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, problems_alone
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, read_yaml
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, left_open, no_length, resolve_stated
 from determined_ds.experiment.experiment import (
     Experiment,
@@ -28,7 +28,7 @@ from determined_ds.experiment.experiment import (
 )
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
-from determined_ds.experiment.source import OWN_DRIVER, find_code, may_use_library, read_trial
+from determined_ds.experiment.source import OWN_DRIVER, find_code, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
 
 # Codes of problems that follow from a hyperparameter that is invalid or has another name, and so is not there.
@@ -145,14 +145,6 @@ def check_experiment(
     if trial and not problems:
         wrong, unknown = metric_problems(document, trial)
         add(findings_of(wrong, notes=unknown))
-    elif experiment.script and is_fit and read_loggers(experiment.hyperparameters):
-        script = find_code(experiment.entrypoint, folder)
-        if script and not may_use_library(script, folder):
-            message = "the script does not import determined_ds: on a cluster nothing is sent to these tools"
-            fix = "train within `with determined_ds.report_to_tools(core_context):`"
-            given = experiment.hyperparameters
-            unsent = given.problem((LOGGING,), message, fix, "logger-script", value=NOT_GIVEN)
-            add(findings_of([], [unsent]))
 
     # Every point of the space
     errors = [finding.problem.key for finding in findings if finding.severity == ERROR]

@@ -22,14 +22,6 @@ ZERO = "zero_optimization"
 Node = dict[str, Any]
 Located = list[tuple[KeyPath, Problem]]
 
-# Sections that are written as a plain value -> what to write.
-SECTIONS: dict[KeyPath, str] = {
-    ("bf16",): '{"enabled": true}',
-    ("fp16",): '{"enabled": true}',
-    (ZERO,): '{"stage": 1}',
-    (ZERO, "offload_optimizer"): '{"device": "cpu"}',
-    (ZERO, "offload_param"): '{"device": "cpu"}',
-}
 # Names that torch has beside DeepSpeed's own. Any other name may be newer, unless it is close to one of them.
 TORCH_TYPES = {
     "optimizer": words("""Adadelta Adafactor Adagrad Adam Adamax AdamW ASGD LBFGS Muon NAdam Optimizer RAdam RMSprop
@@ -43,7 +35,6 @@ COMMENTS = ("$schema", "//", "#", "_comment", "__comment")
 # A key that is read in another place -> the fix.
 ELSEWHERE = {
     **{name: f"write it in the experiment's YAML: hyperparameters.{name}" for name in OWN_KEYS},
-    **dict.fromkeys(("stage", "offload_optimizer", "offload_param", "overlap_comm"), f"write it in {ZERO}"),
     "lr": "write optimizer.params.lr",
     "learning_rate": "write optimizer.params.lr",
     "batch_size": "write train_batch_size (of all replicas) or train_micro_batch_size_per_gpu (of one)",
@@ -88,11 +79,9 @@ def _in_words(document: Document, fault: Fault) -> Problem:
     if fault.keyword == "removed":
         return document.problem(path, detail.strip(), "remove it", "removed-key")
     if fault.keyword == "deprecated":
-        section = SECTIONS.get((*path[:-1], detail))
-        message, fix = "is an old name, deprecated by DeepSpeed", f"write {detail} instead"
-        return document.problem(path, message, f"{fix}: {section}" if section else fix, "deprecated-key")
-    fix = f"write {SECTIONS[path]}" if fault.keyword == "type" and path in SECTIONS else ""
-    return problem_of(document, fault, fix, elsewhere=ELSEWHERE)
+        message = "is an old name, deprecated by DeepSpeed"
+        return document.problem(path, message, f"write {detail} instead", "deprecated-key")
+    return problem_of(document, fault, elsewhere=ELSEWHERE)
 
 
 def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from determined_ds.errors import ConfigError, Problem
+from typing import NamedTuple
 
 # (parameters, layers) of published transformers; a model of which only the size is known is assumed to be as deep as
 # the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
@@ -104,9 +102,6 @@ def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None)
 
     It is as deep as a published one of its size, and as wide as its blocks and embedding then have to be: 12 L h² + V h
     parameters. Heads are of 64, or 128 from a width of 2048 on; samples are 1024 tokens long, if not stated.
-
-    Raises:
-        ConfigError: the parameters are too few.
     """
     depth = min(PUBLISHED, key=lambda row: abs(math.log(row[0] / num_parameters)))[1]
     # Below the smallest, depth shrinks with width.
@@ -114,10 +109,6 @@ def shape_from_sizes(*, num_parameters: int, sequence_length: int | None = None)
     width = (math.sqrt(VOCAB_SIZE**2 + 48 * layers * num_parameters) - VOCAB_SIZE) / (24 * layers)
     step = 128 if width >= 512 else 8
     hidden = max(step, round(width / step) * step)
-    if num_parameters < 3 * layers * hidden**2:
-        about: dict[str, Any] = {"key": "--parameters", "value": num_parameters, "code": "model-size"}
-        fix = f"write {num_parameters}B or {num_parameters}M if meant"
-        raise ConfigError(Problem(message="are too few for a transformer", fix=fix, **about))
     most = max(1, hidden // (128 if hidden >= 2048 else 64))
     assumptions = [f"a vocabulary of {VOCAB_SIZE:,} (GPT-2's)", f"{layers:,} layers of width {hidden:,}"]
     if sequence_length is None:

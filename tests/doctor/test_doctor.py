@@ -106,7 +106,9 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
         "GLOO_SOCKET_IFNAME",
         "storage",
     }
-    assert missing - {"disk", "shared memory"} == {*expected, "package for hyperparameters.logging.wandb"}, done.stdout
+    assert missing - {"disk", "shared memory"} == {*expected, "package for hyperparameters.logging.wandb"}, (
+        done.stdout
+    )
     assert not small or "shared memory" in missing
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"]
 
