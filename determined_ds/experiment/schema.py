@@ -48,7 +48,7 @@ EDITS: dict[str, dict[str, Json]] = {
     # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
     "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
     "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
-    # The cluster's own storage completes them. Credentials of azure are judged in experiment_problems.
+    # The cluster's own storage completes them.
     **{storage: {"eventuallyRequired": []} for storage in ("shared-fs", "directory", "s3", "gcs")},
     "azure": {"eventuallyRequired": [], "checks": {}},
     "searcher-adaptive-asha": {"eventuallyRequired": _ASHA_NEEDS},
@@ -108,37 +108,15 @@ def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
 
 
 def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
-    """(errors, warnings): what a Determined master would refuse, and what it takes but has deprecated.
+    """(errors, warnings): what a master refuses by its schemas, and what it takes but has deprecated.
 
-    Nothing is judged that only a cluster knows. ``checkpoint_storage`` counts as completed by the cluster's own
-    of the same type, so that a bucket or a path may be missing there.
+    Nothing is judged that only a cluster knows, or that a master refuses in its code as it is submitted.
+    ``checkpoint_storage`` counts as completed by the cluster's own of the same type.
 
     Args:
         document: The experiment configuration, as submitted.
     """
-    config, found = document.data, faults_of(document)[0]
-    errors, warnings = in_words(found, document), list[Problem]()
-
-    def refuse(path: KeyPath, message: str, fix: str, code: str) -> None:
-        if not any(path[:end] in found for end in range(len(path) + 1)):
-            errors.append(document.problem(path, message, fix, code))
-
-    # What the master refuses in its code. An empty workspace or project counts as none.
-    for key, other in (("project", "workspace"), ("workspace", "project")):
-        if config.get(other) and not config.get(key):
-            fix = f"write {key}: NAME too, or remove {other}"
-            refuse((other,), f"is given without {key}", fix, "missing-key")
-    policies = config.get("log_policies")
-    names = [get_path(policy, ("name",)) for policy in policies] if isinstance(policies, list) else []
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name in names[:index]:
-            fix = "give it another name, or remove one"
-            refuse(("log_policies", index, "name"), "is the name of another policy too", fix, "duplicate-key")
-    storage = config.get("checkpoint_storage")
-    others = [key for key in ("account_url", "credential") if get_path(storage, (key,)) is not None]
-    if others and get_path(storage, ("connection_string",)) is not None:
-        path, fix = ("checkpoint_storage", "connection_string"), "keep it, or account_url with credential"
-        refuse(path, f"is given beside {' and '.join(others)}", fix, "invalid")
+    errors, warnings = in_words(faults_of(document)[0], document), list[Problem]()
     stated, entrypoint = document.get(("entrypoint",)), None
     with contextlib.suppress(EntrypointError):
         entrypoint = read_entrypoint(stated)
