@@ -86,16 +86,6 @@ def test_interrupted_it_reports_and_never_selects_what_crashes_or_trains_otherwi
     assert stage in (1, 3)
 
 
-def test_an_experiment_that_does_not_run_as_it_is_ends_the_tuning(odd_model: Path, tmp_path: Path) -> None:
-    """Nothing could be held against it."""
-    stage = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=2"
-    options = [*OPTIONS, "--budget", "4", "--set", stage, "--run-dir", tmp_path / "run"]
-    done = det_ds("autotune", odd_model / "experiment.yaml", odd_model, *options)
-    assert done.returncode == 2
-    assert "the experiment as it is does not run: ValueError: no such kernel" in done.stderr
-    assert not (tmp_path / "run/best.yaml").exists()
-
-
 def test_a_mistake_is_told_before_anything_starts(own_model: Path, tmp_path: Path) -> None:
     for option, value, said in (
         ("--over", "zero_stge", "did you mean zero_stage?"),

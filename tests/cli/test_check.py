@@ -33,7 +33,7 @@ def write(file: str, **changes: Any) -> str:
     data = yaml.safe_load(Path(GOOD).read_text())
     for key, value in changes.items():
         (data if key in data else data["hyperparameters"])[key] = value
-    Path(file).write_text(json.dumps(data) if file.endswith(".json") else yaml.safe_dump(data))
+    Path(file).write_text(yaml.safe_dump(data))
     return file
 
 
@@ -70,22 +70,6 @@ def test_it_reads_as_a_compiler_does_and_json_says_the_same() -> None:
     place = {"file": "wrong.yaml", "line": line, "column": 3, "origin": f"wrong.yaml:{line}"}
     problem = {"severity": "error", "code": "batch", "key": key, "value": 9, "message": message, "fix": fix}
     assert files[0]["findings"] == [{**place, **problem}]
-
-
-def test_each_file_is_checked_by_itself() -> None:
-    Path("stage.json").write_text('{\n  "zero_optimization": {\n    "stagee": 1\n  }\n}\n')
-    write("experiment.json", global_batch_size=9)  # Determined reads JSON, too
-    Path("binary.json").write_bytes(bytes(range(128, 256)))
-    result = check(GOOD, "stage.json", "experiment.json", "nothing.yaml", "binary.json")
-    *said, summary = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
-    starts = (
-        "stage.json:3:5: ",
-        "experiment.json:1:",
-        "nothing.yaml:1:1: ",
-        "binary.json:1:1: ",
-    )
-    assert all(line.startswith(start) for line, start in zip(said, starts, strict=True)), said
-    assert summary == "4 errors, 0 warnings in 5 files"
 
 
 def test_slots_and_set_are_laid_over_every_file() -> None:

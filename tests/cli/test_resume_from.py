@@ -20,7 +20,6 @@ from tests.cli.own_runs import (
     steps,
     steps_of,
 )
-from tests.harness.command import det_ds
 from tests.package import checkpoints, reseal
 
 
@@ -122,13 +121,3 @@ def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained:
     assert f"restart 2 of 2 from checkpoint {at(new, 4).name} at batch 4" in second
     assert (steps(new), contents(copied / "run")) == ([3, 4, 5, 6], before)
     assert same_weights(at(new, 6), at(trained / "run", 6))
-
-
-def test_alone_it_takes_no_config_for_its_word_and_what_is_trained_beyond_max_length_stays_complete(
-    copied: Path,
-) -> None:
-    words = ("--resume", "experiment.yaml", ".", "--run-dir", copied / "run", "--set", f"{LENGTH}=3")
-    done = det_ds("run", *words, cwd=copied / "own_model")
-    assert done.returncode == 0, done.stderr
-    assert "resumed at batch 6; nothing left to train: max_length is 3\n" in done.stdout
-    assert (steps(copied / "run"), result(copied / "run")["status"]) == ([1, 2, 3, 4, 5, 6], "completed")

@@ -88,13 +88,6 @@ def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) 
         trials_at_once(experiment, Accelerator(name="cuda", num_devices=1, bf16=True, fp16=True))
 
 
-def test_a_folder_that_holds_no_search(searched: Path) -> None:
-    refused(search(searched, "--resume"), "contains no search: there is no experiment.yaml in it")
-    (searched.parent / "run").mkdir()
-    (searched.parent / "run" / "metrics.jsonl").touch()
-    refused(search(searched), "contains a run of one trial, not a search")
-
-
 def test_another_search_than_that_which_was_begun(searched: Path) -> None:
     config, begun = searched / "experiment.yaml", searched.parent / "run"
     stated = yaml.safe_load(config.read_text())
