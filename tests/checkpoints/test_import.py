@@ -67,15 +67,6 @@ def test_every_strategy_starts_from_them(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_weights_of_another_model_are_refused_by_name(
-    two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
-) -> None:
-    start = imported(tiny.saved_model(tmp_path / "base"), tmp_path / "start")
-    hparams = trained.hyperparameters("gpt2", 1)
-    with pytest.raises(AssertionError, match=r"it has no transformer\.wpe\.weight \(32, 128\)"):
-        two_ranks.run(trained.train, "gpt2", str(tmp_path / "run"), hparams, text, start=str(start))
-
-
 def test_files_are_linked_and_sealed_and_force_replaces_only_what_an_import_made(
     gpt2: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint that DeepSpeed wrote by itself: its weights are exported; a layout that it does not join is refused."""
+"""A checkpoint that DeepSpeed wrote by itself: its weights are exported and resumed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from tests.checkpoints import strategies
-from tests.checkpoints.command import checkpoint, succeeded
+from tests.checkpoints.command import succeeded
 from tests.harness.ranks import Ranks
 from tests.package import checkpoints
 from tests.train import small
 
 
-def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more: str = "") -> Any:
+def train(run_dir: Path, stage: int, resume: Path | None = None, more: str = "") -> Any:
     """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights.
 
-    Without a stage it is a pipeline; with ``more``, the model has another parameter of this name.
+    With ``more``, the model has another parameter of this name.
     """
     import deepspeed
     import torch
 
-    pipeline = strategies.ZERO["pipe2"]
-    base = strategies.trial_class(pipeline) if stage is None else small.linear_trial()
-
-    class Own(base):  # type: ignore[misc,valid-type]
+    class Own(small.linear_trial()):  # type: ignore[misc]
         def save(self, context: Any, path: Path) -> None:
             self.engine.save_checkpoint(str(path), tag="model0")
 
@@ -37,9 +33,8 @@ def train(run_dir: Path, stage: int | None, *, resume: Path | None = None, more:
                 model.register_parameter(more, torch.nn.Parameter(torch.zeros(3)))
             return model
 
-    hparams = strategies.hyperparameters(pipeline) if stage is None else small.hyperparameters(stage)
     how: dict[str, Any] = {"max_length": ("batches", 2), "latest_checkpoint": resume and str(resume)}
-    trial = small.fit(run_dir, Own, hparams=hparams, **how)
+    trial = small.fit(run_dir, Own, hparams=small.hyperparameters(stage), **how)
     parameters = dict(trial.engine.module.named_parameters())
     with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
         return {name: value.detach().numpy().copy() for name, value in parameters.items()}
@@ -61,12 +56,3 @@ def test_its_weights_are_exported_and_another_models_are_refused_by_name(
     refusal = r"does not fit this model.*added is missing in it, \(3,\) here"
     with pytest.raises(AssertionError, match=refusal):
         two_ranks.run(train, tmp_path / "other", stage, resume=path, more="added")
-
-
-def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(train, tmp_path / "run", None)
-    [path] = checkpoints(tmp_path / "run")
-    done = checkpoint("export", path, "--to", "safetensors", "--output", tmp_path / "out")
-    assert done.exit_code == 1
-    assert "DeepSpeed's zero_to_fp32 does not read such a layout" in done.output
-    assert "fix: resume it on the ranks that wrote it" in done.output

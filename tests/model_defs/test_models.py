@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from model_defs.bert import model as bert
 from model_defs.causal_lm import config as causal_config
 from model_defs.causal_lm import model as causal_lm
 from model_defs.common.classifier import build_classifier, classifier_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.text import next_token_loss
 from model_defs.dcgan import model as dcgan
 from model_defs.dcgan.trial import FrechetDistance, sums_of
 from model_defs.drivable_vit import model as drivable_vit
@@ -43,8 +42,8 @@ def built_vit(seed: int = 3) -> Any:
     return build_classifier(transformers.ViTForImageClassification, options, config, head=(), seed=seed)
 
 
-def built_gpt2(seed: int = 3, model: Any = None) -> Any:
-    model = model or gpt2.GPT2(GPT2).train()
+def built_gpt2(seed: int = 3) -> Any:
+    model = gpt2.GPT2(GPT2)
     gpt2.load_initial_weights(model, GPT2, seed)
     return model
 
@@ -88,53 +87,6 @@ def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
     }
     assert {id(each) for each in kept["params"]} == spared
     assert {id(each) for each in decayed["params"]} == {id(each) for each in model.parameters()} - spared
-
-
-DRAWN = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
-TOKENS_BT, TARGETS_BT = DRAWN[:, :-1], DRAWN[:, 1:]
-
-
-class Pipeline(nn.Module):
-    """The plan composed in one process, as DeepSpeed composes it over many: a tied layer is built once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tied: dict[str, nn.Module] = {}
-        self.calls = []
-        for spec in gpt2.pipeline_layers(GPT2):
-            key = getattr(spec, "key", None)
-            part = tied.get(key or "") or spec.build()
-            if key:
-                tied[key] = part
-            self.calls.append((getattr(spec, "forward_fn", None), part))
-        self.parts = nn.ModuleList(part for _, part in self.calls)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        for forward_fn, part in self.calls:
-            hidden = forward_fn(part, hidden) if forward_fn else part(hidden)
-            assert hidden.is_floating_point()
-        return hidden
-
-
-def test_gpt2_is_hugging_faces_own_and_one_model_in_both_forms() -> None:
-    """Names, weights (also of a layer alone), numbers and gradients, that of the tied weight included."""
-    whole, pipeline = built_gpt2(), built_gpt2(model=Pipeline())
-    theirs = transformers.GPT2LMHeadModel(GPT2)
-    assert whole.state_dict().keys() == theirs.state_dict().keys()
-    theirs.load_state_dict(whole.state_dict())
-    torch.testing.assert_close(whole(TOKENS_BT), theirs(TOKENS_BT).logits, rtol=0, atol=1e-6)
-    assert whole.lm_head.weight is whole.transformer.wte.weight
-    of_whole, of_layers = map(gpt2.parameters_by_huggingface_name, (whole, pipeline))
-    assert of_whole.keys() == of_layers.keys()
-    assert all(torch.equal(of_whole[name], of_layers[name]) for name in of_whole)
-    alone = built_gpt2(model=gpt2.pipeline_layers(GPT2)[5].build())
-    for name, parameter in gpt2.parameters_by_huggingface_name(alone).items():
-        assert torch.equal(parameter, of_whole[name]), name
-    assert torch.equal(whole(TOKENS_BT), pipeline(TOKENS_BT))
-    for model in (whole, pipeline):
-        next_token_loss(model(TOKENS_BT), TARGETS_BT).backward()
-    for name, parameter in of_whole.items():
-        torch.testing.assert_close(of_layers[name].grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
 
 
 @torch.no_grad()

@@ -120,20 +120,15 @@ def test_rows_of_tables_and_text_files(tmp_path: Path) -> None:
     assert [row.label for row in read_rows(str(tmp_path / "y.csv"), label="label")] == ["yes", "NA"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("nowhere/a.txt", None, "there is no text"),
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    for name, content, said in (
         ("a.txt", b"na\xefve", "byte 0xef in position 2"),
         ("a.jsonl", b'{"text": "x"}\n{"body": "y"}\n', "row 2: 'text' is None"),
-    ],
-)
-def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
-    if content is not None:
+    ):
         (tmp_path / name).write_bytes(content)
-    found = refusal(lambda: read_rows(str(tmp_path / name)))
-    assert (found.key, found.value) == ("data.path", str(tmp_path / name))
-    assert said in found.message
+        found = refusal(lambda name=name: read_rows(str(tmp_path / name)))
+        assert (found.key, found.value) == ("data.path", str(tmp_path / name))
+        assert said in found.message
 
 
 def test_no_text_is_on_both_sides_of_a_validation(tmp_path: Path) -> None:
@@ -247,12 +242,8 @@ def test_windows_of_frames(frames: Path) -> None:
     assert sorted([len(split_by_scene.train), len(split_by_scene.validation)]) in ([2, 7], [4, 5])
 
 
-@pytest.mark.parametrize("said", ["No such file", "is of (6, 4) pixels", "its views are ['front']"])
-def test_what_is_wrong_with_frames_is_named(said: str, frames: Path) -> None:
-    if said == "is of (6, 4) pixels":
-        Image.new("L", (6, 4)).save(frames / "train/b/000/front_mask.png")
-    else:
-        (frames / "train/b/001" / ("left_mask.png" if said == "No such file" else "left.png")).unlink()
+def test_a_mask_of_another_size_is_named(frames: Path) -> None:
+    Image.new("L", (6, 4)).save(frames / "train/b/000/front_mask.png")
     found = refusal(lambda: load_frames(frames))
-    assert said in found.message
+    assert "is of (6, 4) pixels" in found.message
     assert str(found.value).startswith(str(frames))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from determined_ds import Results, load_results
-from tests.package import refusal, results_table, write_report
+from tests.package import results_table, write_report
 from tests.report.making import CANNOT_RUN, MIB, comparison, failed, repetition, results, row
 from tests.report.pages import EVIL, Page
 
@@ -72,16 +72,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     json.loads(text, parse_constant=pytest.fail)
     write_report(again, tmp_path, page=False)
     assert path.read_text() == text
-
-
-def test_a_report_is_written_whole_or_not_begun(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "report"
-    written = write_report(results(*comparison()), folder)
-    assert sorted(folder.iterdir()) == sorted(written)
-    (folder / "results.csv").unlink()
-    (folder / "results.csv").mkdir()
-    assert "is a folder" in refusal(lambda: write_report(results(failed("zero2")), folder)).message
-    assert load_results(folder / "results.json") == results(*comparison())
 
 
 def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
