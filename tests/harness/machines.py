@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,11 +116,6 @@ class Machine:
     def plug_in(self) -> None:
         """Put the cable back."""
         assert self.run(["ip", "link", "set", "eth0", "up"]).returncode == 0
-
-    def die(self) -> None:
-        """End all of its processes at once; the kernel closes their connections, as at ``kill -9``."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.init, signal.SIGKILL)
 
 
 def why_no_machines() -> str | None:

@@ -47,33 +47,32 @@ def linear_trial() -> Any:
 
 
 def fit(
-    run_dir: str | Path,
+    run_dir: str | Path | None,
     kind: Any,
     *,
     hparams: dict[str, Any] | None = None,
     searcher: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    engine: str = "deepspeed",
     **arguments: Any,
 ) -> Any:
     """In a rank: train a trial of this class, which is returned. A length or period may be ``("batches", 3)``."""
-    from determined_ds import Trainer, open_context
-
-    with open_context(
-        hparams=hparams or hyperparameters(),
-        exp_conf={"searcher": searcher} if searcher else None,
-        run_dir=run_dir,
-        accelerator="cpu",
-    ) as context:
-        trial = kind(context)
-        Trainer(trial, context).fit(**units(arguments))
-    return trial
-
-
-def units(arguments: dict[str, Any]) -> dict[str, Any]:
-    """``("batches", 3)`` -> ``Batch(3)``: what goes to a rank by pickle is plain."""
     from determined.pytorch import Batch, Epoch
 
-    kinds = {"batches": Batch, "epochs": Epoch}
-    return {k: kinds[v[0]](v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
+    from determined_ds import Trainer, open_context
+
+    kinds = {"batches": Batch, "epochs": Epoch}  # what goes to a rank by pickle is plain
+    units = {k: kinds[v[0]](v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
+    with open_context(
+        hparams=hparams or hyperparameters(),
+        exp_conf={"searcher": searcher} if searcher else exp_conf,
+        run_dir=run_dir,
+        accelerator="cpu",
+        engine=engine,
+    ) as context:
+        trial = kind(context)
+        Trainer(trial, context).fit(**units)
+    return trial
 
 
 def saved_steps(run_dir: Path) -> list[int]:

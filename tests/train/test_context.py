@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +21,11 @@ HPARAMS: dict[str, Any] = {
     },
     "overwrite_deepspeed_args": {"zero_optimization": {"overlap_comm": True}},
 }
+PIPELINE = {
+    **HPARAMS,
+    "pipe_parallel_size": 2,
+    "overwrite_deepspeed_args": {"zero_optimization": {"stage": 0}},
+}
 
 
 class Pair(NamedTuple):
@@ -30,25 +33,22 @@ class Pair(NamedTuple):
     targets: Any
 
 
-@contextlib.contextmanager
-def opened(hparams: dict[str, Any] = HPARAMS, **options: Any) -> Iterator[Any]:
+def opened(hparams: dict[str, Any], run_dir: Path, experiment_seed: int = 3) -> dict[str, Any]:
+    """In a rank: what a context says, and what its generators draw."""
+    import random
+
+    import numpy as np
+    import torch
+
     from determined_ds import open_context
 
-    with open_context(hparams=hparams, accelerator="cpu", **options) as context:
-        yield context
-
-
-# ---------------------------------------------------------------------------------------- how it is shared
-
-
-def shares(hparams: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    with opened(hparams, run_dir=run_dir) as context:
+    conf = {"reproducibility": {"experiment_seed": experiment_seed}}
+    with open_context(hparams=hparams, run_dir=run_dir, exp_conf=conf, accelerator="cpu") as context:
         return {
-            "global": context.get_global_batch_size(),
-            "per slot": context.get_per_slot_batch_size(),
+            "batch sizes": (context.get_global_batch_size(), context.get_per_slot_batch_size()),
             "hparams": context.get_hparams(),
-            "device": str(context.device),
             "seed": context.get_trial_seed(),
+            "drawn": [random.random(), float(np.random.rand()), float(torch.rand(()))],
         }
 
 
@@ -56,50 +56,33 @@ def test_a_replica_has_its_share_of_the_global_batch_and_hyperparameters_are_com
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
     """The stages of a pipeline share one replica; Determined's own context divides by the slots."""
-    for share in two_ranks.run(shares, HPARAMS, tmp_path):
-        assert (share["global"], share["per slot"], share["device"]) == (16, 8, "cpu")
-        hparams = share["hparams"]
+    for found in two_ranks.run(opened, HPARAMS, tmp_path):
+        hparams = found["hparams"]
         path = Path(hparams.pop("deepspeed_config"))
         expected = {
             "train_micro_batch_size_per_gpu": 4,
             "gradient_accumulation_steps": 2,
             "data_parallel_world_size": 2,
-            "pipe_parallel_size": 1,
-            "model_parallel_size": 1,
-            "sequence_parallel_size": 1,
+            **dict.fromkeys(("pipe_parallel_size", "model_parallel_size", "sequence_parallel_size"), 1),
         }
         given = {key: value for key, value in HPARAMS.items() if key != "deepspeed_config"}
-        assert hparams == {**given, **expected}
+        assert (found["batch sizes"], hparams) == ((16, 8), {**given, **expected})
         assert path == tmp_path / "deepspeed_config.json"
         written = json.loads(path.read_text())
         assert (written["train_micro_batch_size_per_gpu"], written["train_batch_size"]) == (4, 16)
         assert written["zero_optimization"]["overlap_comm"] is True
-    overwrite = {"zero_optimization": {"stage": 0}}
-    pipeline = {**HPARAMS, "pipe_parallel_size": 2, "overwrite_deepspeed_args": overwrite}
-    for share in two_ranks.run(shares, pipeline, tmp_path):
-        assert (share["global"], share["per slot"]) == (16, 16)
+    assert [each["batch sizes"] for each in two_ranks.run(opened, PIPELINE, tmp_path)] == [(16, 16)] * 2
 
 
-def seeds(experiment_seed: int) -> tuple[int, list[float]]:
-    import random
-
-    import numpy as np
-    import torch
-
-    with opened(exp_conf={"reproducibility": {"experiment_seed": experiment_seed}}) as context:
-        return context.get_trial_seed(), [random.random(), float(np.random.rand()), float(torch.rand(()))]
-
-
-def test_every_generator_starts_from_the_seed_of_a_masters_first_trial(two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(seeds, 3)
-    assert first == second
-    assert first[0] == 1249426360  # as a master of 0.38.1 draws it of 3
-    assert two_ranks.run(seeds, 3)[0] == first
-    other = two_ranks.run(seeds, 4)[0]
-    assert all(one != another for one, another in zip(first[1], other[1], strict=True))
-
-
-# ------------------------------------------------------------------------------------------------- the rest
+def test_every_generator_starts_from_the_seed_of_a_masters_first_trial(
+    one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = two_ranks.run(opened, HPARAMS, tmp_path)
+    assert first["drawn"] == second["drawn"]
+    assert first["seed"] == second["seed"] == 1249426360  # as a master of 0.38.1 draws it of 3
+    [again], [other] = (one_rank.run(opened, HPARAMS, tmp_path, seed) for seed in (3, 4))
+    assert again["drawn"] == first["drawn"]
+    assert all(one != another for one, another in zip(first["drawn"], other["drawn"], strict=True))
 
 
 def used(run_dir: Path) -> dict[str, Any]:
@@ -109,8 +92,10 @@ def used(run_dir: Path) -> dict[str, Any]:
     from attrdict import AttrDict
     from determined import pytorch
 
+    from determined_ds import open_context
+
     batch = {"x": [(torch.ones(2), {"deep": np.ones(1)})], "pair": Pair(torch.ones(1), 2.5), "names": ["a"]}
-    with opened(run_dir=run_dir) as context:
+    with open_context(hparams=HPARAMS, run_dir=run_dir, accelerator="cpu") as context:
         writer = context.get_tensorboard_writer()
         writer.add_scalar("mine", 1.5, 0)
         writer.close()

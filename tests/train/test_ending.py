@@ -9,15 +9,10 @@ import torch
 import torch.distributed as dist
 from determined.common.api import errors as of_master
 
-from determined_ds.errors import (
-    EXIT_CONFIG,
-    EXIT_CRASHED,
-    EXIT_TRAINING_FAILED,
-    CheckpointError,
-    ConfigError,
-    NotFiniteError,
-    Problem,
-)
+from determined_ds.errors import EXIT_CONFIG as CONFIG
+from determined_ds.errors import EXIT_CRASHED as CRASHED
+from determined_ds.errors import EXIT_TRAINING_FAILED as FAILED
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
 from tests.package import ending_of
 
 # As gloo of torch 2.13 has it, where a rank was killed.
@@ -26,24 +21,15 @@ LOST = RuntimeError(
 )
 MISTAKE = ConfigError(Problem(key="data.path", value="/nowhere", message="no such folder", fix="check it"))
 BLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-
-
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-CONFIG, FAILED, CRASHED = EXIT_CONFIG, EXIT_TRAINING_FAILED, EXIT_CRASHED
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+WORKER = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+CAUSED = CheckpointError("cannot be read")
+CAUSED.__cause__ = LOST
 ENDINGS: list[tuple[Exception, int, int, str]] = [
     # What was diagnosed is the same the next time.
     (MISTAKE, CONFIG, CONFIG, "configuration"),
     (NotFiniteError("the loss"), FAILED, FAILED, "error"),
-    (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        FAILED,
-        FAILED,
-        "out of memory",
-    ),
+    (OUT_OF_MEMORY, FAILED, FAILED, "out of memory"),
     (BLAS, FAILED, FAILED, "out of memory"),
     # What is not of this process may be gone.
     (LOST, CRASHED, CRASHED, "lost machine"),
@@ -51,18 +37,11 @@ ENDINGS: list[tuple[Exception, int, int, str]] = [
     (torch.AcceleratorError("CUDA error: uncorrectable ECC error"), CRASHED, CRASHED, "crash"),
     (of_master.MasterNotFoundException("no answer"), CRASHED, CRASHED, "crash"),
     (OSError(errno.ESTALE, "Stale file handle"), CRASHED, CRASHED, "crash"),
-    (caused(ValueError("while reading"), LOST), CRASHED, CRASHED, "lost machine"),
-    (caused(CheckpointError("cannot be read"), LOST), CRASHED, CRASHED, "lost machine"),
+    (CAUSED, CRASHED, CRASHED, "lost machine"),
     # Any other error is the author's until a batch was trained.
     (TypeError("unsupported operand"), FAILED, CRASHED, "crash"),
     (torch.AcceleratorError("CUDA error: device-side assert triggered"), FAILED, CRASHED, "crash"),
-    (MemoryError(), FAILED, CRASHED, "out of memory"),
-    (
-        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
-        FAILED,
-        CRASHED,
-        "out of memory",
-    ),
+    (WORKER, FAILED, CRASHED, "out of memory"),
 ]
 
 

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from tests.harness.ranks import Ranks
 
 GOOD: dict[str, Any] = {"global_batch_size": 8, "deepspeed_config": {"zero_optimization": {"stage": 1}}}
@@ -19,12 +17,9 @@ IMPOSSIBLE: dict[str, Any] = {
 
 
 def open_on_cluster(
-    folder: Path, searcher: str, hparams: dict[str, Any], slots: int
+    folder: Path, searcher: str, hparams: dict[str, Any], slots: int = 2
 ) -> tuple[str, list[str]]:
-    """In a rank: open a context as a trial of a cluster; how it ends, and the early exits that are reported.
-
-    The cluster's account of the trial and its core context stand in for those that only a cluster has.
-    """
+    """In a rank: open a context as a trial of a cluster, whose account and core stand in; its end, early exits."""
     import determined as det
 
     from determined_ds import ConfigError, open_context
@@ -45,30 +40,26 @@ def open_on_cluster(
     ):
         try:
             with open_context(accelerator="cpu") as opened:
-                ended = f"opened with seed {opened.get_trial_seed()}"
-        except SystemExit as exit_:
-            ended = f"exit {exit_.code}"
-        except ConfigError as error:
-            ended = str(error)
-    return ended, reported
+                return f"opened with seed {opened.get_trial_seed()}", reported
+        except (SystemExit, ConfigError) as end:
+            return str(end), reported
 
 
-def test_an_impossible_point_of_a_search_is_an_invalid_hp(two_ranks: Ranks, tmp_path: Path) -> None:
-    """The process ends with 0, so that it counts as no failure; of several ranks only the chief says so."""
-    searcher = "adaptive_asha"
-    ends = two_ranks.run(open_on_cluster, tmp_path, searcher, IMPOSSIBLE, 2)
-    assert ends == [("exit 0", ["INVALID_HP"]), ("exit 0", [])]
-    assert two_ranks.run(open_on_cluster, tmp_path, searcher, GOOD, 2) == [("opened with seed 3", [])] * 2
-
-
-@pytest.mark.parametrize(
-    ("hparams", "slots", "said"),
-    [(IMPOSSIBLE, 1, "offload_param"), (GOOD, 2, "slots_per_trial = 2: 1 rank was started")],
-)
-def test_without_a_search_it_is_an_error_that_says_why(
-    hparams: dict[str, Any], slots: int, said: str, one_rank: Ranks, tmp_path: Path
+def test_an_impossible_point_of_a_search_is_an_invalid_hp(
+    one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """So are fewer ranks than slots, as DeepSpeed's launcher starts them where nobody has counted CPU slots for it."""
-    [(ended, reported)] = one_rank.run(open_on_cluster, tmp_path, "single", hparams, slots)
-    assert said in ended
-    assert reported == []
+    """The process ends with 0, so that it counts as no failure; of several ranks only the chief says so.
+
+    Without a search it is an error. So are fewer ranks than slots, as DeepSpeed's launcher starts them.
+    """
+    ends = two_ranks.run(open_on_cluster, tmp_path, "adaptive_asha", IMPOSSIBLE)
+    assert ends == [("0", ["INVALID_HP"]), ("0", [])]
+    ends = two_ranks.run(open_on_cluster, tmp_path, "adaptive_asha", GOOD)
+    assert ends == [("opened with seed 3", [])] * 2
+    for hparams, slots, words in (
+        (IMPOSSIBLE, 1, "offload_param"),
+        (GOOD, 2, "slots_per_trial = 2: 1 rank was started"),
+    ):
+        [(said, reported)] = one_rank.run(open_on_cluster, tmp_path, "single", hparams, slots)
+        assert words in said
+        assert reported == []

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tests.train.small import fit
+
 GLOBAL_BATCH_SIZE = 8
 
 
@@ -37,12 +39,9 @@ def layers() -> list[torch.nn.Module]:
 
 
 def trial_class(kind: str = "", *mixins: Any, **methods: Any) -> Any:
-    """A trial of one model, of a ``pipeline``, or of two ``engines``; made where deepspeed is loaded: in a rank.
+    """A trial of one model, of a ``pipeline`` or of two ``engines``, made in a rank, where DeepSpeed is loaded.
 
-    Args:
-        kind: "" of one model.
-        mixins: Classes whose methods come before its own.
-        methods: Methods in place of all those.
+    ``methods``, and those of the classes ``mixins``, come before its own.
     """
     from determined_ds import DataParallelTrial, PipelineTrial, SeveralEnginesTrial
 
@@ -91,32 +90,11 @@ def trial_class(kind: str = "", *mixins: Any, **methods: Any) -> Any:
     return type(base.__name__, (*mixins, base), methods)
 
 
-def train(
-    run_dir: Path,
-    trial: Any,
-    hparams: Mapping[str, Any],
-    *,
-    steps: int,
-    engine: str = "deepspeed",
-    exp_conf: Mapping[str, Any] | None = None,
-    **fit: Any,
-) -> Any:
-    """In a rank: train a trial of such a class, with a report of each step; it returns the trial.
+def train(run_dir: Path | None, trial: Any, hparams: Mapping[str, Any], *, steps: int, **more: Any) -> Any:
+    """In a rank: train such a trial, which is returned, with a report of each step; of ``more`` see ``fit``.
 
-    ``hparams`` may leave out the global batch size, which is 8; ``engine`` is ``deepspeed`` or ``ddp``; ``fit`` are
-    more arguments of ``Trainer.fit``.
+    ``hparams`` may leave out the global batch size, which is 8.
     """
-    from determined.pytorch import Batch
-
-    from determined_ds import Trainer, open_context
-
-    with open_context(
-        hparams={"global_batch_size": GLOBAL_BATCH_SIZE, **hparams},
-        exp_conf=exp_conf,
-        run_dir=run_dir,
-        accelerator="cpu",
-        engine=engine,
-    ) as context:
-        made = trial(context)
-        Trainer(made, context).fit(max_length=Batch(steps), reporting_period=Batch(1), **fit)
-        return made
+    given = {"global_batch_size": GLOBAL_BATCH_SIZE, **hparams}
+    lengths = {"max_length": ("batches", steps), "reporting_period": ("batches", 1)}
+    return fit(run_dir, trial, hparams=given, **{**lengths, **more})

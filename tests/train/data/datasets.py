@@ -21,7 +21,7 @@ class Count(torch_data.IterableDataset):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(range(self.size))
 
 
@@ -35,7 +35,7 @@ class Sized(Count):
 class Shuffled(Count):
     """In an order, and with noise, of the generators of random, numpy and torch; another one each pass."""
 
-    def __iter__(self) -> Iterator[float]:
+    def __iter__(self) -> Iterator[Any]:
         numbers = list(range(self.size))
         random.shuffle(numbers)
         for number in numbers:
@@ -45,24 +45,20 @@ class Shuffled(Count):
 class ByWorker(Count):
     """Splits itself by worker, as torch's documentation shows it."""
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         info = torch_data.get_worker_info()
         first, step = (info.id, info.num_workers) if info is not None else (0, 1)
         return iter(range(first, self.size, step))
 
 
 class Placed(Count):
-    """Knows its place: ``state_dict`` as torchdata's ``StatefulDataLoader`` asks for it. Counts what it yields."""
+    """Knows its place: ``state_dict`` as torchdata's ``StatefulDataLoader`` asks for it."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.at = 0
-        self.yielded = 0
+    at = 0
 
-    def __iter__(self) -> Iterator[float]:
+    def __iter__(self) -> Iterator[Any]:
         while self.at < self.size:
             self.at += 1
-            self.yielded += 1
             yield self.at - 1 + float(torch.rand(()))
         self.at = 0
 
@@ -74,25 +70,16 @@ class Placed(Count):
 
 
 class ByEpoch(Shuffled):
-    """Its order is a function of the epoch that it is told. Counts what it yields."""
+    """Its order is a function of the epoch that it is told."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.epoch = -1
-        self.yielded = 0
+    epoch = -1
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[float]:
+    def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
-            self.yielded += 1
             yield 1000 * self.epoch + number
-
-
-def numbers(size: int) -> Any:
-    """Data with an index: sample ``i`` is the number ``i``."""
-    return range(size)
 
 
 def taken(data: Any, split: Split, steps: int) -> list[list[Any]]:
