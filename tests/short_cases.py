@@ -53,7 +53,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
         "llama, ZeRO 1, two replicas",
-        "qwen3",
         "GPT-2 by nn.Linear",
     ),
     "trial/test_strategies_agree.py::test_losses_and_norms_are_those_of_plain_pytorch": (

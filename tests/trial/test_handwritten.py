@@ -18,15 +18,15 @@ from tests.package import records
 from tests.trial.regression import Regression, error_of, layers, train, trial_class
 
 STEPS = 8
-DEEPSPEED = {
-    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
-}
 
 
 def hyperparameters(stages: int = 1) -> dict[str, Any]:
-    ds_config = {**DEEPSPEED, "zero_optimization": {"stage": 0 if stages > 1 else 1}}
+    ds_config = {
+        **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
+        "zero_optimization": {"stage": 0 if stages > 1 else 1},
+    }
     return {"global_batch_size": 8, "pipe_parallel_size": stages, "deepspeed_config": ds_config}
 
 
@@ -57,9 +57,7 @@ def by_hand() -> Any:
         def build_training_data_loader(self) -> Any:
             return DataLoader(Regression(), batch_size=self.args.train_micro_batch_size_per_gpu, shuffle=True)
 
-        def build_validation_data_loader(
-            self,
-        ) -> Any:  # which divides neither by ranks nor by the micro-batch
+        def build_validation_data_loader(self) -> Any:  # it divides neither by ranks nor by the micro-batch
             return DataLoader(Regression(11), batch_size=self.args.train_micro_batch_size_per_gpu)
 
         def error(self, batches: Any) -> torch.Tensor:
@@ -83,12 +81,9 @@ def by_hand() -> Any:
 
 def run(is_ours: bool, run_dir: Path, stages: int = 1) -> None:
     """Train in this rank."""
-    from determined.pytorch import Batch
-
     ours = {"build_validation_data_loader": lambda self: self.validation_loader(Regression(11))}
-    fit = {"validation_period": Batch(STEPS), "checkpoint_policy": "none"}
     kind = trial_class(**ours) if is_ours else by_hand()
-    train(run_dir, kind, hyperparameters(stages), steps=STEPS, **fit)
+    train(run_dir, kind, hyperparameters(stages), steps=STEPS, checkpoint_policy="none")
 
 
 def test_a_trial_by_hand_trains_as_one_of_ours(two_ranks: Ranks, tmp_path: Path) -> None:

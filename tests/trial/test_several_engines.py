@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ def build(run_dir: Path, more: dict[str, Any]) -> Any:
     """In a rank: what a trial of two engines is given, or why there is none."""
     from determined_ds import ConfigError, open_context
 
-    hparams = {**copy.deepcopy(HYPERPARAMETERS), **more}
-    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+    with open_context(hparams={**HYPERPARAMETERS, **more}, run_dir=run_dir, accelerator="cpu") as context:
         try:
             trial = trial_class("engines")(context)
         except ConfigError as error:
@@ -57,15 +55,12 @@ def test_engines_are_alike_unless_told(one_rank: Ranks, tmp_path: Path) -> None:
     assert [each["optimizer"]["params"]["lr"] for each in configs] == [0.1, 0.2]
     assert [each["zero_optimization"]["stage"] for each in configs] == [0, 2]
     assert [each["gradient_clipping"] for each in configs] == [3.0, 3.0]
-
-
-def test_what_an_engine_cannot_have(one_rank: Ranks, tmp_path: Path) -> None:
-    accumulated = {"critic_overwrite_deepspeed_args": {"gradient_accumulation_steps": 4}}
     for more, said in (
-        (accumulated, "critic_overwrite_deepspeed_args: makes other micro-batches for the critic"),
+        (
+            {"critic_overwrite_deepspeed_args": {"gradient_accumulation_steps": 4}},
+            "makes other micro-batches for the critic",
+        ),
         ({"critic_global_batch_size": 32}, "hyperparameters.critic_global_batch_size = 32"),
-        ({"critic_deepspeed_config": "nowhere.json"}, "nowhere.json"),
     ):
-        (found,) = one_rank.run(build, tmp_path, more)
-        assert said in found
-        assert "fix: " in found
+        (refused,) = one_rank.run(build, tmp_path, more)
+        assert said in refused

@@ -36,7 +36,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Slow(torch.nn.Linear):
-    """A layer that takes ``seconds`` forward, and as many backward; its weights and its dropout are random."""
+    """Its weights and its dropout are random."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(4, 4)

@@ -39,26 +39,13 @@ class Strategy(NamedTuple):
     engine: str = "deepspeed"
 
 
-class Losses(NamedTuple):
-    """What a run reported."""
-
-    training: list[float]
-    validation: list[float]
-    norms: list[float]
-    rates: list[float]
-
-
 STRATEGIES = {
-    "one rank": Strategy(1, "zero0"),
     "one rank, micro-batch 1": Strategy(1, "zero1", accumulation=8),
     "ddp": Strategy(2, "zero0", accumulation=2, engine="ddp"),
-    "ddp, one rank": Strategy(1, "zero0", accumulation=2, engine="ddp"),
-    "ZeRO 0": Strategy(2, "zero0"),
     "ZeRO 0, accumulation 2": Strategy(2, "zero0", accumulation=2),
     "ZeRO 1, micro-batch 1": Strategy(2, "zero1", accumulation=4),
     "ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2),
     "ZeRO 3, accumulation 2": Strategy(2, "zero3", accumulation=2),
-    "pipeline": Strategy(2, "pipeline", accumulation=4, stages=2),
     "pipeline, ZeRO 1": Strategy(2, "zero1", accumulation=4, stages=2),
     "sequence 2, ZeRO 0": Strategy(2, "zero0", sequence=2),
     "sequence 2, ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2, sequence=2),
@@ -68,7 +55,6 @@ STRATEGIES = {
     ),
     "sequence 2, ZeRO 3, all offloaded": Strategy(2, "zero3_offload", sequence=2),
     "sequence 2, prescaled": Strategy(2, "zero0", sequence=2, overwrites={"prescale_gradients": True}),
-    "sequence 4, ZeRO 3": Strategy(4, "zero3", sequence=4),
     "sequence 2 x data 2, ZeRO 1, accumulation 2": Strategy(4, "zero1", accumulation=2, sequence=2),
     "sequence 2 x data 2, ZeRO 3": Strategy(4, "zero3", sequence=2),
 }
@@ -98,21 +84,12 @@ def hyperparameters(strategy: Strategy) -> dict[str, Any]:
 
 def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
     """Train in this rank."""
-    from determined.pytorch import Batch
-
     from model_defs.gpt2.trial import GPT2PipelineTrial, GPT2Trial
 
     kind, given = GPT2PipelineTrial if strategy.stages > 1 else GPT2Trial, hyperparameters(strategy)
-    fit = {"validation_period": Batch(STEPS // 2), "checkpoint_policy": "none"}
-    regression.train(
-        run_dir, kind, given, steps=STEPS, engine=strategy.engine, exp_conf={"data": data}, **fit
-    )
-
-
-def reported(run_dir: Path) -> Losses:
-    training, validation = ([m for _, m in records(run_dir, group)] for group in ("training", "validation"))
-    losses, norms, rates = ([m[name] for m in training] for name in ("loss", "grad_norm", "lr"))
-    return Losses(losses, [m["validation_loss"] for m in validation], norms, rates)
+    fit = {"validation_period": ("batches", STEPS // 2), "checkpoint_policy": "none"}
+    how = {"engine": strategy.engine, "exp_conf": {"data": data}}
+    regression.train(run_dir, kind, given, steps=STEPS, **how, **fit)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +101,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain(data: dict[str, Any]) -> Losses:
-    """The same training in PyTorch alone, one whole batch at a time."""
+def plain(data: dict[str, Any]) -> dict[str, list[float]]:
+    """The same training in PyTorch alone, one whole batch at a time: metric -> its values."""
     from determined_ds import DataLoader
     from model_defs.common.text import load_text, next_token_loss
     from model_defs.gpt2.model import GPT2, Options, gpt2_config, load_initial_weights
@@ -145,7 +122,7 @@ def plain(data: dict[str, Any]) -> Losses:
     stream = training_data(loader, (1, 1, GLOBAL_BATCH_SIZE), seed=SEED)
     assert stream.batches_per_epoch < STEPS, "the data is to be passed through more than once"
     assert len(text.validation) == 11, "a number that divides by no micro-batch size"
-    losses = Losses([], [], [], [learning_rate(step + 1) for step in range(STEPS)])  # of the next step
+    found: dict[str, list[float]] = {"loss": [], "grad_norm": [], "lr": [], "validation_loss": []}
     for step in range(STEPS):
         inputs, targets = next(stream.batches)
         for group in optimizer.param_groups:
@@ -156,15 +133,15 @@ def plain(data: dict[str, Any]) -> Losses:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)
         assert norm > CLIPPING or step > STEPS // 2, "clipping is to bite"
         optimizer.step()
-        losses.training.append(loss.item())
-        losses.norms.append(norm.item())
+        found["loss"].append(loss.item())
+        found["grad_norm"].append(norm.item())
+        found["lr"].append(learning_rate(step + 1))  # of the next step
         if (step + 1) % (STEPS // 2) == 0:
             with torch.no_grad():
-                inputs, targets = (
-                    torch.stack(part) for part in zip(*(text.validation[i] for i in range(11)), strict=True)
-                )
-                losses.validation.append(next_token_loss(model(inputs), targets).item())
-    return losses
+                samples = [text.validation[i] for i in range(11)]
+                inputs, targets = (torch.stack(part) for part in zip(*samples, strict=True))
+                found["validation_loss"].append(next_token_loss(model(inputs), targets).item())
+    return found
 
 
 def learning_rate(step: int) -> float:
@@ -175,17 +152,16 @@ def learning_rate(step: int) -> float:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_losses_and_norms_are_those_of_plain_pytorch(
-    name: str, ranks_of: RanksOf, data: dict[str, Any], plain: Losses, tmp_path: Path
+    name: str, ranks_of: RanksOf, data: dict[str, Any], plain: dict[str, list[float]], tmp_path: Path
 ) -> None:
     """The gradients' norm before it is clipped too: clipping and Adam hide a gradient of another size."""
     strategy = STRATEGIES[name]
     ranks_of(strategy.num_ranks).run(train, tmp_path, strategy, data)
-    losses = reported(tmp_path)
     tolerance = OF_SLICES if strategy.sequence > 1 else TOLERANCE
-    assert losses.training == pytest.approx(plain.training, rel=tolerance)
-    assert losses.validation == pytest.approx(plain.validation, rel=tolerance)
-    assert losses.norms == pytest.approx(plain.norms, rel=TOLERANCE)
-    assert losses.rates == pytest.approx(plain.rates)
+    for metric, expected in plain.items():
+        group = "validation" if metric == "validation_loss" else "training"
+        found = [metrics[metric] for _, metrics in records(tmp_path, group)]
+        assert found == pytest.approx(expected, rel=TOLERANCE if metric == "grad_norm" else tolerance), metric
 
 
 def ignored(run_dir: Path) -> tuple[float, float]:
